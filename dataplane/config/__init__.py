@@ -1,4 +1,4 @@
-"""Configs in force on this worker: dynamic worker configs and per-topic configs.
+"""Effective configs on this worker: dynamic worker configs (`worker`) and topic configs (`topic`).
 
 Imports `log` for its config type. No I/O.
 """

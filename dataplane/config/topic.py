@@ -1,4 +1,4 @@
-"""A topic's configs as the data path reads them: resolved once, when they change."""
+"""Effective configs of a topic for the data path, resolved once per change."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -32,19 +32,21 @@ def _level(configs: Configs, codec: Codec | None) -> int | None:
 
 @frozen
 class TopicConfig:
+    """Effective configs of one topic, named as in Kafka; times in ms, sizes in bytes."""
+
     log: LogConfig
     max_message_bytes: int
     min_insync_replicas: int
     log_append_time: bool
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
-    retention_ms: int  # -1: for ever
-    retention_bytes: int  # -1: any size
+    retention_ms: int  # -1: no limit
+    retention_bytes: int  # -1: no limit
     file_delete_delay_ms: int
     compacts: bool
     compaction: CompactionLimits
-    delete_retention_ms: int  # how long compaction keeps tombstones
-    codec: Codec | None  # of stored batches; None: the one they come with
+    delete_retention_ms: int  # time for which compaction keeps tombstones
+    codec: Codec | None  # codec of stored batches; None: the producer's
     compression_level: int | None
 
     @classmethod
@@ -61,7 +63,7 @@ class TopicConfig:
         append_time = configs.text("message.timestamp.type") == "LogAppendTime"
         log = LogConfig(
             segment_bytes=configs.segment_bytes(),
-            # The active segment is not cleaned: it has to be complete in time.
+            # The active segment is not cleaned, so it must be rolled within the maximum lag.
             segment_ms=min(segment_ms, compaction.max_lag_ms) if compacts else segment_ms,
             segment_jitter_ms=configs.integer("segment.jitter.ms"),
             segment_index_bytes=max(12, configs.integer("segment.index.bytes")),

@@ -1,4 +1,4 @@
-"""This worker's configs, as they are in force now."""
+"""Effective configs of this worker, updated from the metadata."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class WorkerConfigs:
-    """Follows the metadata, as the first of its publishers: others read `layers` in their turn.
+    """Effective configs of this worker; the first metadata publisher, as later ones read `layers`.
 
-    `layers` and `own` are replaced when a dynamic config of this worker, or of all workers,
-    changes, and never modified: who holds on to one can tell by `is` whether it is still in force.
+    `layers` and `own` are replaced, never modified, when a dynamic config of this worker or of all
+    workers changes: a holder of one can test with `is` whether it is current.
     """
 
     def __init__(self, worker_id: int, static: Mapping[str, str], image: MetadataImage) -> None:
@@ -26,8 +26,8 @@ class WorkerConfigs:
         wanted, in_force = static.get(MIN_ISR), image.worker_configs(None).get(MIN_ISR)
         if ELIGIBLE_LEADERS in image.features and wanted not in (None, in_force):
             log.warning(
-                "%s=%s, with which this node was started, does not count: it is %s for the whole"
-                " cluster, until that is changed there",
+                "ignoring %s=%s of this node's own configs: the cluster-wide value %s applies;"
+                " change that instead",
                 MIN_ISR,
                 wanted,
                 in_force,
@@ -42,7 +42,7 @@ class WorkerConfigs:
         self.own: Configs = self.layers.worker_configs()
 
     def call(self, listener: Callable[[Configs], None]) -> None:
-        """`listener` is told of the configs in force now, and of every change."""
+        """Call `listener` with the effective configs now, and after every change."""
         self._listeners.append(listener)
         listener(self.own)
 

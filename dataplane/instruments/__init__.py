@@ -1,4 +1,4 @@
-"""Histograms, error counts and limits on log lines, for any module to use.
+"""Histograms, error counts and rate limits of log lines, for use by any module.
 
-Imports `scheduling`. No I/O. What is exported from them is decided in `dataplane.prometheus`.
+Imports `scheduling`. No I/O. `dataplane.prometheus` decides which of their values are exported.
 """

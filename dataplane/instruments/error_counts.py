@@ -1,7 +1,7 @@
-"""What answers say went wrong, by API and error code, wherever in them it stands.
+"""Counts of error codes in responses, by API, at any depth of a response.
 
-Where the codes of a message are is found out once for each class of messages, from its table.
-Plain state; only where somebody asked for metrics.
+The positions of the error codes in a message are derived once per message class, from its table.
+Plain state; used only if metrics are enabled.
 """
 
 import functools
@@ -14,18 +14,18 @@ from wire.primitives.errors import ErrorCode
 from wire.schema.message import Field, Struct
 
 _CODE: Final = "error_code"
-# Whether each of the codes in a message is an error is told to the second.
+# Calls its second argument for each error code of a message that is not 0.
 _Look: TypeAlias = Callable[[Any, Callable[[int], None]], None]
 
 
 class EncodedRow(bytes):
-    """Part of an answer, encoded before, in which there are `codes`."""
+    """Encoded part of a response, with the error codes in it."""
 
     codes: Counter[int]
 
     @classmethod
     def of(cls, data: bytes, codes: Counter[int]) -> bytes:
-        """The same bytes; as they are where nothing went wrong."""
+        """Return `data` with its error codes, or `data` itself if there are none."""
         if not codes:
             return data
         row = cls(data)
@@ -34,7 +34,7 @@ class EncodedRow(bytes):
 
 
 class ErrorCounts:
-    """`count` what leaves; `by_code` is by API key and code."""
+    """Counts of error codes in sent responses; `by_code` is keyed by API key and code."""
 
     def __init__(self) -> None:
         self.by_code: Counter[tuple[int, int]] = Counter()
@@ -51,7 +51,7 @@ class ErrorCounts:
             look(answer, lambda code: self.add(api_key, code))
 
     def count_in_pieces(self, api_key: int, answer: Struct) -> Work[None]:
-        """As `count`, of an answer that may be long."""
+        """Count the error codes of a long response, in pieces that yield to the event loop."""
 
         def count_one(part: Struct | EncodedRow) -> None:
             if isinstance(part, EncodedRow):
@@ -63,12 +63,12 @@ class ErrorCounts:
         yield from in_pieces(_parts_of(answer), count_one)
 
     def of(self, api_key: int) -> int:
-        """How often anything of that API went wrong."""
+        """Return the number of errors in responses of that API."""
         return sum(count for (key, _), count in self.by_code.items() if key == api_key)
 
 
 def _parts_of(answer: Struct) -> Iterator[Struct | EncodedRow]:
-    """The answer and all structs in it."""
+    """Yield the response and all structs in it."""
     yield answer
     for field in _structs_in(type(answer)):
         value = getattr(answer, field.name)
@@ -87,7 +87,7 @@ def _structs_in(cls: type[Struct]) -> list[Field]:
 
 
 def _look_of(cls: type[Struct]) -> _Look | None:
-    """None: there are no codes in it."""
+    """Return the function that finds the error codes of a message class; None if it has none."""
     has_code = any(field.name == _CODE for field in cls.FIELDS)
     inner: list[tuple[Field, _Look]] = []
     for field in cls.FIELDS:

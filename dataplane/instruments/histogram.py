@@ -1,8 +1,7 @@
-"""How long things took lately: quantiles of what was recorded in the last one to two minutes.
+"""Histograms of durations: quantiles of the values recorded in the last one to two minutes.
 
-Times fall into buckets whose limits grow by an eighth; a quantile is the upper limit of the bucket
-it falls into, so never too small, and too large by an eighth at most. Two sets of buckets take
-turns, each for a minute. Plain state.
+Bucket limits grow by an eighth. A quantile is the upper limit of its bucket: never too small, and
+too large by an eighth at most. Two sets of buckets alternate every minute. Plain state.
 """
 
 from array import array
@@ -27,7 +26,7 @@ LIMITS_S: Final = _limits()
 
 
 class Histogram:
-    """`count` and `total_s` are of all that was ever recorded."""
+    """Recent quantiles of a duration, with `count` and `total_s` since the start."""
 
     __slots__ = ("_before", "_now", "_turned_at", "count", "total_s")
 
@@ -39,7 +38,7 @@ class Histogram:
         self._turned_at = 0.0
 
     def record(self, seconds: float, now: float) -> None:
-        """Something ended at `now` (monotonic) that took so long."""
+        """Record a duration that ended at `now` (monotonic seconds)."""
         if now - self._turned_at >= TURN_S:
             self._turn(now)
         self.count += 1
@@ -47,7 +46,7 @@ class Histogram:
         self._now[bisect_left(LIMITS_S, seconds)] += 1
 
     def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
-        """Seconds within which each share of what ended lately was done; 0 if nothing ended."""
+        """Return the quantile in seconds for each share (0 to 1); 0 without recent values."""
         if now - self._turned_at >= TURN_S:
             self._turn(now)
         both = [new + old for new, old in zip(self._now, self._before, strict=True)]

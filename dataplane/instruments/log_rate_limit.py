@@ -1,17 +1,17 @@
-"""How many lines of the log strangers can cause: some at once, then one now and again.
+"""Rate limit of log lines that clients can cause: a burst, then a steady rate (token buckets).
 
-Every failure of a client has its line, but whoever fails as fast as it can fills no disk with them.
-An address has its own allowance, so that one that is noisy does not hide what is said of others;
-all together have one, too. Plain state: `now` is monotonic seconds.
+Failures of clients are logged, but a client that fails in a loop must not fill the disk. Each
+address has its own limit, so that one noisy address does not hide the failures of others; all
+addresses together have a limit, too. Plain state: `now` is monotonic seconds.
 """
 
 from typing import Final
 
-ADDRESS_LINES: Final = 20  # at once
+ADDRESS_LINES: Final = 20  # burst
 ADDRESS_LINES_PER_S: Final = 1.0
 ALL_LINES: Final = 100
 ALL_LINES_PER_S: Final = 10.0
-MAX_ADDRESSES: Final = 1000  # remembered; who was heard of first is forgotten
+MAX_ADDRESSES: Final = 1000  # addresses in memory; the least recently used one is dropped
 
 
 class _Bucket:
@@ -33,7 +33,7 @@ class _Bucket:
 
 
 class LogRateLimiter:
-    """Of one worker."""
+    """Limits of the log lines of one worker."""
 
     def __init__(self, now: float) -> None:
         self._all = _Bucket(ALL_LINES, ALL_LINES_PER_S, now)
@@ -41,7 +41,7 @@ class LogRateLimiter:
         self._left_out = 0
 
     def take(self, address: str, now: float) -> str | None:
-        """What the line is to end with; None: it is left out."""
+        """Count a line. Return the text to append to it, or None if it is to be omitted."""
         own = self._addresses.pop(address, None) or _Bucket(ADDRESS_LINES, ADDRESS_LINES_PER_S, now)
         if len(self._addresses) >= MAX_ADDRESSES:
             del self._addresses[next(iter(self._addresses))]
@@ -52,4 +52,4 @@ class LogRateLimiter:
         own.take()
         self._all.take()
         left_out, self._left_out = self._left_out, 0
-        return f" ({left_out} lines like this were left out before)" if left_out else ""
+        return f" ({left_out} log lines were omitted before)" if left_out else ""

@@ -1,7 +1,7 @@
-"""What a segment of a partition log says, as plain data for people and machines.
+"""The batches of a segment file as rows of plain data, for `mq-server log dump`.
 
-The file is only read, and may be that of a running node. A batch whose checksum is wrong is shown,
-and marked; behind one that has no sound header nothing is shown.
+The file is only read, and may belong to a running node. A batch with a wrong checksum is shown and
+marked; after a batch without a valid header nothing is shown.
 """
 
 import os
@@ -21,8 +21,11 @@ _PREFIX_BYTES: Final = 12
 
 
 def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
-    """A row for each batch, with its records where asked; `damage` or `torn_bytes` where there is
-    any."""
+    """Yield a row for each batch, with its records if `records`.
+
+    A damaged batch has the problem in `damage`; the number of bytes of an incomplete last batch is
+    in `torn_bytes`. Raises OSError if the file cannot be read.
+    """
     with open(path, "rb") as file:
         end = os.fstat(file.fileno()).st_size
         position = 0
@@ -35,13 +38,13 @@ def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
 
 
 def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, int]:
-    """What stands at `position`, and its size; 0 where nothing can be told behind it."""
+    """Return the row of the batch at `position` and its size; size 0 ends the listing."""
     head = os.pread(file.fileno(), HEADER_BYTES, position)
     if len(head) < HEADER_BYTES:
         return {"torn_bytes": end - position}, 0
     size = _PREFIX_BYTES + int.from_bytes(head[_SIZE_AT:_PREFIX_BYTES], "big", signed=True)
     if not HEADER_BYTES <= size <= MAX_BATCH_BYTES or head[_MAGIC_AT] != 2:
-        return {"damage": "no batch begins here"}, 0
+        return {"damage": "no batch begins at this position"}, 0
     if position + size > end:
         return {"torn_bytes": end - position}, 0
     data = os.pread(file.fileno(), size, position)
@@ -51,7 +54,7 @@ def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, i
         return {"damage": error.message}, 0
     row = _batch_row(header)
     if batch_crc(data, 0, size) != header.crc:
-        return row | {"damage": "the checksum is of other bytes"}, size
+        return row | {"damage": "the checksum does not match"}, size
     if records:
         try:
             row["records"] = [_record_row(record, header) for record in iter_records(data)]

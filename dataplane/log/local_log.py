@@ -1,12 +1,12 @@
-"""The files of one log: its segments, which of them were synced, and which only wait to be removed.
+"""The files of one log: its segments, the recovery point, and retired segments yet to be removed.
 
     recovery_point ≤ log_end_offset
-    synced up to here; a loss of power can take what follows
+    records before `recovery_point` are synced; a loss of power can take the records after it
 
-Nothing is known here of producers, of epochs, or of where the log starts for its readers: see
-`partition_log`. Bytes beyond the size of the active segment are no part of the log and are never
-read. Once a sync, or a change of several files, has failed, nobody knows what reached the disk:
-every later append or flush fails too.
+Producer state, leader epochs and the log start offset belong to `partition_log`. Bytes beyond the
+size of the active segment are not part of the log and are never read. After a failed sync, or a
+failed change of several files, the content of the disk is unknown: every later append or flush
+fails with the same error.
 """
 
 import os
@@ -36,10 +36,12 @@ class SegmentSpan(NamedTuple):
     base_offset: int
     end_offset: int
     size_bytes: int
-    newest_ms: int  # the largest timestamp in it, or when it was made if there is none
+    newest_ms: int  # largest timestamp of its records; time of its creation if they have none
 
 
 class LocalLog:
+    """Segments of one log, with its end, its recovery point and their changes on disk."""
+
     __slots__ = (
         "_config",
         "_cut_unsynced",
@@ -80,8 +82,9 @@ class LocalLog:
         self.topic_id = loaded.topic_id or bytes(16)
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
-        # The checkpoint on disk says `noted_recovery_point`, or less, and while one is written may
-        # say `least_noted_recovery_point`, or more: `OffsetCheckpoints` keeps both.
+        # The recovery point in the checkpoint file is at most `noted_recovery_point` and, while
+        # the file is being written, at least `least_noted_recovery_point`: `OffsetCheckpoints`
+        # sets both.
         self.noted_recovery_point = loaded.noted.recovery_point
         self.least_noted_recovery_point = loaded.noted.recovery_point
         self._opened_end_offset = loaded.log_end_offset
@@ -110,12 +113,12 @@ class LocalLog:
         self._retired: list[Segment] = []
         self._tail_dirty = False
         self._truncations = 0
-        self._cut_unsynced = False  # a loss of power may bring back what was cut
+        self._cut_unsynced = False  # a loss of power may restore truncated records
         self._replacements = 0
-        self._swapping: int | None = None  # base offset of a .swap before its time
+        self._swapping: int | None = None  # base offset of a .swap that is not in place yet
         self._writing = False
 
-    # What is known
+    # State
 
     @property
     def folder(self) -> str:
@@ -126,14 +129,14 @@ class LocalLog:
         return self._config
 
     def configure(self, config: LogConfig) -> None:
-        """From now on the log does as `config` says."""
+        """Apply `config` to this log and all its segments."""
         self._config = config
         for segment in self._segments:
             segment.configure(config)
 
     @property
     def has_folder(self) -> bool:
-        """Whether a directory is there, complete or as far as a full disk let it be made."""
+        """Whether the log's folder exists; a full disk may have left it incomplete."""
         return self._folder.exists
 
     @property
@@ -154,32 +157,32 @@ class LocalLog:
 
     @property
     def synced_offset(self) -> int:
-        """What a start may rely on: before it the segments are synced, with their indexes."""
+        """Offset before which all segments and their indexes are synced: recovery trusts them."""
         if self._unsynced_segments:
             return min(self.recovery_point, self._unsynced_segments[0].base_offset)
         return self.recovery_point
 
     @property
     def unflushed_records(self) -> int:
-        """How many of the newest records a loss of power could take."""
+        """Number of records after the recovery point, which a loss of power could take."""
         return self.log_end_offset - self.recovery_point
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """As they are now, the active one last."""
+        """Current segments, the active one last."""
         return tuple(self._segments)
 
     @property
     def truncations(self) -> int:
-        """How often records were cut from its end."""
+        """Number of truncations since the log was opened."""
         return self._truncations
 
     def sealed_segments(self) -> list[tuple[Segment, int]]:
-        """All but the active one, and where each ends."""
+        """Return each segment except the active one, with its end offset."""
         return list(self._segments.with_end_offsets(self.log_end_offset))[:-1]
 
     def segment_spans(self) -> Iterator[SegmentSpan]:
-        """What retention has to know of each segment, oldest first."""
+        """Yield the offsets, size and age of each segment for retention, oldest first."""
         for segment, end_offset in self._segments.with_end_offsets(self.log_end_offset):
             newest_ms = segment.max_timestamp
             yield SegmentSpan(
@@ -191,7 +194,7 @@ class LocalLog:
 
     @property
     def failure(self) -> str | None:
-        """Why this log takes no more appends; None while it does."""
+        """Error text for which this log rejects appends; None while it accepts them."""
         return self._failure
 
     # The active segment
@@ -199,7 +202,7 @@ class LocalLog:
     def _segment_for(
         self, size_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> Segment:
-        """The active segment, a new one if this append must not go to the present one."""
+        """Return the active segment; roll first if this append must not go to the current one."""
         assert not self._writing
         if self._failure is not None:
             raise StorageError(self._failure)
@@ -214,7 +217,8 @@ class LocalLog:
         if size_after > config.segment_bytes and size_bytes > config.segment_bytes:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"{size_bytes} bytes, a segment holds {config.segment_bytes}",
+                f"{size_bytes} bytes of batches are larger than segment.bytes, "
+                f"{config.segment_bytes}",
             )
         if active.size_bytes and (
             size_after > config.segment_bytes
@@ -230,11 +234,11 @@ class LocalLog:
         return active
 
     def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
-        """How long the segment has been filled, by its records' times if they have any."""
+        """Return the age of the segment by its records' timestamps, or else by its creation."""
         first = active.first_timestamp
         jitter = self._config.segment_jitter_ms
         if jitter:
-            # Any spread will do that is not the same for all partitions.
+            # Derived from the names: it only has to differ between partitions and segments.
             jitter = (
                 zlib.crc32(f"{self.topic}-{self.partition}/{active.base_offset}".encode()) % jitter
             )
@@ -243,7 +247,7 @@ class LocalLog:
         return now_ms - active.created_ms + jitter
 
     def _clean_tail(self) -> None:
-        """Nothing of a failed append is left in the file."""
+        """Truncate the bytes that a failed append left in the active segment's file."""
         active = self._segments.active
         with storage_errors("truncate", active.file.path):
             file = active.file.get()
@@ -252,9 +256,10 @@ class LocalLog:
         self._tail_dirty = False
 
     def roll(self, now_ms: int) -> bool:
-        """Appends go to a new segment from here on; the present one is complete. StorageError.
+        """Complete the active segment and begin a new one at the log end offset.
 
-        False if the present one is empty, and stays the active one.
+        Return False, without change, if the active segment is empty. Raises StorageError if the
+        directory fails.
         """
         sealed = self._segments.active
         end = self.log_end_offset
@@ -280,49 +285,49 @@ class LocalLog:
         self._folder.names_changed()
         return segment
 
-    # Cutting
+    # Truncation
 
     def _end_of_cut(self, offset: int) -> int:
-        """Where `_cut(offset)` would leave the end. StorageError."""
+        """Return the log end offset after `_cut(offset)`. Raises StorageError."""
         segment = self._segments.last_before(offset)
         with storage_errors("read", segment.file.path):
             return segment.end_at(offset)
 
     def _first_cut_at(self, offset: int) -> int:
-        """Where the first batch begins that `_cut(offset)` would remove, or `offset`."""
+        """Return the base offset of the first batch that `_cut(offset)` removes, or `offset`."""
         segment = self._segments.last_before(offset)
         with storage_errors("read", segment.file.path):
             found = segment.locate(offset)
         return offset if found is None else min(offset, found[1].base_offset)
 
     def _distrust_from(self, offset: int) -> None:
-        """What is at or behind `offset` counts as not synced.
+        """Lower the recovery point to `offset`.
 
-        Before the files change: a cut that fails half way must not leave a recovery point behind
-        the end of what is left.
+        Called before the files change: a truncation that fails half way must not leave a recovery
+        point beyond the log's end.
         """
         assert self.noted_recovery_point <= offset, (
-            f"{self.folder} is cut at {offset}, with a recovery point of "
-            f"{self.noted_recovery_point} on disk: see LogDirs.cutting"
+            f"{self.folder} is truncated at {offset}, below the recovery point on disk, "
+            f"{self.noted_recovery_point}: see LogDirs.cutting"
         )
         self.recovery_point = min(self.recovery_point, offset)
 
     def _cut(self, offset: int) -> int:
-        """The files have nothing at or after `offset`; where they end now: there, or before."""
+        """Truncate the files at `offset`. Return the end offset, which is `offset` or less."""
         self._drop_swap()
         while (segment := self._segments.pop_behind(offset)) is not None:
             self._remove_segment(segment)
         return self._segments.active.truncate_to(offset)
 
     def _cut_all(self, offset: int) -> None:
-        """There is one segment: empty, and beginning at `offset`."""
+        """Replace all segments by one empty segment with the base offset `offset`."""
         self._drop_swap()
         for segment in reversed(list(self._segments)):
             self._remove_segment(segment)
         self._segments = Segments([self._new_segment(offset, 0)], offset)
 
     def _end_files_at(self, offset: int) -> None:
-        """The files end there; what was known of more of them is forgotten."""
+        """Set the log end offset, and forget what refers to later offsets."""
         self._cut_unsynced = True
         self.log_end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
@@ -336,7 +341,7 @@ class LocalLog:
 
     @contextmanager
     def _failing(self, action: str) -> Iterator[None]:
-        """What cannot be completed leaves this log unfit for appends."""
+        """Reject all later appends and flushes if the block fails. Raises StorageError."""
         try:
             yield
         except (OSError, StorageError) as error:
@@ -347,10 +352,13 @@ class LocalLog:
             self._failure = str(failure)
             raise failure from error
 
-    # Removing what is old
+    # Deletion of old segments
 
     def _retire_before(self, offset: int, most: int | None = None) -> int:
-        """Sealed segments that end at or before `offset`, or `most`, are `.deleted`; how many."""
+        """Rename sealed segments that end at or before `offset` to `.deleted`; `most` at most.
+
+        Return how many were renamed.
+        """
         count = 0
         while count != most and (segment := self._segments.pop_before(offset)) is not None:
             count += 1
@@ -367,14 +375,15 @@ class LocalLog:
     async def replace_segments(
         self, disk: Disk, old: Sequence[Segment], state: SegmentState
     ) -> bool:
-        """The segment whose synced files end in `.cleaned` is in the place of `old`, for good.
+        """Replace `old` by the cleaned segment whose synced files end in `.cleaned`.
 
-        False if the log has been cut, or moved, meanwhile: then nothing has changed. `old` are
-        `.deleted`, and readable as long as those of retention are. StorageError.
+        Return False, without change, if the log was truncated or moved meanwhile. The files of
+        `old` are renamed to `.deleted` and stay readable as long as those that retention deletes.
+        Raises StorageError if the directory fails.
 
-            .cleaned → .swap   synced: what is found now stands for all of `old`
-            old → .deleted     synced, so that no part of `old` is found without the .swap
-            .swap → its name
+            .cleaned → .swap   synced: from here on, recovery uses the .swap instead of `old`
+            old → .deleted     synced, so that recovery finds no segment of `old` without the .swap
+            .swap → its usual name
         """
         folder = self.folder
         if not self._segments.has_sealed(old):
@@ -401,13 +410,14 @@ class LocalLog:
         return True
 
     def _drop_swap(self) -> None:
-        """No .swap is there whose segments were not replaced. StorageError.
+        """Remove a .swap whose segments were not replaced yet. Raises StorageError.
 
-        A start would put it in their place, and what they were before a cut in the place of all
-        that was appended since: so it goes before the cut, and is gone for good with its flush.
+        Recovery would replace the segments by the .swap. After a truncation that would put the old
+        records in the place of all records appended since: the .swap is therefore removed before
+        the truncation, and the flush after the truncation syncs the removal.
         """
         if self._swapping is not None:
-            with self._failing("remove what was to replace segments of"):
+            with self._failing("remove the cleaned segment of"):
                 for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
                     self._folder.remove(file_name(self._swapping, suffix) + SWAP)
             self._swapping = None
@@ -433,7 +443,7 @@ class LocalLog:
         return segment
 
     async def _sync_names(self, disk: Disk, folder: str) -> bool:
-        """The folder's names survive a loss of power; False if it has another name now."""
+        """Sync the folder's entries. Return False if the folder was renamed meanwhile."""
         try:
             with storage_errors("sync", folder):
                 await disk.run(lambda: disk.sync_dir(folder))
@@ -443,9 +453,9 @@ class LocalLog:
         return self.folder == folder
 
     def remove_deleted(self, count: int | None = None) -> None:
-        """Files of segments deleted before are gone: the `count` that were deleted first, or all.
+        """Remove the files of retired segments: of the `count` oldest, or of all.
 
-        Slow if they are large: for `Disk.run`.
+        Blocking, and slow for large files: call it in a worker thread (`Disk.run`).
         """
         retired = self._retired[:count]
         del self._retired[: len(retired)]
@@ -456,16 +466,16 @@ class LocalLog:
     # Durability
 
     def needs_flush(self, now_ms: int) -> bool:
-        """flush.messages or flush.ms ask for a flush, or a complete segment was never synced."""
+        """Return whether flush.messages or flush.ms is due, or a sealed segment is unsynced."""
         unflushed = self.log_end_offset - self.recovery_point
         if unflushed >= self._config.flush_messages or self._unsynced_segments:
             return True
         return unflushed > 0 and now_ms - self._last_flush_ms >= self._config.flush_ms
 
     async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
-        """What was appended before this call survives a loss of power. StorageError.
+        """Sync all records that were appended before this call.
 
-        Callers that wait together share one sync.
+        Concurrent callers share one sync. Raises StorageError if the directory fails.
         """
         target = self.log_end_offset
         while self._failure is None and (
@@ -489,20 +499,20 @@ class LocalLog:
             raise StorageError(self._failure)
 
     async def _flush_once(self, disk: Disk) -> None:
-        # One segment at a time: there may be more than files may be open.
+        # One segment at a time: their number may exceed the limit of open files.
         while self._unsynced_segments:
             segment = self._unsynced_segments[0]
             await self._sync_files(disk, segment.files_to_sync(), None)
             if self._unsynced_segments[:1] == [segment]:  # not truncated meanwhile
                 del self._unsynced_segments[0]
-        # Those that were complete only meanwhile are synced, too: the end is where it is by now, or
-        # they would wait for the next flush, and the cleaner for it.
+        # Read the end only now, so that segments sealed during the syncs above are included:
+        # otherwise they, and the cleaner, would wait for the next flush.
         self._folder.write_epochs()
         end, truncations = self.log_end_offset, self._truncations
         unsynced = self._folder.take_unsynced()
         try:
             await self._sync_files(disk, (self._segments.active.file,), unsynced)
-        except BaseException:  # failed, or cancelled before it began
+        except BaseException:  # failed, or cancelled before the sync began
             self._folder.give_back(unsynced)
             raise
         if truncations == self._truncations:
@@ -530,7 +540,7 @@ class LocalLog:
                     file.release()
 
     def _complete_active(self) -> None:
-        """The indexes of the active segment are in their files: they are trusted after a sync."""
+        """Write the indexes of the active segment to their files, which the next sync includes."""
         active = self._segments.active
         if active.size_bytes and self._is_changed():
             active.seal()
@@ -541,7 +551,7 @@ class LocalLog:
         return self.log_end_offset != self._opened_end_offset or self._truncations > 0
 
     def _take_all_unsynced(self) -> Unsynced:
-        """Whatever a loss of power would take, segments' files included."""
+        """Take all names that have to be synced, those of segment files included."""
         unsynced = self._folder.take_unsynced()
         names = {file.name for each in self._unsynced_segments for file in each.files_to_sync()}
         if self.recovery_point < self.log_end_offset:
@@ -550,17 +560,17 @@ class LocalLog:
         return unsynced
 
     def closed_clean(self) -> None:
-        """What `prepare_close` told was synced."""
+        """Advance the recovery point to the end, once the names of `prepare_close` are synced."""
         self._unsynced_segments.clear()
         self.recovery_point = self.log_end_offset
 
     def close(self) -> None:
-        """No file is open; nothing was synced."""
+        """Close all files without a sync."""
         for segment in (*self._segments, *self._retired):
             segment.close()
 
     def moved(self, folder: str) -> None:
-        """The folder was renamed; readers go on."""
+        """Use `folder` as the log's folder after a rename. Reads in progress are not affected."""
         self._folder.path = folder
         for segment in (*self._segments, *self._retired):
             segment.moved(folder)

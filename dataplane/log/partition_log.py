@@ -1,17 +1,18 @@
-"""The log of one partition: record batches, and all that is known about them.
+"""The log of one partition: record batches, producer state, leader epochs, log start offset.
 
     log_start_offset ≤ recovery_point ≤ log_end_offset
 
-A `LocalLog`, of which it is known whose records are in it, under which leaders, and which of them
-readers may still ask for.
+`PartitionLog` is a `LocalLog` with producer state (KIP-98), leader epochs (KIP-101) and the log
+start offset.
 
-Batches stay as they came: headers are read, offset and epoch patched in place, one write. State
-changes only after that write has succeeded, so a full disk leaves the log as it was. Bytes beyond
-`log_end_offset` are no part of the log: an append may be written beside the loop while readers go
-on.
+An append reads the batch headers, patches offset and leader epoch in place, and makes one write;
+the batches are otherwise unchanged. State changes only after that write has succeeded: a full disk
+does not change the log. Bytes beyond `log_end_offset` are not part of the log, so an append may be
+written in a worker thread while reads continue.
 
-Appends, truncation, rolls and removals of one log are made one at a time by its owner; reads may
-come between. No clock here: `now_ms` is passed. An error of the disk becomes StorageError.
+The owner of a log makes its appends, truncations, rolls and removals one at a time; reads may
+happen between them. There is no clock here: callers pass `now_ms`. Disk errors are raised as
+StorageError.
 """
 
 import logging
@@ -37,19 +38,21 @@ from wire.records.records import BatchHeader, assign, set_log_append_time
 
 logger = logging.getLogger(__name__)
 
-_new_tuple: Final = tuple.__new__  # of a NamedTuple, without a call in between
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class AppendResult(NamedTuple):
+    """Offsets of appended batches, or of their first copy if they are duplicates."""
+
     first_offset: int
     last_offset: int
-    log_append_time_ms: int  # -1 where records keep the times their producer gave
+    log_append_time_ms: int  # -1 if records keep the timestamps of their producer
     is_duplicate: bool = False
 
 
 @dataclass(slots=True)
 class _Write:
-    """An append that was checked and given its place, and is not written yet."""
+    """An append that is checked and has its offsets and position, and is not written yet."""
 
     segment: Segment
     position: int
@@ -59,6 +62,8 @@ class _Write:
 
 
 class PartitionLog(LocalLog):
+    """The log of one partition; see the top of this file."""
+
     __slots__ = (
         "epochs",
         "log_start_offset",
@@ -81,10 +86,11 @@ class PartitionLog(LocalLog):
         super().__init__(files, config, topic, partition, loaded, now_ms)
         self.log_start_offset = loaded.log_start_offset
         self.noted_log_start_offset = loaded.noted.log_start_offset
-        # What opening it has cut: so many bytes, and offsets at least up to there (-1: unknown).
+        # Recovery removed this number of bytes, with offsets at least up to `lost_end_offset`
+        # (-1: unknown).
         self.lost_bytes: Final = loaded.truncated_bytes
         self.lost_end_offset: Final = loaded.lost_end_offset
-        self.was_damaged = loaded.is_damaged  # and the quorum has perhaps not been told
+        self.was_damaged = loaded.is_damaged  # and the controller may not know yet
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
 
@@ -102,12 +108,13 @@ class PartitionLog(LocalLog):
         leader_epoch: int,
         now_ms: int,
     ) -> AppendResult:
-        """The batches are in the log, with offsets and `leader_epoch` patched into `records`.
+        """Append the batches, with offsets and `leader_epoch` patched into `records`.
 
-        `records` are the bytes of `headers`, one batch behind the other, each checked by
-        `wire.records.records.check_batch`. Batches that the log has already are answered with their
-        place. KafkaError: producer's sequence or epoch, RECORD_LIST_TOO_LARGE. StorageError
-        (DiskFullError if that is all): nothing was appended.
+        `records` are the bytes of the batches of `headers` without gaps, each checked by
+        `wire.records.records.check_batch`. For duplicates of batches in the log, the result has
+        the offsets of those. Nothing is appended if this raises KafkaError
+        (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, RECORD_LIST_TOO_LARGE) or
+        StorageError (DiskFullError if the disk is only full).
         """
         duplicate = self.producers.check(headers)
         if duplicate is not None:
@@ -127,9 +134,9 @@ class PartitionLog(LocalLog):
         leader_epoch: int,
         now_ms: int,
     ) -> AppendResult:
-        """As `append`, but the write is made beside the loop: for large batches.
+        """Append as `append` does, but write in a worker thread: for large batches.
 
-        Readers may go on meanwhile. No other append, roll or truncation may.
+        Reads may continue meanwhile; other appends, rolls and truncations must wait.
         """
         duplicate = self.producers.check(headers)
         if duplicate is not None:
@@ -141,7 +148,7 @@ class PartitionLog(LocalLog):
                 await disk.run(lambda: file.write(records, write.position))
         except OSError as error:
             raise self._undo(write, error) from error
-        except BaseException:  # cancelled before it began
+        except BaseException:  # cancelled before the write began
             self._tail_dirty = True
             raise
         finally:
@@ -151,9 +158,10 @@ class PartitionLog(LocalLog):
     def append_as_follower(
         self, records: bytearray | memoryview | bytes, headers: Sequence[BatchHeader], now_ms: int
     ) -> AppendResult:
-        """The batches are in the log with the offsets and epochs that they carry.
+        """Append the batches with the offsets and leader epochs in their headers.
 
-        CORRUPT_MESSAGE unless these ascend from `log_end_offset` on; gaps are allowed.
+        Raises CORRUPT_MESSAGE unless both ascend, the offsets from `log_end_offset` on; gaps are
+        allowed.
         """
         next_offset = self.log_end_offset
         for header in headers:
@@ -249,14 +257,18 @@ class PartitionLog(LocalLog):
         return True
 
     def forget_damage(self) -> None:
-        """Whoever relied on what recovery cut off has been told. StorageError."""
+        """Remove the marker of damage, once the controller knows of the lost records.
+
+        Raises StorageError if the directory fails.
+        """
         self.was_damaged = False
         self._folder.remove(DAMAGED)
 
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
-        """`leader_epoch` begins at `start_offset` (the log's end).
+        """Record that `leader_epoch` begins at `start_offset`, by default the log end offset.
 
-        On disk, too, though not synced; a log without a folder keeps it in memory until it has one.
+        Writes the checkpoint of leader epochs without a sync. A log without a folder keeps the
+        epoch in memory until the folder is made.
         """
         start = self.log_end_offset if start_offset is None else start_offset
         if self.epochs.assign(leader_epoch, start):
@@ -264,7 +276,7 @@ class PartitionLog(LocalLog):
         self._folder.write_epochs()
 
     def drop_unused_epochs(self) -> None:
-        """Epochs without a record are forgotten: who led in one and follows now wrote nothing."""
+        """Forget epochs without a record: this replica led in them and appended nothing."""
         if self.epochs.truncate_from_end(self.log_end_offset):
             self._folder.epochs_changed()
             self._folder.write_epochs()
@@ -274,18 +286,19 @@ class PartitionLog(LocalLog):
     def read(
         self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
     ) -> LogSlice:
-        """Batches from the one that holds `offset` on, out of one segment, about `max_bytes`.
+        """Return batches of one segment from the batch with `offset` on, up to `max_bytes`.
 
-        No batch that reaches `end_offset` (a high watermark) is in it. At `max_bytes` the last
-        batch is cut, as Kafka does and clients expect, but the first one is always whole: with
-        `min_one` however large it is, else there is nothing if it does not fit. Empty, too, at
-        and beyond `end_offset`. KafkaError(OFFSET_OUT_OF_RANGE) outside of the log.
+        No batch with records at or after `end_offset` (a high watermark) is included. `max_bytes`
+        may cut the last batch, as in Kafka; clients expect that. The first batch is never cut: if
+        it is larger than `max_bytes`, it is returned whole with `min_one`, otherwise the result is
+        empty. The result is empty, too, if `offset` is at or beyond `end_offset`.
+        Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset` is outside of the log.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {offset} of {self.topic}-{self.partition}, which has "
-                f"{self.log_start_offset} to {self.log_end_offset}",
+                f"offset {offset} of {self.topic}-{self.partition} is out of range: the log has "
+                f"offsets {self.log_start_offset} to {self.log_end_offset}",
             )
         if offset >= end_offset or offset == self.log_end_offset:
             return LogSlice(self._segments.active.file, 0, 0, offset)
@@ -308,7 +321,7 @@ class PartitionLog(LocalLog):
     def read_hot(
         self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
     ) -> LogSlice:
-        """As `read`. ColdError if looking for the place would wait for the disk."""
+        """Read as `read` does. Raises ColdError if an index lookup would wait for the disk."""
         files = self._files
         files.refuses_cold = True
         try:
@@ -319,32 +332,35 @@ class PartitionLog(LocalLog):
     def candidate_since(
         self, timestamp: int, start_offset: int, end_offset: int
     ) -> Candidate | None:
-        """The first batch in [start_offset, end_offset) that may have a record not older."""
+        """Return the first batch in [start_offset, end_offset) that may have a record with
+        `timestamp` or a later one.
+        """
         return next_candidate(
             list(self._segments), timestamp, max(start_offset, self.log_start_offset), end_offset
         )
 
     def max_timestamp_candidates(self) -> list[Candidate]:
-        """The batches of which one has the record with the largest timestamp: two at most."""
+        """Return the two batches at most of which one has the record with the largest timestamp."""
         return max_timestamp_candidates(list(self._segments), self.log_start_offset)
 
-    # Cutting
+    # Truncation
 
     def truncate_to(self, offset: int) -> bool:
-        """Nothing at or after `offset` is left; False if there was nothing. StorageError.
+        """Truncate the log at `offset`. Return whether it had records at or after `offset`.
 
-        `log_end_offset` is `offset`, or less where a batch or a gap went across it. What the
-        checkpoints on disk say must lie below that already, and stay there until this returns
-        (`LogDirs.cutting`). `flush` before appending again: else a loss of power may leave old
-        records, and new ones behind them, in a log that looks sound. Slow when many producers'
-        state has to be read again.
+        `log_end_offset` becomes `offset`, or less if a batch or a gap contains `offset`. The
+        offsets in the checkpoint files must be below that before the call, and stay there until
+        the call returns (`LogDirs.cutting`). `flush` before the next append: otherwise a loss of
+        power may leave old records followed by new ones in a log that looks valid. Slow if
+        producer state has to be rebuilt from many batches. Raises StorageError if the directory
+        fails.
         """
         assert not self._writing
         if offset >= self.log_end_offset:
             return False
         kept = self.offsets_after_truncation(offset)
         if kept.recovery_point < self.log_start_offset:
-            # Nothing is left from the start on: whatever is before it was deleted already.
+            # No record at or after the log start offset is left; earlier ones were deleted before.
             self.truncate_fully_and_start_at(kept.log_start_offset)
             return True
         self._distrust_from(kept.recovery_point)
@@ -355,9 +371,10 @@ class PartitionLog(LocalLog):
         return True
 
     def first_cut_at(self, offset: int) -> int:
-        """The first offset of what `truncate_to(offset)` removes. StorageError.
+        """Return the first offset that `truncate_to(offset)` removes.
 
-        That is `offset`, or less: of a batch that goes across it nothing is left.
+        That is `offset`, or less: a batch that contains `offset` is removed whole.
+        Raises StorageError if the directory fails.
         """
         if offset >= self.log_end_offset:
             return offset
@@ -366,7 +383,10 @@ class PartitionLog(LocalLog):
         return self._first_cut_at(offset)
 
     def offsets_after_truncation(self, offset: int) -> LogOffsets:
-        """What checkpoints may say at most when the log is cut at `offset`. StorageError."""
+        """Return the largest offsets that checkpoints may hold when the log is cut at `offset`.
+
+        Raises StorageError if the directory fails.
+        """
         if offset >= self.log_end_offset:
             return LogOffsets(self.recovery_point, self.log_start_offset)
         if offset >= self._segments.first_offset:
@@ -376,15 +396,15 @@ class PartitionLog(LocalLog):
         return self.offsets_after_full_truncation(min(offset, self.log_start_offset))
 
     def offsets_after_full_truncation(self, offset: int) -> LogOffsets:
-        """As `offsets_after_truncation`, where the log is to begin anew at `offset`.
+        """Return the largest offsets that checkpoints may hold when the log restarts at `offset`.
 
-        No byte can be relied on then: a loss of power may bring back any of the segments that were
-        removed, and leave none of those that are new.
+        The recovery point is 0: a loss of power may restore any removed segment, and take all new
+        ones.
         """
         return LogOffsets(0, min(offset, self.log_start_offset))
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """The log is empty, and begins and ends at `offset`. StorageError."""
+        """Remove all records; the log starts and ends at `offset`. Raises StorageError."""
         assert not self._writing
         assert self.noted_log_start_offset <= offset
         self._distrust_from(0)
@@ -407,7 +427,7 @@ class PartitionLog(LocalLog):
         self._folder.drop_snapshots_behind(offset)
 
     def _reload_producers(self) -> None:
-        """Producers as the log, as it is now, tells of them."""
+        """Rebuild the producer state from the newest snapshot and the batches after it."""
         now_ms = max((e.last_seen_ms for e in self.producers.entries.values()), default=0)
         if not self.producers.entries:
             return
@@ -419,13 +439,14 @@ class PartitionLog(LocalLog):
                     table.update(header, header.last_offset, header.max_timestamp, now_ms)
         self.producers = table
 
-    # Removing what is old
+    # Deletion of old segments
 
     def advance_log_start(self, offset: int) -> bool:
-        """Records before `offset` are gone for readers; False if they were.
+        """Advance the log start offset to `offset`. Return False if it was there or beyond.
 
-        It survives a restart after the next `LogDir.checkpoint`. OFFSET_OUT_OF_RANGE beyond the
-        end of the log; the caller keeps it at or below the high watermark.
+        Survives a restart from the next `LogDir.checkpoint` on. The caller keeps `offset` at or
+        below the high watermark. Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset` is negative
+        or beyond the log end offset.
         """
         if offset > self.log_end_offset or offset < 0:
             raise KafkaError(
@@ -440,14 +461,16 @@ class PartitionLog(LocalLog):
         return True
 
     async def delete_old_segments(self, disk: Disk) -> int:
-        """Segments that end before `log_start_offset` are `.deleted`; how many. StorageError.
+        """Rename segments that end before `log_start_offset` to `.deleted`. Return their number.
 
-        Never the active one. `remove_deleted` removes them for good. The names of those that stay
-        survive a loss of power before: one that takes the name of a new segment, and leaves the
-        others deleted, would leave a log that ends earlier, whose offsets would be given again.
+        The active segment is never deleted. `remove_deleted` removes the renamed files. The names
+        of the remaining segments are synced first: a loss of power that removed the entry of a new
+        segment but kept the deletions would leave a log that ends earlier, and its offsets would
+        be assigned twice.
 
-        Of several removals a loss of power may undo any. Behind the recovery point on disk a gap
-        makes recovery drop what follows, so that each removal there is synced before the next.
+        A loss of power may undo any of several renames. After the recovery point on disk a gap
+        makes recovery drop all segments behind it; there, each rename is synced before the next.
+        Raises StorageError if the directory fails.
         """
         kept = self._segments.since(self.log_start_offset)[0].base_offset
         if kept <= self._segments.first_offset or not await self._sync_names(disk, self.folder):
@@ -468,10 +491,10 @@ class PartitionLog(LocalLog):
     # Closing
 
     def prepare_close(self) -> Unsynced:
-        """All of it is on disk, and no file is open; what is to be synced yet. StorageError.
+        """Write all state to files and close them. Return the names that are yet to be synced.
 
-        For when nobody uses the log any more: this may be called beside the loop. `closed_clean`
-        follows when the sync has succeeded.
+        The log must not be in use; then this may run in a worker thread. Call `closed_clean` once
+        the sync has succeeded. Raises StorageError if the directory fails.
         """
         if self._failure is not None:
             raise StorageError(self._failure)
@@ -485,7 +508,7 @@ class PartitionLog(LocalLog):
         return unsynced
 
     def _needs_snapshot(self) -> bool:
-        """After a clean stop, no snapshot at all means that there are no producers."""
+        """Return whether to write a snapshot: after a clean stop, none means no producers."""
         offsets = self._folder.snapshot_offsets
         if not offsets and not self.producers.entries:
             return False

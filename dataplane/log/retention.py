@@ -1,4 +1,4 @@
-"""Which part of a log is too old or too much."""
+"""Retention by age and size: the log start offset by `retention.ms` and `retention.bytes`."""
 
 from collections.abc import Iterable
 
@@ -15,11 +15,12 @@ def retention_start(
     retention_ms: int,
     retention_bytes: int,
 ) -> int:
-    """Where the log should begin: behind the whole segments that age or size takes away.
+    """Return the log start offset after deletion of the segments that retention no longer keeps.
 
-    Oldest first, and none that reaches beyond the high watermark. By size, a segment goes only if
-    at least `retention_bytes` stay. By age it goes if all its records are older than
-    `retention_ms`; the first that is not ends it. -1 is without limit. Source: Kafka's UnifiedLog.
+    Whole segments are deleted, oldest first, none with records at or after the high watermark. By
+    size, a segment is deleted only if at least `retention_bytes` remain; by age, if all its records
+    are older than `retention_ms`. The first segment to keep ends the deletion. -1 means no limit.
+    Source: Kafka's UnifiedLog.
     """
     spans = list(segments)
     surplus = sum(span.size_bytes for span in spans) - retention_bytes

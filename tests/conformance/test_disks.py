@@ -94,7 +94,9 @@ def test_a_node_ends_with_its_last_directory(node: Node, tmp_path: Path) -> None
     assert process is not None
     assert process.wait(PATIENCE_S) == 1
     last = node.errors.read_text().splitlines()[-1]
-    assert last.startswith("mq-server: no log directory is left: cannot write a checkpoint in")
+    assert last.startswith(
+        "mq-server: all log directories have failed: cannot write a checkpoint in"
+    )
     assert "Traceback" not in node.errors.read_text()
 
 

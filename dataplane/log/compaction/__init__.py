@@ -1,5 +1,5 @@
-"""Log compaction: which records a compacted log keeps, and how cleaned segments replace others.
+"""Log compaction: the records that a compacted log keeps, and the replacement of its segments.
 
-Imports `log.partition_log` and below. `compaction` is the plain filter, without I/O; `cleaning`
-writes and swaps files in a worker thread.
+Imports `log.partition_log` and below. Start with `compaction`, the rules and the filter, without
+I/O; `cleaning` writes and replaces files in a worker thread.
 """

@@ -1,16 +1,16 @@
-"""One cleaning of one log: read what is dirty, write what stays, swap it in.
+"""One cleaning of one log: read the dirty part, write the remaining records, replace segments.
 
-    gather   the dirty part is read, the last offset of each key noted
-    rewrite  each group of segments, from the log's start on, is read, and what stays of it written
-             to <base>.log.cleaned and its indexes, which are then synced
-    replace  the new segment takes the group's place (`PartitionLog.replace_segments`)
+    gather   read the dirty part, and put the last offset of each key into the offset map
+    rewrite  read each group of segments from the log start on, write the remaining records to
+             <base>.log.cleaned and its indexes, and sync these files
+    replace  replace the group by the new segment (`PartitionLog.replace_segments`)
 
-Reading, checking and writing are made beside the loop in short slices with descriptors of their
-own, so that appends and reads go on, and so do retention and deletion: before each slice the log is
-looked at, and a cleaning whose log has changed under it ends with `CleaningAborted`. Whatever group
-was replaced by then stays replaced; the next cleaning begins with the same dirty part.
+Reads, checks and writes run in a worker thread, in short slices and with file descriptors of their
+own. Appends, reads, retention and deletion continue meanwhile: before each slice the log is
+checked, and a cleaning whose log was truncated or deleted ends with `CleaningAborted`. Groups that
+were replaced before stay replaced; the next cleaning starts with the same dirty part.
 
-A group from which nothing is to be taken is left as it is.
+A group with no records to remove is not changed.
 """
 
 import logging
@@ -46,27 +46,27 @@ from wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_hea
 
 logger = logging.getLogger(__name__)
 
-# Bytes of records opened in one slice: some milliseconds, for which the loop may have to wait.
+# Bytes of batches decoded in one slice: some milliseconds, for which the event loop may wait.
 SLICE_BYTES: Final = 32 << 10
 WRITE_BYTES: Final = 64 << 10
-# Bytes of headers walked over in one slice, looking for transaction markers.
+# Bytes of log whose headers are read in one slice, in search of transaction markers.
 WALK_SLICE_BYTES: Final = 4 << 20
 
-# The bytes read and written in each slice.
+# Yields the number of bytes read and written in each slice.
 Slices = Generator[int, None, None]
 
 
 class CleaningAborted(Exception):  # noqa: N818 - nothing is wrong
-    """The log was truncated, cut at its start, or deleted meanwhile, or needs no cleaning now."""
+    """Raised if the log was truncated, deleted or lost its first segment, or needs no cleaning."""
 
 
 class UncleanableError(Exception):
-    """Something stands in the log that cannot be opened; the message says what and where."""
+    """Raised if a batch is damaged or cannot be decoded; the message has file and position."""
 
 
 @frozen
 class CleaningOrder:
-    """What is to be cleaned, and by which rules."""
+    """Range of a cleaning [first_dirty, end), and its configs."""
 
     first_dirty: int
     end: int
@@ -79,7 +79,9 @@ class CleaningOrder:
 
 @dataclass(slots=True)
 class CleaningResult:
-    cleaned_to: int  # less than what was ordered where the map was full before
+    """Progress and statistics of a cleaning."""
+
+    cleaned_to: int  # less than the ordered end if the offset map was full before
     counts: CleaningCounts
     bytes_before: int = 0
     bytes_after: int = 0
@@ -89,13 +91,15 @@ class CleaningResult:
 
 @frozen
 class _Source:
-    """A segment as it was when the cleaning began; its bytes up to here do not change."""
+    """Path and size of a segment when it is read; the bytes up to that size do not change."""
 
     path: str
     size_bytes: int
 
 
 class Cleaning:
+    """One cleaning of one log; see the top of this file."""
+
     def __init__(
         self,
         log: PartitionLog,
@@ -104,7 +108,11 @@ class Cleaning:
         pause: Callable[[int], Awaitable[None]],
         is_wanted: Callable[[], bool],
     ) -> None:
-        """`pause(size_bytes)` returns once that much may have been read and written."""
+        """Prepare the cleaning of the sealed segments that end at or before `order.end`.
+
+        `pause(size_bytes)` throttles the I/O: it returns when the rate allows these bytes.
+        `is_wanted` returns whether to continue.
+        """
         self._log = log
         self._disk = disk
         self._order = order
@@ -123,7 +131,7 @@ class Cleaning:
         self.result = CleaningResult(order.first_dirty, CleaningCounts())
 
     async def run(self) -> CleaningResult:
-        """CleaningAborted, UncleanableError, StorageError."""
+        """Clean the log. Raises CleaningAborted, UncleanableError or StorageError."""
         result = self.result
         result.cleaned_to = await self._gather()
         result.map_entries = self._map.size
@@ -153,7 +161,7 @@ class Cleaning:
     # Slices
 
     async def _beside(self, slices: Slices) -> None:
-        """Every slice is done, one beside the loop after the other."""
+        """Run all slices, each in a worker thread, with a check of the log before each."""
         try:
             while True:
                 self._check()
@@ -162,7 +170,7 @@ class Cleaning:
                     return
                 await self._pause(done)
         except StorageError:
-            self._check()  # it may be that the log was deleted meanwhile
+            self._check()  # the error may come from a deletion of the log meanwhile
             raise
         finally:
             slices.close()
@@ -186,7 +194,7 @@ class Cleaning:
     # Gathering keys
 
     async def _gather(self) -> int:
-        """The map is filled; up to where."""
+        """Fill the offset map. Return the offset up to which it covers the log."""
         order = self._order
         for segment, end in zip(self._segments, self._ends, strict=True):
             if end <= order.first_dirty:
@@ -225,7 +233,7 @@ class Cleaning:
                 file.close()
 
     def _counts(self, header: BatchHeader) -> bool:
-        """Whether the batch's records stand for their keys."""
+        """Return whether the batch's records count as the latest of their keys: not if aborted."""
         if header.is_control or not header.record_count:
             return False
         if not header.is_transactional:
@@ -237,7 +245,7 @@ class Cleaning:
         return self._markers.outcome(producer_id, offset)
 
     def _find_markers(self, header: BatchHeader) -> Slices:
-        """The log's markers are known if this batch is of a transaction."""
+        """Read all transaction markers of the log, at the first transactional batch."""
         if self._markers is not None or header.is_control or not header.is_transactional:
             return
         self._markers = Markers()
@@ -259,13 +267,16 @@ class Cleaning:
     def _batches(
         self, file: File, position: int, end: int
     ) -> Iterator[tuple[memoryview, BatchHeader, int]]:
-        """Each batch, checked, and how many bytes were read for it."""
+        """Yield each batch, its header, and the number of bytes read for it.
+
+        Raises UncleanableError if a batch is damaged; its checksum is checked.
+        """
         data = memoryview(b"")
         at = 0  # in `data`
         while position < end:
             read = 0
             size = HEADER_BYTES
-            for _ in range(2):  # until the header is there, then until the batch is
+            for _ in range(2):  # read the header first, then the whole batch
                 if at + size > len(data):
                     size = min(max(size, self._order.io_buffer_bytes), end - position)
                     data, at = memoryview(file.read(size, position)), 0
@@ -276,7 +287,7 @@ class Cleaning:
                     raise _damage(file, position, error.message) from None
                 size = header.batch_bytes
                 if size > end - position:
-                    raise _damage(file, position, f"a batch of {size} bytes")
+                    raise _damage(file, position, f"a batch of {size} bytes is too long")
             batch = data[at : at + size]
             if len(batch) < size or batch_crc(batch, 0, size) != header.crc:
                 raise _damage(file, position, "the checksum does not match")
@@ -287,7 +298,7 @@ class Cleaning:
     # Rewriting
 
     def _last_batch(self, producer_id: int) -> LastBatch | None:
-        """What must stay of that producer; called beside the loop."""
+        """Return the batch that must stay for this producer; called in a worker thread."""
         entry = self._log.producers.entries.get(producer_id)
         if entry is None:
             return None
@@ -375,13 +386,13 @@ class _Target:
             self._file = self._create(LOG)
 
     def add(self, kept: Buffer | None, batch: Buffer, header: BatchHeader) -> int:
-        """How many bytes were written to the disk for it."""
+        """Add what is kept of `batch`. Return the number of bytes written to the file."""
         self.is_changed = self.is_changed or kept is not batch
         if kept is None:
             return 0
         position = self._written + len(self._buffer)
         if position + len(kept) > MAX_SEGMENT_BYTES:
-            raise UncleanableError(f"{self._path(LOG)} would be larger than a segment can be")
+            raise UncleanableError(f"{self._path(LOG)} would exceed the largest size of a segment")
         self._index.add(position, header if kept is batch else parse_header(kept))
         self._buffer += kept
         return self.write_buffer() if len(self._buffer) >= WRITE_BYTES else 0
@@ -396,7 +407,7 @@ class _Target:
         return size
 
     def finish(self) -> None:
-        """All of it is written and survives a loss of power, but for its names."""
+        """Write and sync the files; the names of the files are not synced."""
         self.write_buffer()
         self.state = self._index.finish(self._written)
         assert self._file is not None
@@ -414,7 +425,7 @@ class _Target:
                     file.close()
 
     def remove(self) -> None:
-        """Nothing is left of it that was not put in place."""
+        """Close the file, and remove all files that still have the suffix .cleaned."""
         if self._file is not None:
             self._file.close()
         for path in self._made:

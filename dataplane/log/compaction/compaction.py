@@ -1,26 +1,26 @@
-"""Which records compaction keeps, and which part of a log it takes up next.
+"""Rules of compaction: the records that stay, and the part of a log to clean next.
 
     log start          first_dirty             end                            log end
     | cleaned before   | to be cleaned         | too young, unstable, active  |
 
-The last offset of each key in [first_dirty, end) is gathered in a map. Then every batch before
-`end` is read again, and a record stays unless its key comes again at a later offset of the map, or
-it is a tombstone (a key without a value) whose time is up. Offsets, order, and the first and last
-offset of a batch never change; a batch may lose records or go altogether.
+The offset map gets the last offset of each key in [first_dirty, end). Then every batch before `end`
+is read again. A record is removed if the map has a later offset for its key, or if it is an expired
+tombstone (a key without a value). Offsets and their order, and the first and last offset of a
+batch, never change; a batch may lose some or all of its records.
 
-A tombstone waits `delete.retention.ms` from the first time it was cleaned, so that whoever reads
-from the start within that time learns of the deletion. The batch that has it keeps that deadline as
-its *delete horizon*, in the place of its base timestamp (KIP-534).
+A tombstone is kept for `delete.retention.ms` after its first cleaning, so that a consumer that
+reads from the start within that time sees the deletion. Its batch stores that deadline as *delete
+horizon* in the place of the base timestamp (KIP-534).
 
-    a batch without records stays, as an empty one, where
-        it is the last of an idempotent producer: its sequence must be known after a restart
-        it is the last of its segments: so that these end where they ended
+    a batch stays without records, as an empty batch, if
+        it is the last one of an idempotent producer: its sequence must be known after a restart
+        it is the last one of its group of segments: the end offset must not change
     a transaction marker stays
-        until the first cleaning that meets no batch of its transaction any more, and
-        delete.retention.ms from then on, as a tombstone
+        until the first cleaning that finds no batch of its transaction before it, and
+        then for delete.retention.ms, like a tombstone
 
-Records without a key (from before the topic was compacted) go. All here is plain state. Source:
-Kafka's LogCleaner, KIP-58, KIP-354, KIP-534.
+Records without a key (from before the topic was compacted) are removed. Plain state, no I/O.
+Source: Kafka's LogCleaner, KIP-58, KIP-354, KIP-534.
 """
 
 from array import array
@@ -49,27 +49,27 @@ from wire.records.records import (
     with_timestamp_delta,
 )
 
-# Segments that become one: the swap of their names is made within one slice of the loop.
+# Segments that are merged into one: their files are renamed without yielding to the event loop.
 MAX_GROUP_SEGMENTS: Final = 64
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
 
-# What to clean
+# Choice of the part to clean
 
 
 class SegmentAges(NamedTuple):
-    """One segment as the cleaner sees it."""
+    """Offsets, size and ages of one segment."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
-    first_ms: int  # the first batch's timestamp, -1 if it has none
+    first_ms: int  # timestamp of the first batch; -1 if it has none
     newest_ms: int
 
 
 @frozen
 class CompactionLimits:
-    """What a topic's configs say of when it is cleaned."""
+    """Configs of a topic that decide when it is cleaned."""
 
     min_lag_ms: int
     max_lag_ms: int
@@ -78,13 +78,13 @@ class CompactionLimits:
 
 @frozen
 class Cleanable:
-    """How much of a log could be cleaned, and whether it is time to."""
+    """Part of a log that may be cleaned, and how urgent that is."""
 
     first_dirty: int
     end: int
     clean_bytes: int
     dirty_bytes: int
-    delay_ms: int  # how long it has been waiting beyond max.compaction.lag.ms
+    delay_ms: int  # time by which its oldest records exceed max.compaction.lag.ms
 
     @property
     def dirty_ratio(self) -> float:
@@ -104,9 +104,9 @@ def cleanable(
     now_ms: int,
     limits: CompactionLimits,
 ) -> Cleanable:
-    """The part of the log from `cleaned_to` on that may be cleaned: whole segments.
+    """Return the part of the log from `cleaned_to` on that may be cleaned: whole segments.
 
-    `segments` are all but the active one, `stable_end` where reading committed stops.
+    `segments` are all but the active one; `stable_end` is the last stable offset.
     """
     start = segments[0].base_offset if segments else 0
     log_end = segments[-1].end_offset if segments else 0
@@ -138,7 +138,7 @@ class SegmentSizes(NamedTuple):
 def groups(
     segments: Iterable[SegmentSizes], max_log_bytes: int, max_index_bytes: int
 ) -> Iterator[list[int]]:
-    """Neighbours, by their numbers, that can be one segment without exceeding these limits."""
+    """Yield the indexes of consecutive segments that fit into one segment of these limits."""
     group: list[int] = []
     base = log_bytes = index_bytes = time_index_bytes = 0
     for number, segment in enumerate(segments):
@@ -163,11 +163,11 @@ def groups(
 
 @dataclass(slots=True)
 class CleanerStatistics:
-    """What a worker's cleaning is measured by; names as Kafka's metrics."""
+    """Values for the metrics of a worker's cleaner, named as in Kafka."""
 
     uncleanable_partitions_count: int = 0
-    max_clean_time_secs: float = 0.0  # of the last cleaning of each thread
-    max_compaction_delay_secs: float = 0.0  # beyond max.compaction.lag.ms, when last looked
+    max_clean_time_secs: float = 0.0  # longest of the last cleanings of all cleaner threads
+    max_compaction_delay_secs: float = 0.0  # time beyond max.compaction.lag.ms, at the last check
 
 
 # Transactions
@@ -180,9 +180,9 @@ class Outcome(Enum):
 
 
 class Markers:
-    """How the transactions of a log ended: a batch's by the first marker behind it.
+    """Outcomes of the transactions of a log: the first marker after a batch decides.
 
-    Per producer, markers of one kind that follow each other are one entry.
+    Consecutive markers of one producer and one kind share an entry.
     """
 
     __slots__ = ("_aborts", "_offsets")
@@ -192,7 +192,7 @@ class Markers:
         self._aborts: dict[int, bytearray] = {}
 
     def add(self, producer_id: int, offset: int, control_type: ControlType) -> None:
-        """A marker that stands behind all that were added before."""
+        """Add a marker with a larger offset than all before."""
         offsets = self._offsets.setdefault(producer_id, array("q"))
         aborts = self._aborts.setdefault(producer_id, bytearray())
         is_abort = control_type is ControlType.ABORT
@@ -211,7 +211,7 @@ class Markers:
 
 
 def marker_type(batch: Buffer, header: BatchHeader) -> ControlType | None:
-    """Which marker a control batch is; None of an empty one and of kinds that end nothing."""
+    """Return the type of a control batch; None if it is empty or ends no transaction."""
     if not header.record_count:
         return None
     marker = decode_marker(next(iter_records(batch)))
@@ -222,7 +222,7 @@ def marker_type(batch: Buffer, header: BatchHeader) -> ControlType | None:
 
 
 class LastBatch(NamedTuple):
-    """What must stay of an active producer: its last batch, or its last marker (offset -1)."""
+    """Last batch of an active producer, which must stay; offset -1: its last marker."""
 
     epoch: int
     last_offset: int
@@ -237,7 +237,7 @@ class LastBatch(NamedTuple):
 
 
 def note_keys(map_: OffsetMap, batch: Buffer, header: BatchHeader, start_offset: int) -> bool:
-    """The keys of the batch are in the map with their offsets; False when it is full."""
+    """Put the keys of the batch into the map with their offsets. Return False if it is full."""
     base = header.base_offset
     for data, spans in record_spans(batch, 0, header):
         for _, _, _, delta, _, key_at, key_length, _, _, _, _ in spans:
@@ -265,20 +265,21 @@ class CleaningCounts:
 
 @dataclass(slots=True)
 class BatchFilter:
-    """What stays of each batch of a log; given one after the other, from the log's start on."""
+    """Filter that returns what stays of each batch, called in order from the log start on."""
 
     offsets: OffsetMap
     now_ms: int
     delete_retention_ms: int
-    last_batch: Callable[[int], LastBatch | None]  # of a producer that is still known
-    outcome: Callable[[int, int], Outcome]  # of the transaction of (producer, offset)
+    last_batch: Callable[[int], LastBatch | None]  # by producer id; None if it has expired
+    outcome: Callable[[int, int], Outcome]  # transaction outcome by (producer id, offset)
     counts: CleaningCounts = field(default_factory=CleaningCounts)
     _met: set[int] = field(default_factory=set)  # producers with a batch since their last marker
 
     def filter(self, batch: Buffer, header: BatchHeader, keep_empty: bool) -> Buffer | None:
-        """The batch as it was, or a new one with what stays of it, or None.
+        """Return the batch unchanged, a new batch with the records that stay, or None.
 
-        `keep_empty`: something must stay in its place. WireError when it cannot be opened.
+        `keep_empty`: return an empty batch instead of None. Raises WireError if the batch cannot
+        be decoded.
         """
         if header.producer_id >= 0 and not keep_empty:
             last = self.last_batch(header.producer_id)
@@ -324,7 +325,7 @@ class BatchFilter:
     ) -> Buffer | None:
         if not header.record_count:
             return batch if keep_empty else None
-        kept = bytearray()  # of each record, whether it stays
+        kept = bytearray()  # one flag per record: whether it stays
         has_tombstones = False
         horizon = header.delete_horizon_ms
         tombstones_stay = horizon is None or self.now_ms < horizon
@@ -333,7 +334,7 @@ class BatchFilter:
             for _, _, _, delta, _, key_at, key_length, _, value_length, _, _ in spans:
                 offset = base + delta
                 if offset > mapped:
-                    stays = True  # nothing is known of it yet; nor is its deadline set
+                    stays = True  # not covered by the map yet; a tombstone gets no deadline yet
                 elif key_length < 0:
                     self.counts.keyless_records += 1
                     stays = False
@@ -356,9 +357,9 @@ class BatchFilter:
     def _rebuild(
         self, batch: Buffer, header: BatchHeader, kept: bytearray | None, horizon_ms: int | None
     ) -> bytearray:
-        """The batch with the `kept` records (None: all of them), and a new horizon if given.
+        """Return a batch with the `kept` records (None: all) and a new delete horizon, if given.
 
-        It is read once more rather than held: it may be a hundred times as large, decompressed.
+        The batch is decompressed again rather than held in memory: it may be 100 times as large.
         """
         base_ms, attributes = header.base_timestamp, header.attributes
         shift = 0 if horizon_ms is None else base_ms - horizon_ms
@@ -398,7 +399,7 @@ class BatchFilter:
 
 
 def _empty(header: BatchHeader) -> bytearray:
-    """Its place, producer and sequence are left of the batch."""
+    """Return the batch without records, with its offsets, producer and sequence."""
     attributes = header.attributes & ~(DELETE_HORIZON | CODEC_MASK)
     return pack_batch(
         header._replace(attributes=attributes, base_timestamp=header.max_timestamp, record_count=0),

@@ -1,12 +1,13 @@
-"""Which of the configured log directories there are, and whether they are this node's.
+"""Check of the configured log directories at the start of a node.
 
-another node's, cluster's, process's   the node does not start
-named twice, or by two paths           the node does not start
-not given by the disk                  absent; the node starts with the others
-known (see `known_dirs`), and now      absent: most likely its disk is not mounted
-missing or empty
-known, and not configured any more     absent, unless it is there and holds no partition
-unknown and missing or empty           formatted
+Rules, with "known" meaning in the registry of log directories (`dir_registry`):
+
+    of another node or cluster, or locked        the node does not start
+    named twice, or by two paths                 the node does not start
+    cannot be read                               absent; the node starts with the others
+    known, and now missing or empty              absent: most likely its disk is not mounted
+    known, and no longer in `log.dirs`           absent, unless it exists without partitions
+    unknown, and missing or empty                formatted
 """
 
 import logging
@@ -27,16 +28,16 @@ from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 
 logger = logging.getLogger(__name__)
 
-# Descriptors of one directory, however many there are.
+# Smallest limit of open files of one directory, for any number of directories.
 LEAST_OPEN_FILES: Final = 64
 
 
 @frozen
 class AbsentDir:
-    """A directory that this node has or had, and that cannot be used now."""
+    """A log directory that this node has or had, and that cannot be used now."""
 
     path: str
-    directory_id: Uuid | None  # where that is known
+    directory_id: Uuid | None  # None if unknown
     is_configured: bool
 
 
@@ -48,7 +49,10 @@ def open_dirs(
     owner: str,
     max_open_files: int,
 ) -> tuple[list[LogDir], list[AbsentDir], list[Storage]]:
-    """The directories that can be used, those that cannot, and what has to be closed in the end."""
+    """Open the directories at `paths`. Return usable ones, absent ones, and storages to close.
+
+    Raises StorageIdentityError or StorageError if the node must not start. Blocking.
+    """
     check_paths(paths, storage.metadata_dir)
     with storage_errors("read", dir_registry_path(storage.data_dir)):
         written = read_dir_registry(disk, storage.data_dir)
@@ -66,16 +70,20 @@ def open_dirs(
 
 
 def check_paths(paths: Sequence[str], metadata_dir: str) -> None:
-    """StorageIdentityError for paths that cannot be those of log directories of one node."""
+    """Raise StorageIdentityError if `paths` cannot be the log directories of one node."""
     if not paths:
-        raise StorageIdentityError("log.dirs names no directory; name one, or leave it out")
+        raise StorageIdentityError("log.dirs names no directory; name one, or omit log.dirs")
     if len(paths) > MAX_LOG_DIRS:
-        raise StorageIdentityError(f"log.dirs names {len(paths)} directories; {MAX_LOG_DIRS} work")
+        raise StorageIdentityError(
+            f"log.dirs names {len(paths)} directories; the limit is {MAX_LOG_DIRS}"
+        )
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise StorageIdentityError(f"log.dirs names {path} twice; name each directory once")
         if path == metadata_dir:
-            raise StorageIdentityError(f"{path} is for the metadata; choose another log directory")
+            raise StorageIdentityError(
+                f"{path} is the metadata directory; choose another log directory"
+            )
         if os.path.dirname(path) in paths and parse_partition_folder(os.path.basename(path)):
             raise StorageIdentityError(
                 f"{path} has the name of a partition in {os.path.dirname(path)}; choose another"
@@ -90,7 +98,7 @@ class _DirDiscovery:
         written: Mapping[str, str] | None,
         max_open_files: int,
     ) -> None:
-        """`written`: the directories that are known so far, as `read_dir_registry` gives them."""
+        """Use `written`, the result of `read_dir_registry`, as the known directories."""
         self.online: list[LogDir] = []
         self.absent: list[AbsentDir] = []
         self.storages: list[Storage] = []
@@ -119,7 +127,7 @@ class _DirDiscovery:
                 failures.append(error)
                 self.absent.append(AbsentDir(path, self._known_id(path), True))
         if not self.online:
-            raise StorageError(f"no log directory can be used: {failures[0]}")
+            raise StorageError(f"no log directory is usable; the first error: {failures[0]}")
         self._look_for_others(paths)
         self._write_registry()
 
@@ -148,7 +156,7 @@ class _DirDiscovery:
             if other.directory_id == directory_id:
                 raise StorageIdentityError(
                     f"{other.path} and {path} are the same log directory, or one is a copy of the "
-                    f"other (directory id {uuid_to_text(directory_id)}); name one of them only"
+                    f"other (directory id {uuid_to_text(directory_id)}); name only one of them"
                 )
         log_dir = LogDir.open(disk, path, is_locked=True, max_open_files=self._max_open_files)
         log_dir.directory_id = directory_id
@@ -162,13 +170,13 @@ class _DirDiscovery:
         except OSError as error:
             raise storage_error(error, "read", path) from error
         raise StorageError(
-            f"it is missing or empty, but logs were kept there: mount its disk; or, if that disk "
-            f"is gone for good, remove the line of {uuid_to_text(known)} from "
-            f"{self._registry_path} to begin anew there"
+            f"the directory is missing or empty, but had logs: mount its disk; or, if that disk is "
+            f"lost, remove the line of {uuid_to_text(known)} from {self._registry_path} to format "
+            f"a new directory there"
         )
 
     def _look_for_others(self, paths: Sequence[str]) -> None:
-        """Directories that were there once, and are not any more."""
+        """Add known directories that are not among the usable ones to the absent ones."""
         here = {uuid_to_text(log_dir.directory_id) for log_dir in self.online}
         for directory_id, path in list(self._known.items()):
             if directory_id in here:
@@ -179,11 +187,13 @@ class _DirDiscovery:
             if any(one.path == path for one in self.absent):
                 continue
             logger.error(
-                "log directory %s (id %s) is offline: %s; what may lie there is offline until it "
-                "is back, or until its line in %s is removed",
+                "log directory %s (id %s) is offline: %s; partitions that may be there are offline "
+                "until it is back, or until its line in %s is removed",
                 path,
                 directory_id,
-                "another one stands there" if path in paths else "log.dirs does not name it",
+                "another directory is at that path"
+                if path in paths
+                else "log.dirs does not name it",
                 self._registry_path,
             )
             uuid = _uuid(self._registry_path, directory_id)

@@ -1,12 +1,12 @@
-"""Which log directories a node has had: `<data>/log-dirs.properties`, a line for each.
+"""The registry of a node's log directories: `<data>/log-dirs.properties`, one line for each.
 
     #
     <directory id>=<path>
 
-A disk that is not mounted looks like an empty folder, and one that is no longer named in the
-configuration looks like none at all. Either way its partitions must not begin anew, empty,
-elsewhere; so a directory is known until it was seen to hold no partition, or until somebody removes
-its line. Without the file, the data directory is the only one there has been.
+A disk that is not mounted looks like an empty folder, and a directory that was removed from
+`log.dirs` is not seen at all. In both cases its partitions must not be created again, empty, in
+another directory. A directory therefore stays in the registry until it is found without partitions,
+or an operator removes its line. Without the file, the data directory is the only known one.
 """
 
 import os
@@ -25,12 +25,15 @@ def dir_registry_path(data_dir: str) -> str:
 
 
 def read_dir_registry(disk: Disk, data_dir: str) -> dict[str, str] | None:
-    """Paths by directory id; None where there is no such file. StorageError, OSError."""
+    """Return paths by directory id; None without the file.
+
+    Raises StorageError if the file is damaged, OSError if it cannot be read.
+    """
     path = dir_registry_path(data_dir)
     if not disk.exists(path):
         return None
     if disk.size(path) > MAX_FILE_BYTES:
-        raise StorageError(f"{path} is too large to be what its name says")
+        raise StorageError(f"{path} is damaged: it has more than {MAX_FILE_BYTES} bytes")
     known: dict[str, str] = {}
     for line in disk.read_file(path).decode("utf-8", "surrogateescape").splitlines():
         if not line.strip() or line.startswith("#"):
@@ -43,7 +46,7 @@ def read_dir_registry(disk: Disk, data_dir: str) -> dict[str, str] | None:
 
 
 def write_dir_registry(disk: Disk, data_dir: str, known: Mapping[str, str]) -> None:
-    """They are known, through a loss of power. OSError. Slow: for `Disk.run`."""
+    """Write and sync the registry. Raises OSError. Blocking: call it in a worker thread."""
     lines = ["#", *(f"{directory_id}={path}" for directory_id, path in known.items())]
     data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
     write_atomically(disk, dir_registry_path(data_dir), data)

@@ -1,17 +1,17 @@
-"""A log directory: the partitions' folders, and what they share.
+"""A log directory: the folders of its partitions, and the files that they share.
 
-    .lock                             held while a node runs on it
-    .kafka_cleanshutdown              how the last process began and ended (`start_marks`)
-    .metaquorum_started
-    .metaquorum_syncing               whether a sync is under way, or has failed
-    (`sync_failure_marker`) *-offset-checkpoint               offsets of all logs
-    (`offset_checkpoints`) <topic>-<partition>/              one log <topic>-<p>.<unique>-delete/
-    a log being deleted: readers may still be in it <topic>-<p>.<unique>-stray/       a log the
-    cluster does not know; kept for a week, not served
+    .lock                         locked while a node uses the directory
+    .kafka_cleanshutdown          last clean shutdown (`boot_markers`)
+    .metaquorum_started           last start (`boot_markers`)
+    .metaquorum_syncing           whether a sync is in progress or failed (`sync_failure_marker`)
+    *-offset-checkpoint           offsets of all logs (`offset_checkpoints`)
+    <topic>-<partition>/          one log
+    <topic>-<p>.<unique>-delete/  a log being deleted; reads in progress may still use it
+    <topic>-<p>.<unique>-stray/   a log that the cluster does not know: not served, kept for a week
 
-The clean-shutdown mark is removed, and its removal synced, before any log is looked at
-(KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
-opened does not stop the others; it is in `offline` with the reason.
+The clean-shutdown marker is removed, and its removal synced, before any log is opened
+(KAFKA-10471): a crash at any later point is recovered as a crash. A log that cannot be opened does
+not stop the others; it is in `offline` with the error.
 """
 
 import logging
@@ -57,13 +57,13 @@ from wire.primitives.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
 
-# Logs opened one behind the other in one call beside the loop, and such calls at a time.
+# Logs opened in one call of a worker thread, and the number of such calls at a time.
 LOADS_PER_CALL: Final = 32
 CONCURRENT_CALLS: Final = 4
-# What the cluster does not know was deleted while this node was down, most likely. But it is not
-# removed at once, or a mistake (the metadata of another cluster) would cost everything.
+# A log that the cluster does not know was most likely deleted while this node was down. It is kept
+# for a week all the same: after a mistake (the metadata of another cluster) it can be restored.
 STRAY_KEPT_MS: Final = 7 * 24 * 3600 * 1000
-# So many changed logs are synced faster with all that the file system has.
+# From this number of changed logs on, one sync of the whole file system is faster.
 MANY_LOGS: Final = 100
 
 ConfigOf = Callable[[str], LogConfig]
@@ -71,6 +71,8 @@ ConfigOf = Callable[[str], LogConfig]
 
 @frozen
 class NewPartition:
+    """A partition of which this worker has to create the log."""
+
     topic: str
     partition: int
     topic_id: bytes
@@ -78,22 +80,22 @@ class NewPartition:
 
 
 class LogDir:
-    """Made by `LogDir.open`; `load` it before anything else."""
+    """One log directory with its logs. Created by `LogDir.open`; call `load` first."""
 
     def __init__(self, disk: Disk, path: str, lock: FileLock | None, max_open_files: int) -> None:
         self.path = path
         self.directory_id: Uuid = ZERO_UUID
-        self.failure: StorageError | None = None  # why all of it is offline
+        self.failure: StorageError | None = None  # why the whole directory is offline
         self.partitions: dict[Partition, PartitionLog] = {}
-        # The offsets that checkpoints have of logs of which no folder was found.
+        # Offsets in the checkpoints for logs without a folder.
         self.missing: dict[Partition, int] = {}
         self.offline: dict[Partition, StorageError] = {}
         self.checkpoints: Final = OffsetCheckpoints(disk, path)
         self.was_clean = False
-        self.last_broker_epoch = -1  # in which it was stopped, when it was clean
-        # Nobody has been told yet of what the directory before it had.
+        self.last_broker_epoch = -1  # broker epoch of the last clean shutdown, if there was one
+        # The directory is empty, and the controller may not know yet which logs are lost.
         self.is_new = False
-        # The last process of which everything is here; -1 for none.
+        # Broker epoch of the last process whose writes are all here; -1 for none.
         self.previous_broker_epoch = -1
         self.files = OpenFiles(disk, path, max_open_files)
         self._disk = disk
@@ -101,7 +103,7 @@ class LogDir:
         self._boot_markers = BootMarkers(disk, path)
         self._deleted: list[str] = []
         self._strays: list[str] = []
-        self._has_stale_checkpoints = False  # checkpoints on disk do, and it has been logged
+        self._has_stale_checkpoints = False  # checkpoints have deleted logs; this was logged
 
     @classmethod
     def open(
@@ -112,9 +114,9 @@ class LogDir:
         is_locked: bool = False,
         max_open_files: int = MAX_OPEN_FILES,
     ) -> "LogDir":
-        """The directory is there and is this process's. StorageError if it cannot be.
+        """Create the directory if it is missing, and lock it. Raises StorageError on failure.
 
-        `is_locked`: the caller holds its lock, and keeps it.
+        `is_locked`: the caller already holds the lock, and keeps it.
         """
         with storage_errors("use", path):
             disk.make_dirs(path)
@@ -129,7 +131,8 @@ class LogDir:
             lock = disk.lock(lock_path)
         except BlockingIOError:
             raise StorageError(
-                f"{path} is in use by another process; stop that one or choose another directory"
+                f"{path} is in use by another process; stop that process or choose another "
+                f"directory"
             ) from None
         except OSError as error:
             raise storage_error(error, "lock", lock_path) from error
@@ -141,17 +144,20 @@ class LogDir:
     # Start
 
     def _has_nothing(self) -> bool:
-        """No log, and no word of any: not so from the first checkpoint on (`settle`). OSError."""
+        """Return whether there is no log and no checkpoint; `settle` writes the first checkpoint.
+
+        Raises OSError.
+        """
         return not self._disk.exists(self._path(RECOVERY_POINT_CHECKPOINT)) and not any(
             parse_partition_folder(name) for name in self._disk.list(self.path)
         )
 
     async def settle(self, recreated: Iterable[Partition] = ()) -> None:
-        """What was lost is known: this directory's word counts from now on.
+        """Write checkpoints, once the controller knows which logs were lost with this directory.
 
-        `recreated`: logs that were noted here, and have begun anew, here or in another directory.
-        Their old recovery points would keep the new logs from opening after a kill.
-        It is synced before anything is written to a log here. StorageError.
+        `recreated`: logs in the checkpoints here that were created again, empty, here or in another
+        directory. With the old recovery points the new logs could not be opened after a kill. The
+        checkpoints are synced before any append to a log here. Raises StorageError.
         """
         for partition in recreated:
             self.checkpoints.forget(partition)
@@ -160,22 +166,23 @@ class LogDir:
         self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:
-        """The next process can tell whether all is here that this one writes. StorageError."""
+        """Write the start marker: see `BootMarkers.note_start`. Raises StorageError."""
         self._boot_markers.note_start(broker_epoch)
 
     async def load(
         self, config_of: ConfigOf, now_ms: int, *, concurrent: int = CONCURRENT_CALLS
     ) -> None:
-        """Every log here is open and recovered, or in `offline`. StorageError for the directory.
+        """Open and recover all logs of this directory; those that fail are in `offline`.
 
-        `concurrent`: logs recovered side by side.
+        `concurrent`: number of logs recovered at the same time. Raises StorageError if the
+        directory fails.
         """
         mark = self.files.sync_failure_marker
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
             in_doubt = not self.was_clean and mark.is_in_doubt()
-            mark.begin()  # a recovery syncs, too
+            mark.begin()  # recovery syncs files, too
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
         for noted in (self.checkpoints.high_watermarks, recovery_points):
@@ -194,9 +201,9 @@ class LogDir:
             )
             for partition, name in folders
         ]
-        # After a clean stop this is Python from end to end: threads would only take turns at it.
+        # After a clean stop this is pure Python work: several threads would only wait for the GIL.
         await self._in_calls(opens, 1 if self.was_clean else concurrent)
-        mark.has_failed = bool(self.offline)  # what was not recovered is as it was
+        mark.has_failed = bool(self.offline)  # files of these logs were not rewritten
         mark.end()
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
@@ -225,7 +232,7 @@ class LogDir:
         now_ms: int,
         in_doubt: bool,
     ) -> Callable[[], object]:
-        """What is to be done on the loop with a log that was opened beside it."""
+        """Open a log, in a worker thread. Return the call that adds the log on the event loop."""
         try:
             loaded = load_log(
                 self._disk,
@@ -257,9 +264,9 @@ class LogDir:
     async def _in_calls(
         self, steps: Iterable[Callable[[], Callable[[], object]]], concurrent: int
     ) -> None:
-        """Each step was called beside the loop, and what it returned on it.
+        """Call each step in a worker thread, and its result on the event loop.
 
-        The first StorageError or OSError ends it, after what had begun.
+        The first StorageError or OSError is raised after all calls in progress have ended.
         """
         rest = iter(list(steps))
         failures: list[StorageError | OSError] = []
@@ -278,12 +285,13 @@ class LogDir:
         if failures:
             raise failures[0]
 
-    # Partitions come and go
+    # Creation and deletion of partitions
 
     async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
-        """Those partitions have an empty log in `partitions`, whose first append makes its folder.
+        """Create an empty log for each of these partitions; its first append makes the folder.
 
-        One whose folder is there already, and holds something, is in `offline`.
+        A partition whose folder exists and is not empty is put in `offline`. Raises StorageError
+        if the directory fails.
         """
         made = [partial(self._create_log, one, now_ms) for one in new]
         if made:
@@ -292,10 +300,11 @@ class LogDir:
                 await self._in_calls(made, 1)
 
     async def write_deletions(self) -> None:
-        """Checkpoints tell nothing of logs that were deleted, or that they do is logged once.
+        """Remove deleted logs from the checkpoints; log the first failure until a write succeeds.
 
-        DirectoryFailedError. A full disk keeps nobody from making another log of such a name. The
-        next line is logged after a write that succeeds: clients that make topics cause each write.
+        Clients that create topics cause these writes, so repeated failures are not logged. A full
+        disk does not prevent the creation of a log with a deleted log's name. Raises
+        DirectoryFailedError.
         """
         try:
             await self.checkpoints.write_deletions(self.partitions)
@@ -304,7 +313,12 @@ class LogDir:
             raise
         except StorageError as error:
             if not self._has_stale_checkpoints:
-                logger.warning("checkpoints in %s tell of deleted logs: %s", self.path, error)
+                logger.warning(
+                    "cannot remove deleted logs from the checkpoints in %s: %s; this is tried "
+                    "again with the next checkpoint",
+                    self.path,
+                    error,
+                )
             self._has_stale_checkpoints = True
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
@@ -314,9 +328,7 @@ class LogDir:
         try:
             with storage_errors("create", folder):
                 if self._disk.exists(folder) and self._disk.list(folder):
-                    raise StorageError(
-                        f"{folder} is there already, and is not served; move it away"
-                    )
+                    raise StorageError(f"{folder} already exists and is not served; move it away")
         except StorageError as error:
             return partial(self._set_offline, partition, error, LogOffsets())
         loaded = LoadedLog(
@@ -328,34 +340,38 @@ class LogDir:
         return partial(self._add, partition, new.config, loaded, now_ms)
 
     def delete(self, topic: str, partition: int, rng: random.Random) -> None:
-        """The log is no more; its folder waits for `remove`, its readers go on."""
+        """Delete the log: rename its folder, for `remove`. Reads in progress continue."""
         unique = f"{rng.getrandbits(128):032x}"
         name = self._retire(topic, partition, unique, DELETED_FOLDER)
         if name is not None:
             self._deleted.append(name)
 
     def set_aside(self, topic: str, partition: int, rng: random.Random, now_ms: int) -> None:
-        """The log is not served any more but kept for a while, as a stray."""
+        """Take the log out of service as a stray, which is kept for STRAY_KEPT_MS."""
         unique = stray_unique(now_ms, rng.getrandbits(128))
         name = self._retire(topic, partition, unique, STRAY_FOLDER)
         if name is not None:
             self._strays.append(name)
 
     def expire_strays(self, now_ms: int) -> None:
-        """Those that have been strays for long enough are deleted: `take_deleted` tells them."""
+        """Mark strays older than STRAY_KEPT_MS as deleted: `take_deleted` returns them."""
         old = [
             name
             for name in self._strays
             if (since_ms := stray_since_ms(name)) is not None and now_ms - since_ms > STRAY_KEPT_MS
         ]
         if old:
-            logger.info("%s: %d strays are old enough to be removed", self.path, len(old))
+            logger.info(
+                "%s: removing %d stray partition folders that were kept for a week",
+                self.path,
+                len(old),
+            )
             self._strays = [name for name in self._strays if name not in old]
             self._deleted += old
 
     def _retire(self, topic: str, partition: int, unique: str, ending: str) -> str | None:
-        """The folder's new name; None where no folder was made yet."""
-        if self.failure is not None:  # what lies there is for the next start to find
+        """Rename the log's folder and drop the log. Return the new name; None without a folder."""
+        if self.failure is not None:  # leave the folder for the next start
             self.partitions.pop((topic, partition), None)
             self.offline.pop((topic, partition), None)
             return None
@@ -374,32 +390,32 @@ class LogDir:
         return name if has_folder else None
 
     def take_offline(self, partition: Partition, error: StorageError) -> None:
-        """The log is in `offline`; its files stay as they are."""
+        """Close the log and move it to `offline`; its files are not changed."""
         log = self.partitions.pop(partition)
         log.close()
         self._set_offline(partition, error, LogOffsets(log.synced_offset, log.log_start_offset))
 
     def fail(self, error: StorageError) -> None:
-        """Nothing here is written or opened any more; what is being read is read to its end."""
+        """Take the directory offline: open and write no file again. Reads in progress continue."""
         self.failure = error
         self._boot_markers.forget_start()
         self.files.shut()
 
     def take_deleted(self) -> list[str]:
-        """Folders of logs deleted since the last call; the caller gives them to `remove`."""
+        """Return folders of logs deleted since the last call, for `remove`."""
         names, self._deleted = self._deleted, []
         return names
 
     def give_back(self, folders: Sequence[str]) -> None:
-        """They could not be removed: they are told again."""
+        """Return folders that could not be removed to the list of `take_deleted`."""
         self._deleted += folders
 
     async def remove(self, folders: Sequence[str]) -> None:
-        """They are gone, and stay so after a loss of power. StorageError."""
+        """Remove these folders and sync the removal. Raises StorageError."""
 
         def remove() -> None:
-            # Their new names first: a loss of power may bring back a folder of which a part is gone
-            # already, and under its old name it would be taken for the log of a topic.
+            # Sync their new names first: a loss of power may restore a folder that is partly
+            # removed, and under its old name recovery would open it as the log of a topic.
             self._disk.sync_dir(self.path)
             for folder in folders:
                 if self._disk.exists(self._path(folder)):
@@ -410,17 +426,17 @@ class LogDir:
             await self._disk.run(remove)
 
     async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
-        """Recovery points and log starts, and high watermarks if given, survive a loss of power.
+        """Write and sync checkpoints of recovery points, log starts and given high watermarks.
 
-        StorageError.
+        Raises StorageError.
         """
         await self.checkpoints.write(self.partitions, high_watermarks)
 
     @asynccontextmanager
     async def cutting(self, kept: Mapping[Partition, LogOffsets]) -> AsyncIterator[None]:
-        """Inside, logs may be cut of which that is left: checkpoints on disk say no more of them.
+        """Hold the checkpoints on disk at or below `kept` while the block truncates these logs.
 
-        StorageError: that could not be written.
+        Raises StorageError if the checkpoints cannot be written.
         """
         async with self.checkpoints.cutting(self.partitions, kept):
             yield
@@ -430,13 +446,15 @@ class LogDir:
     async def close(
         self, high_watermarks: Mapping[Partition, int], *, broker_epoch: int = -1
     ) -> None:
-        """Every log is synced and closed, and the directory marked clean if all went well."""
+        """Sync and close every log; write the clean-shutdown marker if all of that succeeded.
+
+        Raises StorageError if the directory fails.
+        """
         clean = not self.offline
         closing: list[tuple[PartitionLog, Unsynced]] = []
         logs = iter(list(self.partitions.values()))
         while chunk := list(islice(logs, LOADS_PER_CALL)):
-            # Behind one another: these are short calls to the system, between which threads would
-            # only take turns.
+            # In one thread: these are short system calls, between which threads wait for the GIL.
             some = await self._disk.run(partial(_prepare_close, chunk))
             clean &= len(some) == len(chunk)
             closing += ((log, unsynced) for log, unsynced in some if not unsynced.is_empty)
@@ -450,7 +468,7 @@ class LogDir:
         self.abandon()
 
     async def _sync_closing(self, closing: list[tuple[PartitionLog, Unsynced]]) -> bool:
-        """All of these logs are synced and closed; False where some are not. StorageError."""
+        """Sync these logs. Return False if some of them failed. Raises StorageError."""
         with storage_errors("sync", self.path):
             if len(closing) >= MANY_LOGS and await self._disk.run(self._sync_all):
                 for log, _ in closing:
@@ -467,7 +485,13 @@ class LogDir:
                         await self._disk.run(partial(self._sync, unsynced))
                     log.closed_clean()
                 except StorageError as error:
-                    logger.error("%s-%d: %s", log.topic, log.partition, error)
+                    logger.error(
+                        "cannot sync %s-%d at shutdown: %s; the next start recovers all logs of %s",
+                        log.topic,
+                        log.partition,
+                        error,
+                        self.path,
+                    )
                     clean = False
 
         async with trio.open_nursery() as nursery:
@@ -484,7 +508,7 @@ class LogDir:
             unsynced.sync(self._disk)
 
     def abandon(self) -> None:
-        """No file is open and our lock is free; nothing was written for it."""
+        """Close all files and release the lock, without writing anything."""
         self.files.close()
         if self._lock is not None:
             self._lock.release()
@@ -503,11 +527,16 @@ def _call_all(
 
 
 def _prepare_close(logs: list[PartitionLog]) -> list[tuple[PartitionLog, Unsynced]]:
-    """Those logs that could be prepared, and what of them is to be synced."""
+    """Return the logs that could be closed, each with its names that are yet to be synced."""
     done = []
     for log in logs:
         try:
             done.append((log, log.prepare_close()))
         except StorageError as error:
-            logger.error("%s-%d: %s", log.topic, log.partition, error)
+            logger.error(
+                "cannot close %s-%d cleanly: %s; the next start recovers all logs of its directory",
+                log.topic,
+                log.partition,
+                error,
+            )
     return done

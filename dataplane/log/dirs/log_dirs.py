@@ -1,18 +1,18 @@
-"""The log directories of one worker, on as many disks (JBOD): each lives and fails by itself.
+"""The log directories of one worker (JBOD): each disk fails independently of the others.
 
-    online    its partitions are served; new ones go to the directory with the fewest
-    failed    a write or sync did not succeed; offline until the node starts again
-    absent    could not be used at the start, or is not named in the configuration any more
+    online    its partitions are served; new partitions go to the directory with the fewest
+    failed    a write or sync failed; offline until the node restarts
+    absent    unusable at the start, or no longer named in `log.dirs`
 
-What takes a directory offline is a write or a sync that the device refuses, as nobody knows then
-what it kept; so does one that says only when it is to sync that it is full. Else a full one does
-not (nothing was appended, reads go on, and appends do again once there is room), nor does a lack of
-descriptors or memory. A read that the device refuses takes its log offline, and has the directory
-written to, which tells whether that fails, too.
+A failed write or sync takes the directory offline, because the content of the device is unknown
+then; so does a full disk that is only reported by a sync. Otherwise a full disk does not (nothing
+was appended, reads continue, and appends succeed again once there is space), nor do missing file
+descriptors or memory. A failed read takes its log offline, and the directory is probed with a
+write, which shows whether writes fail, too.
 
-A partition that was there before this start, and is in no directory that is online, may lie in one
-that is not: it is offline rather than begun anew, even if it was never written to. Nothing that a
-directory holds can tell that: what it says may be older than what another has taken since.
+A partition that existed before this start and is in no online directory may be in one that is not
+online: it is offline and not created again, even if it never had records. The checkpoints of the
+online directories cannot rule that out: they may be older than records in the other directory.
 """
 
 import logging
@@ -40,15 +40,17 @@ logger = logging.getLogger(__name__)
 
 
 class FailureListener(Protocol):
+    """Receiver of failures of directories and logs."""
+
     def directory_failed(self, log_dir: LogDir) -> None:
-        """None of its logs can be used any more."""
+        """Handle a directory that went offline, with all its logs."""
 
     def log_failed(self, partition: Partition, error: StorageError) -> None:
-        """That log could not be read."""
+        """Handle a log that could not be read."""
 
 
 class LogDirs:
-    """Made by `LogDirs.open`; `load` them before anything else."""
+    """All log directories of one worker. Created by `LogDirs.open`; call `load` first."""
 
     def __init__(
         self, online: list[LogDir], absent: Sequence[AbsentDir], storages: Sequence[Storage]
@@ -58,7 +60,7 @@ class LogDirs:
         self.absent: Final = absent
         self.listener: FailureListener | None = None
         self._all: Final = tuple(online)
-        self._storages = storages  # of those but the data directory, whose lock is not ours
+        self._storages = storages  # with locks; the data directory's lock belongs to the node
         self._suspects: dict[LogDir, None] = {}
         self._unfound: dict[Partition, StorageError] = {}
         self._none_left = trio.Event()
@@ -75,31 +77,32 @@ class LogDirs:
         owner: str = "a node",
         max_open_files: int = MAX_OPEN_FILES,
     ) -> "LogDirs":
-        """The directories at `paths` are this node's and locked; new ones are formatted.
+        """Open and lock the directories at `paths`; format new ones.
 
-        One that the disk does not give is absent, and told. StorageIdentityError for what a person
-        has to set right (a directory of another node, one named twice), StorageError when none is
-        left. Slow: for `Disk.run`.
+        A directory that cannot be read is absent, and logged. Raises StorageIdentityError for what
+        an operator has to correct (a directory of another node, one named twice), StorageError if
+        no directory is usable. Blocking: call it in a worker thread.
         """
         return cls(*open_dirs(disk, storage, paths, random, owner, max_open_files))
 
-    # What is known
+    # State
 
     @property
     def ids(self) -> tuple[Uuid, ...]:
-        """Of all directories there are, those too that cannot be used now."""
+        """Directory ids of all directories: online, failed and absent."""
         return tuple(one.directory_id for one in self._all) + self._absent_ids
 
     @property
     def offline_ids(self) -> tuple[Uuid, ...]:
-        """Of those that cannot be used now."""
+        """Directory ids of failed and absent directories."""
         return tuple(one.directory_id for one in self.failed) + self._absent_ids
 
     @property
     def previous_broker_epoch(self) -> int:
-        """The process before this one, if all that it wrote is here but for what is absent; or -1.
+        """Broker epoch of the previous process, if all its writes are in these directories; or -1.
 
-        A directory that is new takes nothing away: what was in the one before it `is_lost`.
+        Absent directories do not count, and new ones do not either: partitions that a new one
+        replaces are covered by `is_lost`.
         """
         epochs = {one.previous_broker_epoch for one in self._all if not one.is_new}
         return epochs.pop() if len(epochs) == 1 else -1
@@ -109,11 +112,11 @@ class LogDirs:
         return tuple(one.directory_id for one in self.absent if one.directory_id is not None)
 
     def __iter__(self) -> Iterator[LogDir]:
-        """Those that were usable at the start."""
+        """Iterate over the directories that were usable at the start."""
         return iter(self._all)
 
     def dir_of(self, partition: Partition) -> LogDir | None:
-        """Where its log is, or the folder that could not be opened."""
+        """Return the directory with the partition's log, open or offline; None without one."""
         for log_dir in self._all:
             if partition in log_dir.partitions or partition in log_dir.offline:
                 return log_dir
@@ -126,37 +129,38 @@ class LogDirs:
         return None
 
     def offline_reason(self, partition: Partition) -> StorageError | None:
-        """Why a partition of this worker has no log; None if it has one, or was never made."""
+        """Return why the partition has no usable log; None if it has one or was never created."""
         for log_dir in self._all:
             if (reason := log_dir.offline.get(partition)) is not None:
                 return reason
         return self._unfound.get(partition)
 
     def is_lost(self, partition: Partition) -> bool:
-        """A partition that is nowhere once was, and had records.
+        """Return whether a partition that is in no directory had records that are lost.
 
-        One that never had any has no folder, so that checkpoints have to tell. Those that are new,
-        as after the loss of a disk, tell nothing: then it is taken for lost, by every process until
-        one has come to say so (`settle`).
+        A log without records has no folder, so only checkpoints show whether there were any. A new
+        directory, as after the loss of a disk, has no checkpoints: while there is one, every
+        unknown partition counts as lost, also for later processes, until `settle`.
         """
         noted = self.noted_end(partition)
         return any(one.is_new for one in self._all) if noted is None else noted > 0
 
     def noted_end(self, partition: Partition) -> int | None:
-        """Up to where, at least, a log reached that is nowhere now; None: nothing was noted."""
+        """Return the largest offset that checkpoints have for a log without a folder, or None."""
         noted = [one.missing[partition] for one in self._all if partition in one.missing]
         return max(noted, default=None)
 
     def set_offline(self, partition: Partition, reason: StorageError) -> None:
-        """It has no log, and gets none."""
+        """Mark a partition without a log as offline, for `reason`."""
         self._unfound[partition] = reason
 
     # Start
 
     async def load(self, config_of: ConfigOf, now_ms: int, *, concurrent: int) -> None:
-        """Every log is open and recovered, or offline. StorageError when no directory is left.
+        """Open and recover the logs of all directories; those that fail are offline.
 
-        `concurrent`: logs recovered side by side in each directory.
+        `concurrent`: number of logs recovered at the same time in each directory. Raises
+        StorageError if no directory is left.
         """
 
         async def load(log_dir: LogDir) -> None:
@@ -173,7 +177,7 @@ class LogDirs:
             raise self._nothing_left()
 
     def note_start(self, broker_epoch: int) -> None:
-        """This process is registered in that epoch, and may write."""
+        """Write start markers, before the first writes in `broker_epoch`."""
         for log_dir in list(self.online):
             try:
                 log_dir.note_start(broker_epoch)
@@ -181,25 +185,30 @@ class LogDirs:
                 if isinstance(error, DirectoryFailedError):
                     self.fail(log_dir, error)
                 else:
-                    logger.warning("the next start will take this one for a power cut: %s", error)
+                    logger.warning(
+                        "cannot write the start marker in %s: %s; if this process is killed, the "
+                        "next start treats that as a loss of power",
+                        log_dir.path,
+                        error,
+                    )
 
     def refuse_duplicates(self) -> None:
-        """A partition found in two directories is offline: nobody knows which one is right."""
+        """Take partitions that are in two directories offline: neither is known to be current."""
         for number, log_dir in enumerate(self._all):
             for other in self._all[number + 1 :]:
                 for at in sorted(log_dir.partitions.keys() & other.partitions.keys()):
                     error = StorageError(
-                        f"it is in {log_dir.path} and in {other.path}; stop the node and move the "
-                        "folder away that is not to be served"
+                        f"the partition is in {log_dir.path} and in {other.path}; stop the node "
+                        "and move away the folder that is not to be served"
                     )
                     log_dir.take_offline(at, error)
                     other.take_offline(at, error)
 
     async def settle(self) -> None:
-        """The quorum knows what is lost: directories that are new have what they have from now on,
+        """Write first checkpoints of new directories, once the controller knows the lost logs.
 
-        and no checkpoint tells of a lost log that has begun anew. A directory that cannot write
-        that is taken for new once more by the next process, or what is lost for lost.
+        Also removes lost logs that were created again from the checkpoints. If a directory cannot
+        be written, the next process reports the same logs as lost again.
         """
         for log_dir in list(self.online):
             recreated = [at for at in log_dir.missing if self.dir_of(at) is not None]
@@ -210,20 +219,22 @@ class LogDirs:
                     await log_dir.settle(recreated)
             except StorageError as error:
                 logger.warning(
-                    "the next start will take what was lost in %s for lost once more: %s",
+                    "cannot write the checkpoints in %s: %s; the next start reports the logs that "
+                    "were lost there as lost again",
                     log_dir.path,
                     error,
                 )
 
-    # Partitions come and go
+    # Creation and deletion of partitions
 
     async def create(
         self, new: Iterable[NewPartition], now_ms: int, *, may_be_absent: bool = False
     ) -> None:
-        """Those partitions have an empty log, each in the directory with the fewest.
+        """Create an empty log for each partition, in the directory with the fewest partitions.
 
-        `may_be_absent`: they are no news to this worker, so that they may lie in a directory that
-        is not online. These are offline then, and so is one whose folder is there already.
+        `may_be_absent`: this worker had these partitions before, so that they may be in a directory
+        that is not online; if there is one, they are marked offline instead. A partition whose
+        folder already exists is offline, too.
         """
         left = list(new)
         missing = [*(one.path for one in self.absent), *(one.path for one in self.failed)]
@@ -244,16 +255,18 @@ class LogDirs:
         if not new:
             return
         logger.error(
-            "%d partitions are in none of the log directories that can be used, and are offline: "
-            "they may be in %s",
+            "%d partitions are in no online log directory; they are offline, because they may be "
+            "in %s",
             len(new),
             places,
         )
         for one in new:
-            self._unfound[one.topic, one.partition] = StorageError(f"it may be in {places}")
+            self._unfound[one.topic, one.partition] = StorageError(
+                f"the partition is in no online log directory, but may be in {places}"
+            )
 
     def _place(self, new: list[NewPartition]) -> list[tuple[LogDir, list[NewPartition]]]:
-        """Where each is to be: in the directory with the fewest, the first named of several."""
+        """Assign each new partition to the directory with the fewest partitions."""
         if len(self.online) == 1:
             return [(self.online[0], new)]
         placed: list[tuple[LogDir, list[NewPartition]]] = [(one, []) for one in self.online]
@@ -265,14 +278,14 @@ class LogDirs:
         return [(log_dir, some) for log_dir, some in placed if some]
 
     def delete(self, topic: str, partition: int, rng: Random) -> None:
-        """The log is no more; its folder waits for `LogDir.remove`. StorageError."""
+        """Delete the log: rename its folder, for `LogDir.remove`. Raises StorageError."""
         self._unfound.pop((topic, partition), None)
         if (log_dir := self.dir_of((topic, partition))) is not None:
             with self._watched(log_dir):
                 log_dir.delete(topic, partition, rng)
 
     async def write_deletions(self) -> None:
-        """Checkpoints tell nothing of logs that were deleted: see `OffsetCheckpoints`."""
+        """Remove deleted logs from the checkpoints: see `OffsetCheckpoints.write_deletions`."""
         for log_dir in list(self.online):
             with suppress(DirectoryFailedError), self._watched(log_dir):
                 await log_dir.write_deletions()
@@ -280,7 +293,7 @@ class LogDirs:
     # Failures
 
     def fail(self, log_dir: LogDir, error: StorageError) -> None:
-        """All of the directory is offline until the next start."""
+        """Take the whole directory offline until the node restarts."""
         if log_dir.failure is not None:
             return
         log_dir.fail(error)
@@ -299,7 +312,7 @@ class LogDirs:
             self._none_left.set()
 
     def failed_at(self, partition: Partition, error: StorageError) -> None:
-        """A log's operation failed in this way: its directory goes offline if that is why."""
+        """Handle a failed operation of a log: take its directory offline, or probe it later."""
         log_dir = self.dir_of(partition)
         if log_dir is not None and isinstance(error, DirectoryFailedError):
             self.fail(log_dir, error)
@@ -307,7 +320,10 @@ class LogDirs:
             self._suspects[log_dir] = None
 
     async def probe(self) -> None:
-        """Directories that could not be read lately were written to. StorageError."""
+        """Write checkpoints to directories with read errors since the last call.
+
+        Raises StorageError; a failed write takes the directory offline.
+        """
         while self._suspects:
             log_dir, _ = self._suspects.popitem()
             if log_dir.failure is None:
@@ -319,12 +335,12 @@ class LogDirs:
             self.listener.log_failed(partition, error)
 
     async def wait_none_left(self) -> None:
-        """Returns never; StorageError when the last directory has failed."""
+        """Wait until the last directory has failed, then raise StorageError."""
         await self._none_left.wait()
         raise self._nothing_left()
 
     def _nothing_left(self) -> StorageError:
-        return StorageError(f"no log directory is left: {self._last_failure}")
+        return StorageError(f"all log directories have failed: {self._last_failure}")
 
     @contextmanager
     def _watched(self, log_dir: LogDir) -> Iterator[None]:
@@ -337,9 +353,9 @@ class LogDirs:
     # Checkpoints
 
     async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
-        """Recovery points and log starts, and high watermarks if given, survive a loss of power.
+        """Write and sync checkpoints of recovery points, log starts and given high watermarks.
 
-        The first StorageError, after all directories had their turn.
+        Raises the first StorageError, after all directories were tried.
         """
         failures: list[StorageError] = []
         for log_dir in list(self.online):
@@ -353,7 +369,7 @@ class LogDirs:
     async def checkpoint_one(
         self, log_dir: LogDir, high_watermarks: HighWatermarks | None = None
     ) -> None:
-        """As `checkpoint`, for that directory."""
+        """Write the checkpoints of one directory, as `checkpoint` does. Raises StorageError."""
         with self._watched(log_dir):
             await log_dir.checkpoint(
                 None if high_watermarks is None else partial(_of_dir, log_dir, high_watermarks)
@@ -363,9 +379,9 @@ class LogDirs:
     async def cutting(
         self, kept: Mapping[Partition, LogOffsets]
     ) -> AsyncIterator[Mapping[Partition, StorageError]]:
-        """Inside, logs may be cut of which that is left: checkpoints on disk say no more of them.
+        """Hold the checkpoints on disk at or below `kept` while the block truncates these logs.
 
-        Given are those logs that must not be cut, as their directory could not write that.
+        Yields the logs that must not be truncated, because their directory cannot be written.
         """
         by_dir: dict[LogDir, dict[Partition, LogOffsets]] = {}
         for at, offsets in kept.items():
@@ -382,7 +398,7 @@ class LogDirs:
             yield failures
 
     async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
-        """They survive a loss of power. The first StorageError, after all had their turn."""
+        """Write and sync high watermarks. Raises the first StorageError, after all directories."""
         failures: list[StorageError] = []
         for log_dir in list(self.online):
             try:
@@ -395,19 +411,19 @@ class LogDirs:
             raise failures[0]
 
     def cleaner_offset(self, partition: Partition) -> int:
-        """Up to where the log is cleaned."""
+        """Return the offset up to which the log is cleaned."""
         log_dir = self.dir_of(partition)
         return 0 if log_dir is None else log_dir.checkpoints.cleaner_offsets.get(partition, 0)
 
     async def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
-        """The log is cleaned up to there, which survives a loss of power. StorageError."""
+        """Set and sync the offset up to which the log is cleaned. Raises StorageError."""
         if (log_dir := self.dir_of(partition)) is not None:
             log_dir.checkpoints.cleaner_offsets[partition] = offset
             with self._watched(log_dir):
                 await log_dir.checkpoints.write_cleaner_offsets()
 
     async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> None:
-        """Folders of deleted logs are gone, and stay so after a loss of power. StorageError."""
+        """Remove folders of deleted logs, and sync the removal. Raises StorageError."""
         if log_dir.failure is None:
             with self._watched(log_dir):
                 await log_dir.remove(folders)
@@ -417,9 +433,9 @@ class LogDirs:
     async def close(
         self, high_watermarks: Mapping[Partition, int], *, broker_epoch: int = -1
     ) -> None:
-        """Every log is synced and closed, and each directory marked clean if all went well there.
+        """Sync and close all logs; mark each directory clean in which all of that succeeded.
 
-        The first StorageError, after all directories had their turn.
+        Raises the first StorageError, after all directories were tried.
         """
         failures: list[StorageError] = []
 
@@ -438,7 +454,7 @@ class LogDirs:
             raise failures[0]
 
     def abandon(self) -> None:
-        """No file is open and the locks are free; nothing was written for it."""
+        """Close all files and release the locks, without writing anything."""
         for log_dir in self._all:
             log_dir.abandon()
         for storage in self._storages:

@@ -1,17 +1,17 @@
-"""Offsets of all logs of a directory, in files of Kafka's format.
+"""Checkpoint files of a log directory: offsets of all its logs, in Kafka's format.
 
-    recovery-point-offset-checkpoint  up to where each log is synced
+    recovery-point-offset-checkpoint  recovery points: records before them are synced
     replication-offset-checkpoint     high watermarks
-    log-start-offset-checkpoint       where logs begin that begin within a segment
-    cleaner-offset-checkpoint         up to where compacted logs are cleaned
+    log-start-offset-checkpoint       log start offsets
+    cleaner-offset-checkpoint         offsets up to which compacted logs are cleaned
 
-What they say of logs that cannot be opened is kept, or the next start would take synced bytes for a
-torn tail.
+Entries of logs that cannot be opened are kept: without them, the next start would treat damage of
+synced bytes as a torn tail.
 
-A recovery point on disk is a promise: below it recovery takes every missing or damaged byte for the
-fault of the disk, and segments that end below it are not scanned. So it is lowered, and synced,
-before a log is cut below it (`cutting`): written after the cut, as Kafka does, a crash in between
-leaves a promise about bytes that are cut, and about the bytes that are appended in their place.
+A recovery point on disk is a guarantee: recovery treats every missing or damaged byte before it as
+a fault of the disk, and does not scan segments that end before it. It is therefore lowered, and
+synced, before a log is truncated below it (`cutting`). Kafka writes it after the truncation; a
+crash in between then leaves a guarantee for truncated bytes and for those appended in their place.
 """
 
 import logging
@@ -33,32 +33,37 @@ from dataplane.log.segments.names import (
 )
 from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
 
-# Asked at the moment of a write: a log may be deleted, and another made under its name, while the
-# write waits for its turn.
+# A callable, evaluated at the moment of the write: while a write waits for the lock, a log may be
+# deleted and another created with its name.
 HighWatermarks: TypeAlias = Callable[[], Mapping[Partition, int]]
 
 logger = logging.getLogger(__name__)
 
 
 class OffsetCheckpoints:
+    """The checkpoint files of one log directory."""
+
     def __init__(self, disk: Disk, path: str) -> None:
-        """`path` is the log directory's."""
-        self.high_watermarks: dict[Partition, int] = {}  # as they were written last
+        """Use the files in the log directory `path`; reads nothing yet."""
+        self.high_watermarks: dict[Partition, int] = {}  # as on disk
         self.cleaner_offsets: dict[Partition, int] = {}
         self._disk = disk
         self._path = path
         self._offline: dict[Partition, LogOffsets] = {}
-        self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # of logs that are being cut
-        self._deleted: set[Partition] = set()  # of which something may be noted on disk
+        self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # by truncation in progress
+        self._deleted: set[Partition] = set()  # deleted logs that may still be in the files
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Recovery points and log starts; the others are in the attributes. OSError."""
+        """Read all files. Return recovery points and log starts; the rest is in attributes.
+
+        Raises StorageError if a file is malformed, OSError if it cannot be read.
+        """
         self.high_watermarks = self._read(HIGH_WATERMARK_CHECKPOINT)
         try:
             self.cleaner_offsets = self._read(CLEANER_CHECKPOINT)
-        except StorageError as error:  # costs no more than another cleaning
-            logger.warning("compaction begins at the start of each log: %s", error)
+        except StorageError as error:  # only costs another cleaning of each log
+            logger.warning("%s; the cleaner begins again at the start of each log", error)
         return self._read(RECOVERY_POINT_CHECKPOINT), self._read(LOG_START_CHECKPOINT)
 
     def _read(self, name: str) -> dict[Partition, int]:
@@ -69,29 +74,29 @@ class OffsetCheckpoints:
             return decode_offsets(self._disk.read_file(path))
         except ValueError as error:
             raise StorageError(
-                f"{path} cannot be read ({error}); restore it, or remove it: every log is then "
-                f"scanned, and cut where it is damaged"
+                f"{path} is malformed ({error}); restore it, or remove it: recovery then scans "
+                f"every log and truncates it where it is damaged"
             ) from None
 
     def keep(self, partition: Partition, offsets: LogOffsets) -> None:
-        """The log is offline, and these stay noted of it."""
+        """Keep `offsets` in the files for a log that is offline."""
         self._offline[partition] = self._below_cuts(partition, offsets)
 
     def forget(self, partition: Partition) -> None:
-        """The log is no more; `write_deletions` follows."""
+        """Forget a deleted log; the caller calls `write_deletions` later."""
         self.cleaner_offsets.pop(partition, None)
         self.high_watermarks.pop(partition, None)
         self._offline.pop(partition, None)
         self._deleted.add(partition)
 
-    # Each of the rest survives a loss of power once it is written. StorageError.
+    # All writes below are synced when they return, and raise StorageError on failure.
 
     async def write(
         self,
         logs: Mapping[Partition, PartitionLog],
         high_watermarks: HighWatermarks | None,
     ) -> None:
-        """Recovery points and log starts, and high watermarks if given."""
+        """Write recovery points, log starts, and high watermarks if given."""
         async with self._writing:
             offline = self._offline.items()
             points = {at: offsets.recovery_point for at, offsets in offline}
@@ -102,9 +107,9 @@ class OffsetCheckpoints:
                 if self._ceilings:
                     point, start = self._below_cuts(partition, LogOffsets(point, start))
                 points[partition] = point
-                if start:  # of a first segment too: it may be back after a crash
+                if start:  # also if a segment begins there: a crash may restore deleted segments
                     starts[partition] = start
-                # A write that fails, or is given up, may have reached the disk or not.
+                # A write that fails or is cancelled may or may not have reached the disk.
                 log.noted_recovery_point = max(log.noted_recovery_point, point)
                 log.least_noted_recovery_point = min(log.least_noted_recovery_point, point)
                 log.noted_log_start_offset = max(log.noted_log_start_offset, start)
@@ -119,10 +124,10 @@ class OffsetCheckpoints:
                 log.noted_log_start_offset = starts.get(partition, 0)
 
     async def write_deletions(self, logs: Mapping[Partition, PartitionLog]) -> None:
-        """Nothing on disk tells of logs that are no more.
+        """Remove deleted logs from the files.
 
-        A checkpoint tells partitions by their names: what it says of a log would be believed of
-        the next one of its name, which it would make a lost one, or one that was damaged.
+        Checkpoints identify a log by topic name and partition: a stale entry would apply to the
+        next log with that name, which would then look lost or damaged.
         """
         deleted = set(self._deleted)
         if deleted:
@@ -134,9 +139,10 @@ class OffsetCheckpoints:
     async def cutting(
         self, logs: Mapping[Partition, PartitionLog], kept: Mapping[Partition, LogOffsets]
     ) -> AsyncIterator[None]:
-        """Inside, nothing on disk says more of these logs than `kept`, whoever writes checkpoints.
+        """Hold all offsets of these logs in the files at or below `kept` while the block runs.
 
-        They are to be cut inside: what they say themselves is no more than that from then on.
+        The block has to truncate the logs to these offsets. All concurrent writes of checkpoints
+        respect the limits.
         """
         self._ceilings.append(kept)
         try:
@@ -158,7 +164,7 @@ class OffsetCheckpoints:
         return offsets
 
     async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
-        """Those of partitions that cannot be opened are kept."""
+        """Write high watermarks if they changed; those of logs that are offline are kept."""
         async with self._writing:
             offsets = self._with_offline(high_watermarks())
             if offsets == self.high_watermarks:
@@ -167,7 +173,7 @@ class OffsetCheckpoints:
             self._wrote_high_watermarks(offsets)
 
     def _wrote_high_watermarks(self, offsets: dict[Partition, int]) -> None:
-        """`high_watermarks` are those on disk, without those of logs deleted during the write."""
+        """Set `high_watermarks` to those written, except for logs deleted during the write."""
         for partition in self._deleted:
             offsets.pop(partition, None)
         self.high_watermarks = offsets
@@ -177,7 +183,7 @@ class OffsetCheckpoints:
         return kept | dict(high_watermarks)
 
     async def write_cleaner_offsets(self) -> None:
-        """How far logs are cleaned."""
+        """Write the offsets up to which logs are cleaned."""
         async with self._writing:
             await self._write_files({CLEANER_CHECKPOINT: dict(self.cleaner_offsets)})
 

@@ -1,5 +1,5 @@
-"""Opening a partition log after any end of the process: scan, truncate, rebuild.
+"""Recovery of a partition log after a clean stop, a crash or a loss of power.
 
-Imports `log.segments`. Disk I/O through the `Disk` interface only. `recovery` has the rules;
-`boot_markers` distinguish a killed process from a lost machine.
+Imports `log.segments`. Disk I/O through the `Disk` interface only. Start with `recovery`, which
+has the rules; `boot_markers` distinguish a killed process from a loss of power.
 """

@@ -1,12 +1,11 @@
-"""Marks of a log directory by which one process tells the next what it can rely on.
+"""Markers of a log directory: whether everything that the last process wrote is still there.
 
-    .kafka_cleanshutdown    there only between a clean stop and the next start
-    .metaquorum_started     the last start: of the process, and of its machine
+    .kafka_cleanshutdown    exists only between a clean stop and the next start
+    .metaquorum_started     last broker epoch of the process, and the boot id of its machine
 
-Both name a process by the broker epoch that it was given last. All that it wrote is here where it
-was stopped in good order, or its machine has not been started since: whatever killed it, what it
-had given to the kernel was written. (Linux tells machines' starts apart; elsewhere a killed process
-is taken for a loss of power.)
+Both have the last broker epoch of the process that wrote them. All its writes are on disk if it
+was stopped cleanly, or if the machine has not restarted since: the kernel writes the pages of a
+killed process, too. (Only Linux has boot ids; elsewhere a kill is treated as a loss of power.)
 """
 
 import os
@@ -24,8 +23,10 @@ from metaquorum.runtime.interfaces import Disk, write_atomically
 
 
 class BootMarkers:
+    """The two markers of one log directory."""
+
     def __init__(self, disk: Disk, path: str) -> None:
-        """`path` is the log directory's."""
+        """Use the files in the log directory `path`; reads nothing yet."""
         self._disk = disk
         self._path = path
         self._clean = os.path.join(path, CLEAN_SHUTDOWN)
@@ -33,7 +34,10 @@ class BootMarkers:
         self._is_forgotten = False
 
     def intact_broker_epoch(self) -> int:
-        """The last process of which everything is here; -1 for none. OSError."""
+        """Return the broker epoch of the last process whose writes are all here; -1 for none.
+
+        Raises OSError.
+        """
         stopped = killed = -1
         if self._disk.exists(self._clean):
             stopped = decode_clean_shutdown(self._disk.read_file(self._clean))
@@ -44,9 +48,10 @@ class BootMarkers:
         return max(stopped, killed)
 
     def take_clean(self) -> int | None:
-        """The broker epoch in which it was stopped clean (-1: not known), None if it was not.
+        """Remove the clean-shutdown marker, synced. Return its broker epoch, or None without it.
 
-        The mark is gone, for good: a crash from now on is recovered from as a crash. OSError.
+        The epoch is -1 if the marker has none. After this call, a crash is recovered as a crash.
+        Raises OSError.
         """
         if not self._disk.exists(self._clean):
             return None
@@ -56,10 +61,10 @@ class BootMarkers:
         return broker_epoch
 
     def note_start(self, broker_epoch: int) -> None:
-        """The next process can tell whether all is here that this one writes. StorageError.
+        """Write the start marker, at each registration of this process. Raises StorageError.
 
-        Each registration of this process is noted, unless something it wrote is lost already.
-        Not synced: after a loss of power it says nothing in any case.
+        After `forget_start` nothing is written. The file is not synced: after a loss of power it
+        has no meaning in any case.
         """
         if self._is_forgotten:
             return
@@ -73,11 +78,11 @@ class BootMarkers:
                 file.close()
 
     def forget_start(self) -> None:
-        """The next process does not take for granted that all is here that this one wrote."""
+        """Remove the start marker, because some of this process's writes are lost."""
         self._is_forgotten = True
         with suppress(OSError):
             self._disk.remove(self._start)
 
     def mark_clean(self, broker_epoch: int) -> None:
-        """Everything is synced, and this process writes no more. OSError."""
+        """Write and sync the clean-shutdown marker, after all logs are synced. Raises OSError."""
         write_atomically(self._disk, self._clean, encode_clean_shutdown(broker_epoch))

@@ -1,4 +1,4 @@
-"""Small text files of a log directory: offsets by partition, marks of starts and stops, ids."""
+"""Formats of small files of a log directory: checkpoints, start and stop markers, topic ids."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ Partition = tuple[str, int]
 
 
 class LogOffsets(NamedTuple):
-    """What the checkpoints of a directory say of one log."""
+    """Offsets of one log in the checkpoints of its directory."""
 
     recovery_point: int = 0
     log_start_offset: int = 0
@@ -32,12 +32,12 @@ def encode_offsets(offsets: Mapping[Partition, int]) -> bytes:
 
 
 def decode_offsets(data: Buffer) -> dict[Partition, int]:
-    """ValueError when this is no offset checkpoint."""
+    """Decode an offset checkpoint. Raises ValueError if it is malformed."""
     if len(data) > MAX_CHECKPOINT_BYTES:
         raise ValueError("too large")
     lines = bytes(data).decode("ascii").splitlines()
     if len(lines) < 2 or lines[0] != _VERSION or int(lines[1]) != len(lines) - 2:
-        raise ValueError("not a checkpoint of version 0, or cut short")
+        raise ValueError("not a checkpoint of version 0, or truncated")
     offsets: dict[Partition, int] = {}
     for line in lines[2:]:
         topic, partition, offset = line.split(" ")
@@ -50,7 +50,7 @@ def encode_clean_shutdown(broker_epoch: int) -> bytes:
 
 
 def decode_clean_shutdown(data: Buffer) -> int:
-    """The broker epoch in the mark; -1 when it says none."""
+    """Return the broker epoch of a clean-shutdown marker; -1 if it has none."""
     try:
         content = json.loads(bytes(data))
         return int(content["brokerEpoch"])
@@ -63,7 +63,7 @@ def encode_start(broker_epoch: int, boot_id: str) -> bytes:
 
 
 def decode_start(data: Buffer) -> tuple[int, str]:
-    """Broker epoch and boot id; (-1, "") when it says none."""
+    """Return broker epoch and boot id of a start marker; (-1, "") if it is malformed."""
     try:
         content = json.loads(bytes(data))
         return int(content["brokerEpoch"]), str(content["bootId"])
@@ -78,7 +78,10 @@ def encode_damage(lost_bytes: int, lost_end_offset: int) -> bytes:
 
 
 def decode_damage(data: Buffer) -> tuple[int, int]:
-    """Bytes and end offset of what was cut; (1, -1), some and not known, when it says none."""
+    """Return number of bytes and end offset of lost records; (1, -1) if the file is malformed.
+
+    An end offset of -1 means unknown.
+    """
     try:
         content = json.loads(bytes(data))
         return int(content["lostBytes"]), int(content["lostEndOffset"])
@@ -93,14 +96,14 @@ def encode_partition_metadata(topic_id: bytes) -> bytes:
 
 
 def decode_partition_metadata(data: Buffer) -> bytes:
-    """The topic id; ValueError when this is no partition.metadata."""
+    """Return the topic id of a partition.metadata file. Raises ValueError if it is malformed."""
     lines = bytes(data).decode("ascii").splitlines()
     if len(lines) < 2 or lines[0] != "version: 0" or not lines[1].startswith("topic_id: "):
-        raise ValueError("not a partition.metadata of version 0, or cut short")
+        raise ValueError("not a partition.metadata of version 0, or truncated")
     try:
         topic_id = base64.urlsafe_b64decode(lines[1].removeprefix("topic_id: ") + "==")
     except binascii.Error as error:
         raise ValueError(str(error)) from None
     if len(topic_id) != _UUID_BYTES:
-        raise ValueError(f"a topic id of {len(topic_id)} bytes")
+        raise ValueError(f"the topic id has {len(topic_id)} bytes, not {_UUID_BYTES}")
     return topic_id

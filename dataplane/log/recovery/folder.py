@@ -1,7 +1,7 @@
-"""The folder of one log beside its segments: small files, and which names and files need a sync.
+"""The folder of one log: its small files, and the names and files that need a sync.
 
-The folder of a new log is made by the first append: a topic of a thousand partitions would else
-take as long as its three thousand files, and a disk that is full just then would lose partitions.
+The first append to a new log makes the folder. Otherwise a topic with a thousand partitions would
+create three thousand files at once, and a full disk would take its partitions offline.
 """
 
 import logging
@@ -22,7 +22,7 @@ _NONE: Final[frozenset[str]] = frozenset()
 
 
 class Unsynced:
-    """What a loss of power would take from a folder, at one moment."""
+    """Files and names of a folder that were not synced at one moment."""
 
     __slots__ = ("folder", "is_new", "names", "names_changed")
 
@@ -39,7 +39,7 @@ class Unsynced:
         return not self.names and not self.names_changed and not self.is_new
 
     def sync(self, disk: Disk) -> None:
-        """The folder as it was then survives a loss of power. Slow."""
+        """Sync these files and names. Raises OSError. Blocking: call it in a worker thread."""
         for name in sorted(self.names):
             try:
                 small = disk.open(os.path.join(self.folder, name))
@@ -56,6 +56,8 @@ class Unsynced:
 
 
 class LogFolder:
+    """Folder of one log, with its leader epochs and producer snapshots on disk."""
+
     __slots__ = (
         "_epochs",
         "_epochs_changed",
@@ -88,9 +90,9 @@ class LogFolder:
         self._names_changed = bool(unsynced)
         self._segments_changed = bool(unsynced) or not is_made
         self.is_made = is_made
-        # A directory of that name is there, be it one that a full disk kept from being made whole.
+        # Whether the directory exists; a full disk may have left it without its files.
         self.exists = is_made
-        self._is_new = False  # its own name has not been synced
+        self._is_new = False  # the folder's own entry is not synced yet
 
     @property
     def is_synced(self) -> bool:
@@ -98,7 +100,7 @@ class LogFolder:
         return not (self._unsynced or self._names_changed or has_unwritten_epochs)
 
     def take_unsynced(self) -> Unsynced:
-        """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
+        """Return what needs a sync, which the caller has to make, or else to `give_back`."""
         unsynced = Unsynced(self.path, self._unsynced, self._names_changed, self._is_new)
         self._unsynced, self._names_changed, self._is_new = _NONE, False, False
         self._segments_changed = False
@@ -111,7 +113,7 @@ class LogFolder:
         self._is_new |= unsynced.is_new
 
     def make(self, topic_id: bytes) -> None:
-        """The folder is there and says whose it is; none of it is synced yet. StorageError."""
+        """Make the folder with its partition.metadata, without a sync. Raises StorageError."""
         with storage_errors("create", self.path):
             self.files.disk.make_dirs(self.path)
         self._is_new = self.exists = True
@@ -119,14 +121,15 @@ class LogFolder:
         self.is_made = True
 
     def names_changed(self) -> None:
-        """A segment was made, renamed or removed."""
+        """Note that a segment file was created, renamed or removed."""
         self._names_changed = self._segments_changed = True
 
     def settle_names(self, *, are_being_synced: bool) -> None:
-        """The names of the segments that are there survive a loss of power. StorageError.
+        """Sync the names of the existing segments before another segment is created.
 
-        Of several new names any may survive: without the first a log would begin with the second,
-        as one does whose old segments were deleted. `are_being_synced`: but are not yet.
+        Of several new names a loss of power may keep any: with the second but without the first,
+        the log would look as if retention had deleted its old segments. `are_being_synced`: a sync
+        in progress has taken the names, but is not complete. Raises StorageError.
         """
         if self._segments_changed or are_being_synced:
             with storage_errors("sync", self.path):
@@ -134,7 +137,7 @@ class LogFolder:
             self._segments_changed = False
 
     def write(self, name: str, data: bytes) -> None:
-        """The file is `data`, or as before. It is not synced yet. StorageError."""
+        """Replace the content of a file atomically, without a sync. Raises StorageError."""
         disk = self.files.disk
         path = os.path.join(self.path, name)
         with storage_errors("write", path):
@@ -149,7 +152,7 @@ class LogFolder:
         self._names_changed = True
 
     def remove(self, name: str) -> None:
-        """No such file is there. StorageError."""
+        """Remove a file if it exists. Raises StorageError."""
         path = os.path.join(self.path, name)
         with storage_errors("remove", path):
             try:
@@ -162,11 +165,11 @@ class LogFolder:
     # Leader epochs
 
     def epochs_changed(self) -> None:
-        """They are not as in their file; `write_epochs` follows."""
+        """Note that the leader epochs differ from their file; the caller calls `write_epochs`."""
         self._epochs_changed = True
 
     def write_epochs(self) -> None:
-        """They are in their file, if they have changed; in none yet while there is no folder."""
+        """Write the leader epochs if they have changed; a log without a folder writes none."""
         if self._epochs_changed and self.is_made:
             self.write(EPOCH_CHECKPOINT, self._epochs.encode())
             self._epochs_changed = False
@@ -179,14 +182,14 @@ class LogFolder:
             self.snapshot_offsets.append(offset)
 
     def newest_snapshot(self) -> tuple[ProducerStateTable, int] | None:
-        """The last one that can be read, and its offset."""
+        """Return the newest valid snapshot and its offset, or None. Raises StorageError."""
         for offset in reversed(self.snapshot_offsets):
             path = os.path.join(self.path, file_name(offset, SNAPSHOT))
             try:
                 with storage_errors("read", path):
                     return decode_snapshot(self.files.disk.read_file(path)), offset
             except ValueError as error:
-                logger.warning("%s is not used: %s", path, error)
+                logger.warning("ignoring the malformed producer snapshot %s: %s", path, error)
         return None
 
     def drop_snapshots_behind(self, offset: int) -> None:
@@ -194,7 +197,7 @@ class LogFolder:
             self.remove(file_name(self.snapshot_offsets.pop(), SNAPSHOT))
 
     def drop_snapshots_between(self, offset: int, end_offset: int) -> None:
-        """None lies behind `offset` and before `end_offset`."""
+        """Remove snapshots after `offset` and before `end_offset`."""
         kept = []
         for each in self.snapshot_offsets:
             if offset < each < end_offset:
@@ -204,6 +207,6 @@ class LogFolder:
         self.snapshot_offsets = kept
 
     def drop_snapshots_before(self, offset: int) -> None:
-        """The newest one at or before `offset` stays: it is where reading would begin again."""
+        """Remove snapshots before `offset`, except the newest: a rebuild would start from that."""
         while len(self.snapshot_offsets) > 1 and self.snapshot_offsets[1] <= offset:
             self.remove(file_name(self.snapshot_offsets.pop(0), SNAPSHOT))

@@ -1,8 +1,8 @@
-"""The files of a partition's folder, once what an earlier process had begun there is finished.
+"""Repair of a partition's folder: finish or undo file changes that an earlier process had begun.
 
-What compaction had left behind (`.cleaned`), and what was deleted, goes. A segment that was about
-to take the place of others (`.swap`) was synced before it got that name, and ends where they ended:
-it takes their place now.
+Unfinished output of compaction (`.cleaned`) and deleted files are removed. A cleaned segment that
+was about to replace others (`.swap`) was synced before it got that name, and covers the same
+offsets: it replaces them now.
 """
 
 import os
@@ -24,19 +24,21 @@ from dataplane.log.segments.names import (
 from dataplane.log.segments.scan import scan_segment
 from metaquorum.runtime.interfaces import Disk, StorageError
 
-ADVICE: Final = "move the partition's folder away to fetch it from a replica"
+ADVICE: Final = "move the partition's folder away; the worker then fetches it from a replica"
 
 
 @dataclass(slots=True)
 class FolderRepair:
+    """Files of a repaired folder."""
+
     names: set[str] = field(default_factory=set)
-    base_offsets: list[int] = field(default_factory=list)  # of segments, in order
-    snapshot_offsets: list[int] = field(default_factory=list)  # of producers, in order
-    is_changed: bool = False  # and the folder not synced since
+    base_offsets: list[int] = field(default_factory=list)  # segments, ascending
+    snapshot_offsets: list[int] = field(default_factory=list)  # producer snapshots, ascending
+    is_changed: bool = False  # files were removed or renamed, and the folder is not synced yet
 
 
 def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
-    """What is left there when nothing is half done any more. StorageError, OSError."""
+    """Repair the folder and return its files. Raises StorageError, OSError. Blocking."""
     found = FolderRepair()
     swaps: list[int] = []
     for name in disk.list(folder):
@@ -49,7 +51,7 @@ def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
             if parsed is not None and parsed[1] == LOG:
                 swaps.append(parsed[0])
             else:
-                disk.remove(path)  # an index: it is made again
+                disk.remove(path)  # an index, which is rebuilt
             found.is_changed = True
         else:
             found.names.add(name)
@@ -74,7 +76,7 @@ def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
 def _complete_swap(
     disk: Disk, folder: str, config: LogConfig, names: set[str], base_offset: int
 ) -> None:
-    """The segment is in the place of others; `names` tells so."""
+    """Replace the segments that the .swap at `base_offset` covers, and update `names`."""
     path = os.path.join(folder, file_name(base_offset, LOG) + SWAP)
     file = disk.open(path)
     try:
@@ -84,13 +86,13 @@ def _complete_swap(
     if result.damage is not None:
         raise StorageError(
             f"{path} is damaged at position {result.damage.position}: "
-            f"{result.damage.problem}. It had been synced: the disk lost or changed it. "
-            f"{ADVICE}"
+            f"{result.damage.problem}. The file had been synced, so the disk lost or changed "
+            f"bytes; {ADVICE}"
         )
-    if not result.state.size_bytes:  # not ours: it says nothing of what it stands for
+    if not result.state.size_bytes:  # not a file of the cleaner: it covers no offsets
         disk.remove(path)
         return
-    disk.sync_dir(folder)  # a process that was killed may have renamed it, and not synced that
+    disk.sync_dir(folder)  # the process may have been killed before it synced the rename
     for name in sorted(names):
         offset, suffix = parse_file_name(name) or (-1, "")
         is_index = suffix in (OFFSET_INDEX, TIME_INDEX)

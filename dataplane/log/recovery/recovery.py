@@ -1,28 +1,28 @@
-"""Opening a partition's folder: what its log holds, after a clean stop or after none.
+"""Recovery of one log: open a partition's folder after a clean stop, a crash or a loss of power.
 
-After a clean stop every file was synced, so nothing is scanned: the last segment's tail is walked
-from its last index entry, the producers are read from the snapshot at the end.
+After a clean stop every file was synced, and nothing is scanned: the headers of the last segment
+are read from its last index entry on, and producer state is read from the snapshot at the end.
 
-After a crash or a loss of power, segments from the one that holds the recovery point on are
-scanned: every header, checksum and offset. Their indexes, epochs and producers are made anew from
-what was found, and the files are synced before anything is served (KAFKA-10101). What is found:
+Otherwise all segments from the one with the recovery point on are scanned: every header, checksum
+and offset. Their indexes, leader epochs and producer state are rebuilt, and the files are synced
+before the log is served (KAFKA-10101). Rules:
 
-    bytes behind the last sound batch      torn tail; cut off, logged
-    damage with sound batches behind it,   these bytes were never synced, and a loss of power may
-    at or above the recovery point         keep a later page and lose an earlier one; the log is
-                                           cut at the damage as Kafka does, and the range of
-                                           offsets that goes is logged as an error
-    damage below the recovery point,       these bytes had been synced: a disk that loses or
-    an end before it, or damage after      changes them is not for us to paper over. StorageError
-    a clean stop                           names file and position; the partition is not served
-                                           and its files stay as they are
+    bytes after the last valid batch       torn tail: truncated, logged as a warning
+    damage followed by valid batches,      these bytes were never synced, and a loss of power may
+    at or after the recovery point         keep a later page and lose an earlier one: the log is
+                                           truncated at the damage, as in Kafka, and the range of
+                                           lost offsets is logged as an error
+    damage before the recovery point,      these bytes had been synced, so the disk lost or changed
+    a log end before it, or damage         them: StorageError with file and position; the partition
+    after a clean stop                     is offline and its files are not changed
 
-Where a sync failed, or a process died in one, what can be read may not be what the device has
-(`sync_failure_marker`): what is about to be relied on is then written again before it is scanned,
-the same bytes in the same places, so that the sync that follows tells the truth.
+If a sync failed, or a process died during one, readable bytes may not be on the device
+(`sync_failure_marker`). Recovery then rewrites the files it relies on, before the scan, with the
+same bytes, so that the sync that follows is reliable.
 
-Nothing is changed on disk before a log is known to be sound or to be cut, and cutting twice (a
-crash during recovery) gives the same. All here is plain and slow: for `Disk.run`.
+Recovery changes no file before it has decided that the log is valid or where to truncate it, and it
+is idempotent: a crash during recovery gives the same result. All functions are blocking: call them
+in a worker thread (`Disk.run`).
 """
 
 import logging
@@ -70,13 +70,13 @@ logger = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 64 << 10
 _REWRITE_BYTES: Final = 1 << 20
-_LENGTH_AT: Final = 8  # of a batch: the bytes behind it
-_LENGTH_END: Final = 12  # the base offset and that length
+_LENGTH_AT: Final = 8  # position of the batch length, after the base offset
+_LENGTH_END: Final = 12  # the batch length counts the bytes from here on
 
 
 @dataclass(slots=True)
 class LoadedLog:
-    """All that opening a folder found out; a `PartitionLog` begins with it."""
+    """Result of recovery, with which a `PartitionLog` starts."""
 
     folder: str
     topic_id: bytes | None = None
@@ -85,16 +85,16 @@ class LoadedLog:
     producers: ProducerStateTable = field(default_factory=ProducerStateTable)
     snapshot_offsets: list[int] = field(default_factory=list)
     unsynced: frozenset[str] = frozenset()  # names of files that the first flush has to sync
-    is_made: bool = True  # else the folder is, by the first append
+    is_made: bool = True  # False: the first append makes the folder
     log_start_offset: int = 0
     log_end_offset: int = 0
     recovery_point: int = 0
-    noted: LogOffsets = NOTHING_NOTED  # in the checkpoints on disk
+    noted: LogOffsets = NOTHING_NOTED  # offsets in the checkpoint files
     bytes_since_index: int = 0
     scanned_bytes: int = 0
     truncated_bytes: int = 0
-    lost_end_offset: int = -1  # at least up to here there were records, which were cut
-    # What was cut is more than the write that a killed process had not finished.
+    lost_end_offset: int = -1  # truncated records reached at least this offset; -1: unknown
+    # More was lost than the unfinished last write of a killed process.
     is_damaged: bool = False
 
 
@@ -110,11 +110,12 @@ def load_log(
     in_doubt: bool = False,
     notes_damage: bool = False,
 ) -> LoadedLog:
-    """The log in that folder is as described, on disk too. StorageError if it cannot be trusted.
+    """Recover the log in `folder`, and return its state. Raises StorageError if it is damaged.
 
+    `clean`: the directory was stopped cleanly; if this log was not, it is scanned all the same.
     `in_doubt`: an earlier sync may have failed.
-    `notes_damage`: others rely on what the process before wrote, so that damage which is cut off is
-    noted in the folder, until the quorum has been told (`PartitionLog.forget_damage`).
+    `notes_damage`: other nodes rely on all writes of the previous process, so a marker in the
+    folder records truncated damage until the controller knows (`PartitionLog.forget_damage`).
     """
     rest = (recovery_point, log_start_offset, now_ms, in_doubt, notes_damage)
     with storage_errors("recover", folder):
@@ -122,7 +123,11 @@ def load_log(
             try:
                 return _Loader(disk, folder, config, True, *rest).load()
             except StorageError as error:
-                logger.warning("%s was not left clean, it is scanned: %s", folder, error)
+                logger.warning(
+                    "%s is not as a clean shutdown leaves it: %s; recovering it with a full scan",
+                    folder,
+                    error,
+                )
         return _Loader(disk, folder, config, False, *rest).load()
 
 
@@ -146,7 +151,7 @@ class _Loader:
         self.folder = folder
         self.config = config
         self.clean = clean
-        # Up to here every byte was synced, so that damage is the disk's doing.
+        # Every byte before this offset was synced, so that damage there is a fault of the disk.
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
         self.in_doubt = in_doubt
@@ -158,10 +163,10 @@ class _Loader:
         )
         self.bases: list[int] = []
         self.names: set[str] = set()
-        self.replay_from = 0  # producers are known up to here
-        self.walk_from = 0  # epochs, too
+        self.replay_from = 0  # producer state is known up to this offset
+        self.walk_from = 0  # producer state and leader epochs are known up to this offset
         self.next_offset = 0
-        self.last_epoch = NO_EPOCH  # of the last batch that was looked at
+        self.last_epoch = NO_EPOCH  # leader epoch of the last batch that was read
         self.changed = False
         self.changed_epochs = False
 
@@ -197,16 +202,16 @@ class _Loader:
         self._finish(first_unclean)
         return log
 
-    # What is known beside the segments
+    # Small files
 
     def _may_be_unsynced(self) -> frozenset[str]:
-        """What is relied on, and the process that died may have written and not synced."""
+        """Return small files that recovery uses and the dead process may not have synced."""
         last = self._first_unclean() if self.bases else 0
         snapshots = (at for at in self.log.snapshot_offsets if self.synced_to <= at <= last)
         return (_SMALL_FILES & self.names).union(file_name(at, SNAPSHOT) for at in snapshots)
 
     def _read_metadata(self) -> None:
-        """Whose log it is; nobody's, if power went before the log was ever flushed."""
+        """Read the topic id; a loss of power before the first flush may have left none."""
         if PARTITION_METADATA not in self.names:
             return
         path = self.path(PARTITION_METADATA)
@@ -215,36 +220,36 @@ class _Loader:
         except ValueError as error:
             if self.synced_to > 0:
                 raise StorageError(
-                    f"{path} does not say which topic this is ({error}); "
-                    f"restore it, or move the folder away if a replica has the data"
+                    f"cannot read the topic id in {path} ({error}); restore the file, or move the "
+                    f"folder away if a replica has the data"
                 ) from None
 
     def _read_epochs(self) -> bool:
-        """Whether the checkpoint tells of every epoch; else they are read from the batches."""
+        """Read leader epochs. Return False if they have to be rebuilt from the batches."""
         if EPOCH_CHECKPOINT not in self.names:
             return False
         path = self.path(EPOCH_CHECKPOINT)
         try:
             self.log.epochs = decode_leader_epochs(self.disk.read_file(path))
         except ValueError as error:
-            logger.warning("%s is read from the log again: %s", path, error)
+            logger.warning("%s is malformed: %s; rebuilding it from the log", path, error)
             return False
         return True
 
-    # What must be scanned
+    # Choice of segments to scan
 
     def _first_unclean(self) -> int:
-        """Segments from this base offset on may hold bytes that were not synced."""
+        """Return the base offset of the first segment that may have unsynced bytes."""
         if self.clean:
             return NEVER
-        # A segment that ends just there may have been complete in its log and not in its indexes.
+        # A segment that ends exactly there may have a synced log file but unsynced indexes.
         after = bisect_left(self.bases, self.synced_to)
         return self.bases[max(after - 1, 0)]
 
     def _read_snapshot(self, first_unclean: int) -> None:
-        """Producers as of the newest good snapshot that is older than what must be scanned."""
+        """Read producer state from the newest valid snapshot at or before `first_unclean`."""
         log = self.log
-        if self.clean and not log.snapshot_offsets:  # no producers: see PartitionLog
+        if self.clean and not log.snapshot_offsets:  # no producers: see `_needs_snapshot`
             self.replay_from = NEVER
             return
         for offset in reversed(log.snapshot_offsets):
@@ -254,14 +259,14 @@ class _Loader:
             try:
                 log.producers = decode_snapshot(self.disk.read_file(path))
             except ValueError as error:
-                logger.warning("%s is not used: %s", path, error)
+                logger.warning("ignoring the malformed producer snapshot %s: %s", path, error)
                 continue
             self.replay_from = offset
             return
         self.replay_from = log.log_start_offset
 
     def _sizes(self, base: int) -> SegmentState | None:
-        """What stands on disk, if the indexes may be there for it."""
+        """Return the sizes of the segment's files; None if its indexes must be rebuilt."""
         sizes = []
         for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
             name = file_name(base, suffix)
@@ -275,7 +280,7 @@ class _Loader:
             return None
         return SegmentState(base, size, index, times)
 
-    # Reading it
+    # Segments
 
     def _read_segments(self, first_unclean: int) -> None:
         for number, base in enumerate(self.bases):
@@ -298,8 +303,8 @@ class _Loader:
     def _check_order(self, base: int) -> None:
         if base < self.next_offset:
             raise StorageError(
-                f"{self.path(file_name(base, LOG))} begins at offset {base}, but the segment "
-                f"before it ends at {self.next_offset}; {ADVICE}"
+                f"{self.path(file_name(base, LOG))} begins at offset {base}, but the previous "
+                f"segment ends at offset {self.next_offset}; {ADVICE}"
             )
 
     def _walk(self, state: SegmentState, position: int) -> None:
@@ -313,9 +318,9 @@ class _Loader:
             file.close()
 
     def _walk_tail(self, state: SegmentState) -> bool:
-        """The log's end is known from the batches behind the last index entry.
+        """Read the headers from the last index entry on, for the log end offset.
 
-        False when they are not all that must be read, as the producers' snapshot is older.
+        Return False if earlier headers must be read, too, because the producer snapshot is older.
         """
         position = 0
         if state.index_bytes:
@@ -327,11 +332,12 @@ class _Loader:
             finally:
                 file.close()
             if not 0 <= position < state.size_bytes:
-                raise StorageError(f"{path} points beyond the log")
+                raise StorageError(f"the last entry of {path} points beyond the segment's end")
         self._walk(state, position)
         if self.walk_from > self.next_offset:
             raise StorageError(
-                f"{self.folder} ends at offset {self.next_offset}, its snapshot at {self.walk_from}"
+                f"{self.folder} ends at offset {self.next_offset}, but its producer snapshot is "
+                f"of offset {self.walk_from}"
             )
         return self.replay_from == NEVER or position == 0 or self.walk_from == self.next_offset
 
@@ -344,10 +350,10 @@ class _Loader:
         if header.producer_id >= 0 and header.last_offset >= self.replay_from:
             self.log.producers.update(header, header.last_offset, header.max_timestamp, self.now_ms)
 
-    # Scanning and cutting
+    # Scan and truncation
 
     def _scan(self, base: int) -> bool:
-        """The segment is sound, as it was or because it was cut; False if it was cut."""
+        """Scan the segment, truncate it at damage, and sync it. Return False if truncated."""
         log = self.log
         self.changed = True
         file = self.disk.open(self.path(file_name(base, LOG)))
@@ -370,9 +376,9 @@ class _Loader:
         return result.damage is None
 
     def _rewrite(self, file: File) -> None:
-        """What can be read of it is going to be synced, where that is in doubt.
+        """Rewrite the file with its own bytes, if an earlier sync may have failed.
 
-        Before it is checked: what was not written again may be read otherwise later.
+        Called before the scan: bytes that were not rewritten may read differently later.
         """
         if self.in_doubt:
             for position in range(0, file.size(), _REWRITE_BYTES):
@@ -384,9 +390,9 @@ class _Loader:
         if end < self.synced_to:
             raise StorageError(
                 f"{file.path} is damaged at position {damage.position} (offset {end}): "
-                f"{damage.problem}. It had been synced up to offset "
-                f"{'its end' if self.clean else self.synced_to}: the disk lost or changed it. "
-                f"{ADVICE}"
+                f"{damage.problem}. The log had been synced up to "
+                f"{'its end' if self.clean else f'offset {self.synced_to}'}, so the disk lost or "
+                f"changed bytes; {ADVICE}"
             )
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
@@ -395,24 +401,25 @@ class _Loader:
         self._lose(lost, reached, is_torn=is_torn)
         if behind is None:
             logger.warning(
-                "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
+                "%s: truncating a torn tail of %d bytes at position %d; the log ends at offset %d: "
+                "%s",
                 file.path, lost, damage.position, end, damage.problem,
             )  # fmt: skip
         else:
             logger.error(
-                "%s: damaged at position %d (%s), with sound batches behind: offsets from %d to at "
+                "%s: damaged at position %d (%s), followed by valid batches: offsets from %d to at "
                 "least %d, %d bytes, had not been synced and are lost",
                 file.path, damage.position, damage.problem, end, behind[1].last_offset, lost,
             )  # fmt: skip
         file.truncate(damage.position)
 
     def _lose(self, size_bytes: int, reached_offset: int, *, is_torn: bool) -> None:
-        """So many bytes are about to be cut off, which reached that offset (-1: not known).
+        """Record that bytes up to `reached_offset` (-1: unknown) are about to be truncated.
 
-        `is_torn`: as a write that was cut short leaves it, of which nobody has been told. Else the
-        disk is to blame. This process may end before it has told the quorum, and the next one finds
-        a sound log: so it is noted beside the log what was cut. The note is not synced: after a
-        loss of power nobody relies on this log in any case.
+        `is_torn`: they are an unfinished write, which was never acknowledged. Otherwise the disk
+        lost records. This process may end before it reports that to the controller, and the next
+        one would find a valid log: a marker in the folder keeps what was lost. The marker is not
+        synced: after a loss of power the controller does not rely on this log in any case.
         """
         log = self.log
         log.truncated_bytes += size_bytes
@@ -429,27 +436,27 @@ class _Loader:
                 file.close()
 
     def _read_damage(self) -> None:
-        """What an earlier process has cut off, and perhaps told nobody."""
+        """Read the marker of damage that an earlier process truncated and may not have reported."""
         if DAMAGED in self.names:
             self.log.is_damaged = True
             noted = decode_damage(self.disk.read_file(self.path(DAMAGED)))
             self.log.truncated_bytes, self.log.lost_end_offset = noted
 
     def _is_hole(self, next_base: int) -> bool:
-        """Whether the next segment does not continue this one, as some of it was not synced.
+        """Return whether unsynced batches are missing between this segment and the next.
 
-        Below what was synced a gap is the work of compaction.
+        Before the recovery point, gaps come from compaction.
         """
         return next_base != self.next_offset and self.next_offset >= self.synced_to
 
     def _drop_segments(self, first: int) -> None:
-        """What follows a cut segment goes, the last first."""
+        """Remove the segments that follow a truncated one, the last first."""
         for base in reversed(self.bases[first:]):
             size = self.disk.size(self.path(file_name(base, LOG)))
             self._lose(size, base, is_torn=False)
             logger.error(
-                "%s: %d bytes from offset %d on follow a gap at offset %d, had not been synced "
-                "and are lost",
+                "%s: removing %d bytes from offset %d on: they follow a gap at offset %d, had not "
+                "been synced and are lost",
                 self.path(file_name(base, LOG)), size, base, self.next_offset,
             )  # fmt: skip
             self._remove_segment(base)
@@ -461,15 +468,15 @@ class _Loader:
                 self.disk.remove(self.path(name))
         self.changed = True
 
-    # The end
+    # End of recovery
 
     def _check_end(self, end_offset: int) -> None:
-        """StorageError where whole batches are missing that had been synced."""
+        """Raise StorageError if the log ends before its recovery point."""
         synced_to = self.log.noted.recovery_point
         if end_offset < synced_to:
             raise StorageError(
-                f"{self.folder} ends at offset {end_offset}, and had been synced up to offset "
-                f"{synced_to}: the disk lost the rest, or somebody removed it. {ADVICE}"
+                f"{self.folder} ends at offset {end_offset}, but had been synced up to offset "
+                f"{synced_to}: the rest was lost by the disk, or files were removed; {ADVICE}"
             )
 
     def _finish(self, first_unclean: int) -> None:
@@ -494,9 +501,10 @@ class _Loader:
             self.disk.sync_dir(self.folder)
 
     def _rewrite_small_files(self) -> None:
-        """The next sync of what is beside the log tells the truth: `_sync_small_files`, or a flush.
+        """Rewrite the small files with their own bytes, if an earlier sync may have failed.
 
-        A log that is empty is not scanned, and relies on them as soon as it holds something.
+        `_sync_small_files` or a flush syncs them. An empty log is not scanned, but relies on them
+        from its first append on.
         """
         if self.in_doubt:
             for name in sorted(self.log.unsynced):
@@ -507,7 +515,7 @@ class _Loader:
                     file.close()
 
     def _sync_small_files(self) -> None:
-        """What the process that died had written beside the log is as safe as the log is now."""
+        """Sync the small files that the dead process may not have synced."""
         for name in sorted(self.log.unsynced):
             file = self.disk.open(self.path(name))
             try:
@@ -516,10 +524,11 @@ class _Loader:
                 file.close()
 
     def _start_over(self) -> None:
-        """All that is left of the log lies before its start: it goes on empty from there."""
+        """Replace a log that ends before its log start offset by an empty one from there on."""
         log = self.log
         logger.error(
-            "%s: ends at offset %d, before its start %d: it is empty now",
+            "%s: the log ends at offset %d, before its log start offset %d: all its segments are "
+            "removed and it continues empty",
             self.folder, log.log_end_offset, log.log_start_offset,
         )  # fmt: skip
         for segment in reversed(log.segments):
@@ -531,7 +540,7 @@ class _Loader:
 
 
 def _is_unfinished(file: File, position: int, size: int) -> bool:
-    """The file ends within the batch there, as a write that was cut short leaves it."""
+    """Return whether the file ends within the batch at `position`, as an unfinished write does."""
     data = file.read(_LENGTH_END, position)
     if len(data) < _LENGTH_END:
         return True

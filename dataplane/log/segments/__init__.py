@@ -1,6 +1,6 @@
 """The files of one partition log: segments, indexes, leader epochs, producer state.
 
-Imports nothing else of `dataplane`. Disk I/O through the `Disk` interface only; what may block runs
-in a worker thread. `segment_list` holds the segments in order; `files` is how a log file is opened
-and read.
+Imports no other package of `dataplane`. Disk I/O through the `Disk` interface only; blocking calls
+are marked as such, and callers make them in a worker thread. Start with `segment` (one segment),
+`segment_list` (the segments of a log in order) and `files` (how log files are opened and read).
 """

@@ -1,4 +1,4 @@
-"""What one partition log is told to do; the table of configs builds it, defaults are Kafka's."""
+"""The configs that one partition log uses; the config registry builds them. Kafka's defaults."""
 
 from typing import Final
 
@@ -11,6 +11,8 @@ MAX_SEGMENT_BYTES: Final = 2**31 - 1
 
 @frozen
 class LogConfig:
+    """Topic configs of Kafka that one log uses; `log_append_time` is message.timestamp.type."""
+
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000
     segment_jitter_ms: int = 0

@@ -1,8 +1,9 @@
-"""Which leader epoch began at which offset (KIP-101, KIP-279).
+"""Leader epochs of a log, with the start offset of each (KIP-101, KIP-279).
 
 Offsets are not enough to compare two replicas' logs: after a change of leader the same offset may
-hold different records. (epoch, offset) does name one record, so a follower asks the leader where
-its own last epoch ended there, cuts its log to that, and goes on. Entries ascend in both columns.
+have different records. A pair (leader epoch, offset) identifies one record: a follower asks the
+leader for the end offset of the follower's last epoch, truncates its log to that, and continues to
+fetch. Entries ascend in both columns.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +17,7 @@ _VERSION: Final = "0"
 
 
 class LeaderEpochs:
-    """The epochs of one log, with the offset each began at. Plain state."""
+    """Leader epochs of one log and their start offsets. Plain state."""
 
     __slots__ = ("_epochs", "_starts", "latest")
 
@@ -35,9 +36,10 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """`start_offset` begins `epoch`, unless that epoch began before; True if that is news.
+        """Record that `epoch` begins at `start_offset`. Return whether that is a change.
 
-        What contradicts it (a later epoch, or a later start) is forgotten.
+        Nothing changes if `epoch` is the latest epoch and began at or before `start_offset`.
+        Otherwise entries with the same or a later epoch or start offset are removed.
         """
         assert epoch >= 0
         assert start_offset >= 0
@@ -52,10 +54,10 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest known epoch ≤ `epoch` and where it ended, as OffsetForLeaderEpoch answers.
+        """Return the largest known epoch ≤ `epoch` and its end offset, for OffsetForLeaderEpoch.
 
-        (-1, -1) for an epoch later than any here. An epoch before the first known one is said to
-        end where the first one starts.
+        Return (-1, -1) for an epoch later than all known ones. For an epoch before the first known
+        one, return that epoch and the start offset of the first.
         """
         if epoch == UNDEFINED or not self._epochs or epoch > self.latest:
             return UNDEFINED, UNDEFINED
@@ -65,12 +67,12 @@ class LeaderEpochs:
         return (self._epochs[after - 1] if after else epoch), self._starts[after]
 
     def epoch_at(self, offset: int, default: int = UNDEFINED) -> int:
-        """The epoch of the record at `offset`; `default` before the first entry."""
+        """Return the epoch of the record at `offset`; `default` before the first entry."""
         after = bisect_right(self._starts, offset)
         return self._epochs[after - 1] if after else default
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """No epoch begins at or after `end_offset`; True if one did."""
+        """Remove entries that start at or after `end_offset`. Return whether there were any."""
         keep = bisect_left(self._starts, end_offset)
         changed = keep < len(self._starts)
         del self._epochs[keep:], self._starts[keep:]
@@ -78,7 +80,10 @@ class LeaderEpochs:
         return changed
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """Nothing is known before `start_offset`; the epoch there begins there."""
+        """Remove entries before `start_offset`; the epoch at `start_offset` now starts there.
+
+        Return whether anything changed.
+        """
         before = bisect_right(self._starts, start_offset)
         if before == 0 or (before == 1 and self._starts[0] == start_offset):
             return False
@@ -87,19 +92,19 @@ class LeaderEpochs:
         return True
 
     def encode(self) -> bytes:
-        """As the text of a `leader-epoch-checkpoint`."""
+        """Return the content of a `leader-epoch-checkpoint` file."""
         lines = [_VERSION, str(len(self._epochs))]
         lines += [f"{epoch} {start}" for epoch, start in self.entries]
         return ("\n".join(lines) + "\n").encode()
 
 
 def decode_leader_epochs(data: Buffer) -> LeaderEpochs:
-    """ValueError when this is no leader-epoch checkpoint."""
+    """Decode a `leader-epoch-checkpoint` file. Raises ValueError if it is malformed."""
     if len(data) > MAX_CHECKPOINT_BYTES:
         raise ValueError("too large")
     lines = bytes(data).decode("ascii").splitlines()
     if len(lines) < 2 or lines[0] != _VERSION or int(lines[1]) != len(lines) - 2:
-        raise ValueError("not a checkpoint of version 0, or cut short")
+        raise ValueError("not a checkpoint of version 0, or truncated")
     epochs = LeaderEpochs()
     for line in lines[2:]:
         epoch, start = (int(word) for word in line.split(" "))

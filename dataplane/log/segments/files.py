@@ -1,12 +1,12 @@
 """Open files of the log: many segments, few descriptors.
 
-A `LogFile` stands for a file of a segment and is opened when first used. `OpenFiles` closes those
-that were not used lately once more than `max_open` are open (second chance: a file used since the
-hand last passed is spared once). A pinned file (`acquire` ... `release`) is never closed under its
-user; pins are short (one sendfile, one sync), so that the bound is exceeded by no more than the
-pins there are.
+A `LogFile` represents a file of a segment and is opened at its first use. Once `max_open` files are
+open, `OpenFiles` closes files that were not used recently (second chance algorithm: a file used
+since the last pass is spared once). A pinned file (`acquire` ... `release`) is never closed while
+it is in use. Pins are short (one sendfile, one sync), and the limit is exceeded by no more than
+their number.
 
-None of this is for more than one thread: whoever goes beside the loop takes an acquired `File`.
+Nothing here is thread-safe: a worker thread uses an acquired `File` only.
 """
 
 import errno
@@ -20,26 +20,26 @@ from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
-# The search in an index of 2 MB takes nine steps, each in another page, and three in such blocks.
+# A search in an index of 2 MB touches nine pages, but only three blocks of this size.
 WARMED_BYTES: Final = 256 * 1024
 
 _ADVICE: Final = {
-    errno.ENOSPC: "free some space there or add some",
+    errno.ENOSPC: "free some space on this disk or enlarge it",
     errno.EDQUOT: "raise the disk quota of this user",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
-    errno.EACCES: "let this user read and write there",
-    errno.EPERM: "let this user read and write there",
-    errno.EROFS: "mount it writable",
-    errno.ENOENT: "something removed it while the node was running",
-    errno.EIO: "the device fails: look into the kernel's log, replace it, and restart",
+    errno.EACCES: "give the user of this process read and write permission",
+    errno.EPERM: "give the user of this process read and write permission",
+    errno.EROFS: "mount the file system writable",
+    errno.ENOENT: "the file or directory was removed while the node was running",
+    errno.EIO: "the device fails: check the kernel log, replace the device, and restart the node",
 }
 
 
-# What passes by itself, or with somebody's help: the disk is as good as before.
+# Temporary errors, which an operator can fix: the disk itself is intact.
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-# Somebody has moved, removed or locked away a file: that is about this file.
+# Errors of one file that was moved, removed or made inaccessible; the directory is intact.
 _OF_ONE_FILE: Final = frozenset(
     (
         errno.ENOENT,
@@ -53,29 +53,31 @@ _OF_ONE_FILE: Final = frozenset(
         errno.ENAMETOOLONG,
     )
 )
-# A device that does not give bytes may still keep others.
+# After a read error, writes and syncs of the device may still succeed.
 _READING: Final = frozenset(("read", "recover", "open"))
 
 
 class DiskFullError(StorageError):
-    """No space was left; what stood there before stands as it did, and may still be read."""
+    """Raised if the disk is full; the existing files are unchanged and readable."""
 
 
 class UnreadableError(StorageError):
-    """The device did not give what it holds; nothing that others rely on is lost by that."""
+    """Raised if the device fails to read; nothing that was acknowledged is lost by that."""
 
 
 class DirectoryFailedError(StorageError):
-    """The device did not take or keep what it was given: nothing on it can be relied on."""
+    """Raised if a write or sync fails: the content of the device can no longer be trusted."""
 
 
 def storage_error(error: OSError, action: str, path: str) -> StorageError:
-    """What an OSError means for the person who runs this node, and for the log directory."""
+    """Return the StorageError for an OSError: a text with advice for operators, and the class
+    that decides what goes offline (see the subclasses above).
+    """
     number = error.errno or 0
-    advice = _ADVICE.get(number, "look at the disk and restart the node")
+    advice = _ADVICE.get(number, "check the disk and restart the node")
     reason = error.strerror or str(error) or type(error).__name__
     text = f"cannot {action} {path}: {reason}; {advice}"
-    if number in _FULL:  # too late for a sync: pages that were not kept count as clean from now on
+    if number in _FULL:  # a failed sync is worse: the kernel now treats the lost pages as clean
         return DirectoryFailedError(text) if action == "sync" else DiskFullError(text)
     if not number or number in _PASSING or number in _OF_ONE_FILE:
         return StorageError(text)
@@ -91,7 +93,7 @@ def storage_errors(action: str, path: str) -> Iterator[None]:
 
 
 class ColdError(Exception):
-    """What was to be read is not in memory; `warm` reads it, beside the loop."""
+    """Raised if a read would wait for the disk; `warm` reads the bytes in a worker thread."""
 
     def __init__(self, file: "LogFile", size: int, position: int) -> None:
         super().__init__(f"{size} bytes at {position} of {file.path}")
@@ -100,7 +102,10 @@ class ColdError(Exception):
         self._position = position
 
     async def warm(self, disk: Disk) -> None:
-        """It is in memory, for a while, and what is around it. StorageError, OSError."""
+        """Read the block with these bytes into the page cache, in a worker thread.
+
+        Raises StorageError or OSError.
+        """
         first = self._position - self._position % WARMED_BYTES
         size = self._position - first + self._size
         size += -size % WARMED_BYTES
@@ -109,7 +114,7 @@ class ColdError(Exception):
 
 
 class _HotFile:
-    """A file of which only that can be read which is in memory."""
+    """A file whose reads raise ColdError unless the bytes are in the page cache."""
 
     __slots__ = ("_file", "_log_file")
 
@@ -127,7 +132,10 @@ class _HotFile:
 
 
 class LogFile:
-    """A file that is open while it is used. Its methods may raise OSError."""
+    """A log file that is opened at its first use and closed by `OpenFiles`.
+
+    Its methods may raise OSError.
+    """
 
     __slots__ = (
         "_create",
@@ -142,7 +150,7 @@ class LogFile:
     )
 
     def __init__(self, files: "OpenFiles", folder: str, name: str, *, create: bool = False) -> None:
-        """With `create`, a missing file is made when it is first used."""
+        """Create no file yet: with `create`, a missing file is created at its first use."""
         self._files = files
         self._create = create
         self.folder = folder
@@ -170,7 +178,7 @@ class LogFile:
         return self._pins > 0
 
     def get(self) -> File:
-        """The open file, for use before the next await."""
+        """Return the open file, for use before the next await."""
         self.recent = True
         file = self._file
         if file is None:
@@ -186,7 +194,7 @@ class LogFile:
         return file
 
     def acquire(self) -> File:
-        """The open file, not to be closed before `release`."""
+        """Return the open file, pinned until `release`."""
         file = self.get()
         self._pins += 1
         return file
@@ -212,7 +220,7 @@ class LogFile:
             file.close()
 
     def retire(self, name: str) -> None:
-        """It has that name until `remove`, and is open only while somebody has acquired it."""
+        """Rename the file to `name`; from now on it is open only while it is pinned."""
         self._retired = True
         if not self._pins:
             self.close()
@@ -220,24 +228,24 @@ class LogFile:
         self._name = name
 
     def rename(self, name: str) -> None:
-        """It has that name from now on, and stays open if it was."""
+        """Rename the file to `name`; an open file stays open."""
         self._files.disk.rename(self.path, os.path.join(self.folder, name))
         self._name = name
 
     def moved(self, folder: str) -> None:
-        """Its log is not served any more: it is open only while somebody has acquired it."""
+        """Use `folder` after the log was moved out of service; close the file unless pinned."""
         self.folder = folder
         self.let_go()
 
     def let_go(self) -> None:
-        """It is open only while somebody has acquired it."""
+        """Keep the file open only while it is pinned."""
         self._retired = True
         if not self._pins:
             self.close()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """An OSError becomes a StorageError, of which whoever keeps the log is told, too."""
+        """Raise an OSError of the block as a StorageError, after `OpenFiles.on_unreadable`."""
         try:
             yield
         except OSError as error:
@@ -247,9 +255,9 @@ class LogFile:
             raise failure from error
 
     def remove(self) -> None:
-        """The name is gone; who has acquired it keeps the bytes until the release.
+        """Remove the file; a pinned file stays readable until its release.
 
-        Of a retired file this may be done beside the loop.
+        Of a retired file this may run in a worker thread.
         """
         self.removed = True
         if not self._retired:
@@ -263,7 +271,7 @@ class LogFile:
 
 
 class OpenFiles:
-    """The descriptors that all logs of a log directory share, and what tells of their syncs."""
+    """Descriptors that all logs of a log directory share, and the marker of failed syncs."""
 
     __slots__ = (
         "_open",
@@ -280,9 +288,9 @@ class OpenFiles:
         self.disk = disk
         self.sync_failure_marker = SyncFailureMarker(disk, folder)
         self.max_open = max_open
-        # Told of a log's folder that a reader, who knows no more of it, could not read.
+        # Called with a log's folder if a `LogFile.reading` block fails to read one of its files.
         self.on_unreadable: Callable[[str, StorageError], None] | None = None
-        # A read of what is not in memory is a `ColdError`; set for one slice of the loop.
+        # Reads of bytes outside of the page cache raise ColdError; never set across an await.
         self.refuses_cold = False
         self._open: dict[LogFile, None] = {}
         self._shut = False
@@ -297,12 +305,15 @@ class OpenFiles:
         del self._open[file]
 
     def make_room(self) -> None:
-        """Fewer than `max_open` files are open, or all of them are pinned. OSError once shut."""
+        """Close files until fewer than `max_open` are open, or all are pinned.
+
+        Raises OSError after `shut`.
+        """
         if self._shut:
             raise OSError(errno.EIO, "the log directory is offline")
         if len(self._open) < self.max_open:
             return
-        # Twice around at most: the first round takes every second chance.
+        # Two rounds at most: the first one may only clear the `recent` flags.
         for _ in range(2 * len(self._open)):
             file = next(iter(self._open))
             if not file.is_pinned and not file.recent:
@@ -319,7 +330,7 @@ class OpenFiles:
             file.close()
 
     def shut(self) -> None:
-        """None is opened any more; those that are pinned close with their release."""
+        """Refuse to open files from now on; close all but pinned files, which close on release."""
         self._shut = True
         for file in list(self._open):
             with suppress(OSError):  # the disk has failed already

@@ -1,18 +1,18 @@
-"""Sparse indexes of a segment: from an offset to a position, from a timestamp to an offset.
+"""Sparse indexes of a segment: offset to position, and timestamp to offset.
 
-Both are files of fixed entries in ascending order, big-endian, as Kafka's. Offsets are relative to
-the segment's base offset.
+Both files have entries of fixed size in ascending order, big-endian, in Kafka's format. Offsets are
+relative to the segment's base offset.
 
-    .index      offset int32, position int32      the batch at that position ends with that offset
+    .index      offset int32, position int32      last offset of the batch at that position
     .timeindex  timestamp int64, offset int32     no earlier batch has a later timestamp
 
-An entry is made every `index.interval.bytes` of log, so a lookup finds a place at most that far
-(and one batch) before what is sought. New entries wait in a small buffer, the rest is on disk and
-searched there with short reads: memory is bounded however long the segment. Losing the buffer in a
-crash costs nothing, as the index of an unclean segment is rebuilt.
+An entry is added every `index.interval.bytes` of log, so a lookup finds a position at most that far
+(and one batch) before its target. New entries wait in a small buffer; the others are on disk, and
+lookups search them with short reads: memory does not grow with the segment. A crash may lose the
+buffer, because recovery rebuilds the indexes of unclean segments.
 
-An index that was found wrong has no file any more, until the next start makes it anew: one that is
-there is believed to cover its whole segment. Entries that are made meanwhile stay in memory.
+The file of an index that was found wrong is removed, and the next start rebuilds the index: an
+index file is expected to cover its whole segment. Until then new entries stay in memory.
 """
 
 import struct
@@ -21,23 +21,23 @@ from typing import ClassVar, Final
 from dataplane.log.segments.files import LogFile
 from metaquorum.runtime.interfaces import Disk
 
-# Entries held back from the disk: 1 to 1.5 KiB.
+# Entries in memory before they are written to the file: 1 to 1.5 KiB.
 MAX_BUFFERED_ENTRIES: Final = 128
-# The last steps of a search are made in one block read.
+# A binary search ends with one read of at most this many entries.
 _BLOCK_ENTRIES: Final = 128
 
 
 class SparseIndex:
-    """Ascending pairs (key, value) of integers; the key alone is searched."""
+    """Pairs (key, value) of integers with ascending keys; lookups are by key."""
 
     __slots__ = ("_buffer", "_disk_entries", "_last", "file", "is_full", "is_kept", "max_entries")
 
     FORMAT: ClassVar[struct.Struct]
 
     def __init__(self, file: LogFile, max_bytes: int, size_bytes: int) -> None:
-        """`size_bytes` is the size of the file; a partial entry at its end is not looked at."""
+        """Use the entries in `size_bytes`, the file's size; ignore a partial entry at the end."""
         self.file = file
-        self.is_kept = True  # in its file
+        self.is_kept = True  # entries are kept in the file
         self.max_entries = max_bytes // self.FORMAT.size
         self._disk_entries = size_bytes // self.FORMAT.size
         self._buffer = bytearray()
@@ -66,7 +66,7 @@ class SparseIndex:
         size = self.FORMAT.size
         data = self.file.get().read(count * size, number * size)
         if len(data) != count * size:
-            raise EOFError(f"{self.file.path} is shorter than it was")
+            raise EOFError(f"{self.file.path} is shorter than when it was opened")
         return data
 
     def last(self) -> tuple[int, int] | None:
@@ -84,16 +84,16 @@ class SparseIndex:
         self.is_full = self._disk_entries + len(buffer) // entry.size >= self.max_entries
 
     def write_buffer(self) -> None:
-        """Every entry stands in the file, if it has one."""
+        """Write all buffered entries to the file, unless the index was found wrong."""
         if self._buffer and self.is_kept:
             self.file.get().write(bytes(self._buffer), self._disk_entries * self.FORMAT.size)
             self._disk_entries = len(self)
             self._buffer.clear()
 
     def forget(self) -> None:
-        """No entry is left, and no file: it is rebuilt when the log is next opened. OSError.
+        """Drop all entries and remove the file: opening the log again rebuilds the index.
 
-        Who syncs the file, or reads it, goes on doing so: nothing of that is seen by a start.
+        A sync or read of the file in progress continues on the removed file. Raises OSError.
         """
         self.is_kept = False
         self._buffer.clear()
@@ -103,7 +103,7 @@ class SparseIndex:
         self.file.remove()
 
     def count_upto(self, key: int) -> int:
-        """How many entries have a key ≤ `key`."""
+        """Return the number of entries with a key ≤ `key`."""
         count = len(self)
         low, high = 0, count
         if self._buffer:
@@ -130,12 +130,12 @@ class SparseIndex:
         return low
 
     def floor(self, key: int) -> tuple[int, int] | None:
-        """The last entry with a key ≤ `key`."""
+        """Return the last entry with a key ≤ `key`, or None."""
         count = self.count_upto(key)
         return self.entry(count - 1) if count else None
 
     def truncate_entries(self, count: int) -> None:
-        """Only the first `count` entries are left."""
+        """Keep only the first `count` entries."""
         if count >= len(self):
             return
         size = self.FORMAT.size
@@ -150,13 +150,13 @@ class SparseIndex:
 
 
 class OffsetIndex(SparseIndex):
-    """Key: relative last offset of a batch; value: where that batch starts."""
+    """Key: relative last offset of a batch; value: position of that batch in the segment."""
 
     __slots__ = ()
     FORMAT = struct.Struct(">ii")
 
     def truncate_to(self, relative_offset: int) -> None:
-        """Nothing at or after that offset is indexed."""
+        """Remove entries of batches that end at or after `relative_offset`."""
         self.truncate_entries(self.count_upto(relative_offset - 1))
 
 
@@ -167,7 +167,7 @@ class TimeIndex(SparseIndex):
     FORMAT = struct.Struct(">qi")
 
     def append_later(self, timestamp: int, relative_offset: int) -> None:
-        """As `append` if the timestamp is above all before it; a no-op otherwise."""
+        """Append an entry if `timestamp` is larger than all before and the index is not full."""
         last = self.last()
         if timestamp >= 0 and (last is None or timestamp > last[0]) and not self.is_full:
             self.append(timestamp, relative_offset)
@@ -184,7 +184,7 @@ class TimeIndex(SparseIndex):
 
 
 def write_index(disk: Disk, path: str, entries: bytes) -> None:
-    """The file has just these entries, and survives a loss of power. OSError."""
+    """Replace the content of the index file by `entries` and sync it. Raises OSError. Blocking."""
     file = disk.open(path, create=True)
     try:
         file.truncate(0)

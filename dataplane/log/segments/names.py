@@ -1,4 +1,4 @@
-"""Names of files and folders in a log directory, as Kafka's."""
+"""Names of files and folders in a log directory, with Kafka's names where Kafka has them."""
 
 import re
 from typing import Final
@@ -8,11 +8,11 @@ OFFSET_INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
-# Compaction writes a segment under the first ending, and gives it the second once it is synced:
-# from then on it stands for the segments that it was made of.
+# Compaction writes a segment with the suffix .cleaned, and renames it to .swap once it is synced:
+# from then on recovery uses it instead of the segments that were cleaned.
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
-# A file with one of these endings was being made or being removed when the process died.
+# Suffixes of files that were being written or removed when the process died.
 LEFTOVERS: Final = (DELETED, CLEANED, ".tmp")
 
 EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
@@ -24,7 +24,7 @@ LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LAST_START: Final = ".metaquorum_started"
 SYNCING: Final = ".metaquorum_syncing"
-# In a partition's folder: recovery has cut damage off, and the quorum has perhaps not been told.
+# In a partition's folder: recovery removed damaged batches, and the controller may not know yet.
 DAMAGED: Final = ".metaquorum_damaged"
 LOCK: Final = ".lock"
 
@@ -42,7 +42,7 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 def parse_file_name(name: str) -> tuple[int, str] | None:
-    """The offset and the ending of a segment's or snapshot's file; None for any other."""
+    """Return the offset and suffix of a segment or snapshot file; None for any other name."""
     match = _NUMBERED.match(name)
     return (int(match[1]), match[2]) if match else None
 
@@ -57,17 +57,17 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
 
 
 def stray_unique(now_ms: int, bits: int) -> str:
-    """What is unique about a stray's folder tells since when it is one."""
+    """Return the unique part of a stray folder's name: `now_ms` and 80 of `bits` as hex digits."""
     return f"{now_ms:012x}{bits & (1 << 80) - 1:020x}"
 
 
 def stray_since_ms(name: str) -> int | None:
-    """Since when that folder is a stray's; None for any other."""
+    """Return the time in ms at which the log became a stray; None if it is no stray folder."""
     match = _STRAY.search(name)
     return int(match[1], 16) if match else None
 
 
 def retired_folder(topic: str, partition: int, unique: str, ending: str) -> str:
-    """`<topic>-<partition>.<unique><ending>`, the topic cut so that a file system takes it."""
+    """Return `<topic>-<partition>.<unique><ending>`, with the topic cut to fit 255 characters."""
     rest = f"-{partition}.{unique}{ending}"
     return topic[: MAX_FOLDER_NAME - len(rest)] + rest

@@ -1,10 +1,10 @@
-"""The last offset of each key in a part of a log, in 24 bytes an entry.
+"""The cleaner's offset map: the last offset of each key in a part of a log, 24 bytes per entry.
 
-A table of slots of 16 bytes of hash and 8 bytes of offset, open addressing, in memory of its own.
-The keys themselves are not kept: two keys with the same 128-bit hash would be taken for one, which
-BLAKE2b leaves to chance (2^-64 for four thousand million keys) even if somebody chooses the keys.
+A hash table with open addressing, outside of Python's heap: a slot has 16 bytes of hash and 8 bytes
+of offset. Keys are not stored: two keys with the same 128-bit BLAKE2b hash would count as one key
+(probability 2^-64 for 2^32 keys, even if an attacker chooses them).
 
-    memory of n entries at load factor f    n * 24 / f bytes; nothing else is kept
+    memory of n entries at load factor f    n * 24 / f bytes; nothing else is stored
 
 Source: Kafka's SkimpyOffsetMap, log.cleaner.dedupe.buffer.size, log.cleaner.io.buffer.load.factor.
 """
@@ -20,25 +20,27 @@ _halves = Struct("<QQ").unpack
 
 
 def _zeros(count: int) -> memoryview:
-    """So many 64-bit integers, at once: the kernel gives their pages when they are written to."""
+    """Return `count` 64-bit zeros; the kernel allocates their pages at the first write."""
     return memoryview(mmap(-1, 8 * count)).cast("Q")
 
 
 class OffsetMap:
+    """Offsets by key hash, in a fixed amount of memory."""
+
     __slots__ = ("_highs", "_lows", "_offsets", "_slots", "capacity", "latest_offset", "size")
 
     def __init__(self, memory_bytes: int, load_factor: float, expected_entries: int) -> None:
-        """Room for `expected_entries`, or for fewer if these take more than `memory_bytes`."""
+        """Allocate slots for `expected_entries`, but at most `memory_bytes`."""
         assert 0 < load_factor < 1
         most = max(2, memory_bytes // ENTRY_BYTES)
         self._slots = min(most, int(expected_entries / load_factor) + 2)
         self._highs = _zeros(self._slots)
         self._lows = _zeros(self._slots)
-        # One more than the offset: 0 is an empty slot.
+        # Offset + 1: 0 marks an empty slot.
         self._offsets = _zeros(self._slots)
         self.capacity = max(1, min(int(self._slots * load_factor), self._slots - 1))
         self.size = 0
-        # Every record before this offset (included) was put, or needs not be.
+        # All records up to this offset (inclusive) are in the map, or need not be.
         self.latest_offset = NO_OFFSET
 
     @property
@@ -46,7 +48,7 @@ class OffsetMap:
         return self._slots * ENTRY_BYTES
 
     def put(self, key: bytes, offset: int) -> bool:
-        """`offset` is the last of `key`; False, and nothing has changed, when the map is full."""
+        """Set the last offset of `key`. Return False, without change, if the map is full."""
         high, low = _halves(blake2b(key, digest_size=16).digest())
         slots, highs, offsets = self._slots, self._highs, self._offsets
         slot = high % slots
@@ -66,7 +68,7 @@ class OffsetMap:
         return True
 
     def get(self, key: bytes) -> int:
-        """The last offset put for `key`, or -1."""
+        """Return the last offset of `key`, or -1."""
         high, low = _halves(blake2b(key, digest_size=16).digest())
         slots, highs, offsets = self._slots, self._highs, self._offsets
         slot = high % slots

@@ -1,21 +1,21 @@
-"""What each idempotent producer wrote last in one partition: no batch lands twice (KIP-98).
+"""Producer state of one partition: idempotent produce without duplicate batches (KIP-98).
 
-A producer numbers its records per partition. The log knows, per producer id, the epoch and the
-last five batches: as many as a client may have in flight. A batch on its way in is
+A producer numbers its records per partition. The log keeps, per producer id, the producer epoch and
+the last five batches: a client has at most five in flight. The check of an incoming batch:
 
-    one of the five                     a duplicate: answered with the place it has
-    first of a producer not known here  accepted, whatever its sequence: what was known may have
-                                        expired or been deleted by retention (KIP-360)
-    of an older epoch                   INVALID_PRODUCER_EPOCH
-    of a newer epoch                    accepted if its sequence is 0, else out of order
-    next after the last sequence        accepted; 2^31 - 1 is followed by 0
-    anything else                       OUT_OF_ORDER_SEQUENCE_NUMBER
+    one of the last five batches     duplicate: answered with the offsets of the first copy
+    producer id unknown here         accepted with any sequence: the state may have expired, or
+                                     retention may have deleted the batches (KIP-360)
+    older producer epoch             INVALID_PRODUCER_EPOCH
+    newer producer epoch             accepted if the sequence is 0, otherwise out of order
+    next sequence after the last     accepted; 0 follows 2^31 - 1
+    any other                        OUT_OF_ORDER_SEQUENCE_NUMBER
 
-Kafka no longer sends DUPLICATE_SEQUENCE_NUMBER: a duplicate older than five batches is out of
-order too. Followers and recovery take what the log says without asking.
+As in Kafka today, DUPLICATE_SEQUENCE_NUMBER is not used: a duplicate older than five batches is out
+of order, too. Followers and recovery update the state without this check.
 
-Unlike Kafka, idle producers expire by when this log last heard from them and not by the timestamps
-in their records: a client that writes old timestamps is protected from duplicates as well.
+Unlike in Kafka, idle producers expire by the time of their last append to this log, not by the
+timestamps of their records: a client that writes old timestamps is protected from duplicates, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import CONTROL, TRANSACTIONAL, BatchHeader
 
 REMEMBERED_BATCHES: Final = 5
-# Beyond this many producer ids, those unheard of for longest are forgotten, a share at a time.
+# Beyond this many producer ids, 1/_EVICTED_SHARE of them are evicted, longest idle first.
 MAX_PRODUCERS: Final = 100_000
 _EVICTED_SHARE: Final = 100
 
@@ -33,11 +33,11 @@ NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
-_new_tuple: Final = tuple.__new__  # of a NamedTuple, without a call in between
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class BatchMetadata(NamedTuple):
-    """One batch as it is remembered; first offset and sequence follow from the delta."""
+    """Last sequence and offset of one batch; `offset_delta` gives the first ones."""
 
     last_sequence: int
     last_offset: int
@@ -54,6 +54,8 @@ class BatchMetadata(NamedTuple):
 
 
 class ProducerEntry:
+    """State of one producer id: its epoch, its last batches and its open transaction."""
+
     __slots__ = (
         "batches",
         "coordinator_epoch",
@@ -103,10 +105,10 @@ class ProducerStateTable:
         return len(self.entries)
 
     def check(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
-        """The first batch's earlier copy if these were appended before; None if they are next.
+        """Return the earlier copy of the first batch if all are duplicates; None if all are next.
 
-        KafkaError(INVALID_PRODUCER_EPOCH or OUT_OF_ORDER_SEQUENCE_NUMBER) when they are neither.
-        Nothing changes.
+        Changes no state. Raises KafkaError (INVALID_PRODUCER_EPOCH or
+        OUT_OF_ORDER_SEQUENCE_NUMBER) if they are neither.
         """
         if len(headers) == 1:
             header = headers[0]
@@ -121,7 +123,7 @@ class ProducerStateTable:
                 and entry.batches
                 and first == (entry.batches[-1].last_sequence + 1) & _SEQUENCE_MASK
             ):
-                return None  # the next one, as nearly all are
+                return None  # the next sequence: nearly all batches
             last = (first + header.last_offset_delta) & _SEQUENCE_MASK
             mark = entry.find_duplicate(header.producer_epoch, first, last)
             if mark is None:
@@ -152,14 +154,14 @@ class ProducerStateTable:
         if 0 < duplicates < len(headers):
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"{duplicates} of {len(headers)} batches were appended before, the others not",
+                f"{duplicates} of {len(headers)} batches are duplicates, the others are not",
             )
         return first
 
     def update(
         self, header: BatchHeader, last_offset: int, max_timestamp: int, now_ms: int
     ) -> None:
-        """The batch, as it was given its offset and time, is the last of its producer."""
+        """Record an appended batch as its producer's last, with the assigned offset and time."""
         producer_id = header.producer_id
         entry = self.entries.get(producer_id)
         if entry is None:
@@ -187,7 +189,7 @@ class ProducerStateTable:
             entry.transaction_first_offset = last_offset - delta
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Producers unheard of for so long, and in no transaction, are forgotten; how many."""
+        """Forget producers idle for `expiration_ms` and without a transaction; return how many."""
         old = [
             entry.producer_id
             for entry in self.entries.values()
@@ -209,7 +211,8 @@ def _check_next(header: BatchHeader, epoch: int, last_sequence: int) -> None:
     if header.producer_epoch < epoch:
         raise KafkaError(
             ErrorCode.INVALID_PRODUCER_EPOCH,
-            f"producer {header.producer_id} has epoch {epoch}, this batch {header.producer_epoch}",
+            f"producer {header.producer_id} has epoch {epoch}, the batch has the older epoch "
+            f"{header.producer_epoch}",
         )
     if header.producer_epoch > epoch:
         expected = 0
@@ -220,6 +223,6 @@ def _check_next(header: BatchHeader, epoch: int, last_sequence: int) -> None:
     if header.base_sequence != expected:
         raise KafkaError(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"producer {header.producer_id} sends sequence {header.base_sequence}, "
-            f"{expected} is next",
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, "
+            f"expected {expected}",
         )

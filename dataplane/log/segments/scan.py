@@ -1,6 +1,7 @@
-"""Reading a segment through, byte for byte: what of it is sound, and what its indexes must say.
+"""A full scan of a segment: how far its batches are valid, and the entries of its indexes.
 
-Plain functions over an open `File`, in bounded steps, for `Disk.run`.
+Blocking functions over an open `File`, which read in bounded steps: call them in a worker thread
+(`Disk.run`).
 """
 
 import re
@@ -17,21 +18,23 @@ from wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_he
 from wire.records.records import scan as scan_batch
 
 SCAN_BYTES: Final = 1 << 20
-# How many places that look like a batch are tried behind a damaged one.
+# Number of possible batch headers that are tried after a damaged batch.
 MAX_RESYNC_CANDIDATES: Final = 1000
 _CRC_START: Final = 21
 NO_EPOCH: Final = -1
 
 
 class Damage(NamedTuple):
-    """Where a segment stops being sound."""
+    """Position of the first invalid batch of a segment, and what is wrong with it."""
 
     position: int
     problem: str
 
 
 class SegmentScan(NamedTuple):
-    state: SegmentState  # of the sound part
+    """Result of a scan; all fields but `damage` describe the part before the damage."""
+
+    state: SegmentState
     next_offset: int
     bytes_since_index: int
     offset_index: bytes
@@ -47,15 +50,15 @@ def scan_segment(
     *,
     leader_epoch: int = NO_EPOCH,
 ) -> SegmentScan:
-    """Every sound batch from the start on was given to `on_batch`; damage ends the scan.
+    """Scan the segment from its start, and call `on_batch` for each valid batch.
 
-    `leader_epoch` is that of the batch before the segment, if known. Leader epochs never go back in
-    a log: a segment whose first batch is of an earlier one was cut once, and is back as its removal
-    was not synced.
+    The first damaged batch ends the scan. `leader_epoch` is that of the batch before the segment,
+    if known. Leader epochs never decrease in a log: a segment whose first batch has an earlier one
+    was truncated once, and reappeared because its removal was not synced.
 
-    A batch's offset and leader epoch are not in its checksum. Both may jump forward, so a batch
-    where one does is held until the next one is seen: if that goes back to where it would be
-    without the jump, the jump is the damage.
+    The checksum of a batch does not cover its offset and leader epoch. Both may jump forward, so a
+    batch with a jump is held until the next one is read: if that one continues as if there were no
+    jump, the batch with the jump is the damaged one.
     """
     builder = IndexBuilder(base_offset, config)
     size = file.size()
@@ -74,7 +77,7 @@ def scan_segment(
         if problem := place.problem(header, base_offset):
             if held is not None and not before.problem(header, base_offset):
                 position, place = held[0], before
-                problem = f"its offset or leader epoch jumps: {held[1][:3]}"
+                problem = f"the offset or leader epoch of the batch jumps: {held[1][:3]}"
                 held = None
             damage = Damage(position, problem)
             break
@@ -100,19 +103,19 @@ def scan_segment(
 
 
 class _Place(NamedTuple):
-    """Where a log has come to."""
+    """Next offset and last leader epoch at a point of the scan."""
 
     next_offset: int
     leader_epoch: int  # -1 before the first batch
 
     def problem(self, header: BatchHeader, base_offset: int) -> str:
-        """Why this batch cannot follow; "" if it can."""
+        """Return why this batch cannot follow; "" if it can."""
         if header.base_offset < self.next_offset:
-            return f"offset {header.base_offset} where {self.next_offset} or more must follow"
+            return f"base offset {header.base_offset}, expected {self.next_offset} or more"
         if header.leader_epoch < self.leader_epoch:
-            return f"leader epoch {header.leader_epoch} behind {self.leader_epoch}"
+            return f"leader epoch {header.leader_epoch} after {self.leader_epoch}"
         if header.last_offset - base_offset > MAX_RELATIVE_OFFSET:
-            return f"offset {header.last_offset} is too far from the segment's {base_offset}"
+            return f"offset {header.last_offset} is too far from base offset {base_offset}"
         return ""
 
     def jumps_to(self, header: BatchHeader) -> bool:
@@ -121,7 +124,7 @@ class _Place(NamedTuple):
 
 
 class IndexBuilder:
-    """The entries that appending these batches would have made."""
+    """Builder of the index entries that appends of these batches would have added."""
 
     def __init__(self, base_offset: int, config: LogConfig) -> None:
         self._base_offset = base_offset
@@ -173,7 +176,7 @@ class IndexBuilder:
 
 
 def _checked_batches(file: File, size: int) -> Iterator[tuple[int, BatchHeader | None, str]]:
-    """Position, header and problem of one batch after the other; nothing follows a problem."""
+    """Yield position, header and problem ("" for none) of each batch; a problem ends the scan."""
     position = start = 0
     data = b""
     while position < size:
@@ -189,7 +192,7 @@ def _checked_batches(file: File, size: int) -> Iterator[tuple[int, BatchHeader |
                 position = start = position + header.batch_bytes
                 data = b""
                 continue
-            if at or not data:  # it began in this piece and ends in the next
+            if at or not data:  # the batch continues beyond the bytes that were read
                 start = position
                 data = file.read(min(SCAN_BYTES, size - position), position)
                 continue
@@ -200,10 +203,10 @@ def _checked_batches(file: File, size: int) -> Iterator[tuple[int, BatchHeader |
 
 
 def _check_large(file: File, position: int, size: int, header: BatchHeader) -> str:
-    """What is wrong with a batch that is larger than one step; "" for nothing."""
+    """Return the problem of a batch that is larger than one read; "" for none."""
     end = position + header.batch_bytes
     if end > size:
-        return f"{size - position} of {header.batch_bytes} bytes"
+        return f"only {size - position} of {header.batch_bytes} bytes of the batch are there"
     if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
         return f"base offset {header.base_offset}, {header.record_count} records"
     crc = 0
@@ -220,9 +223,10 @@ def _check_large(file: File, position: int, size: int, header: BatchHeader) -> s
 def find_batch_behind(
     file: File, position: int, size: int, next_offset: int
 ) -> tuple[int, BatchHeader] | None:
-    """The first sound batch at or behind `position`, at `next_offset` or later.
+    """Return the first valid batch at or after `position` with offset `next_offset` or more.
 
-    It tells damage in the middle from a torn tail. None also when too many places look like one.
+    Distinguishes damage in the middle of a segment from a torn tail. Return None, too, if more
+    than MAX_RESYNC_CANDIDATES positions look like a batch header.
     """
     high = (next_offset >> 32).to_bytes(4, "big")
     looks_like = re.compile(b"(?s)(?=" + re.escape(high) + b".{12}\\x02)")

@@ -1,7 +1,7 @@
-"""One segment: a file of record batches, and what finds a place in it.
+"""One segment: a file of record batches, with an offset index and a time index.
 
-A segment is named by its base offset; batches stand one behind the other, offsets ascending.
-Bytes from `size_bytes` on are no part of it, whatever the file holds there.
+The base offset names the files of a segment. Batches follow each other without gaps in the file,
+with ascending offsets. Bytes from `size_bytes` on are not part of the segment.
 """
 
 import logging
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 NO_TIMESTAMP: Final = -1
 UNKNOWN_TIMESTAMP: Final = -2
-# How much of the file one step of a walk over headers reads.
+# Bytes of the file that one step of a walk over batch headers reads.
 WALK_BYTES: Final = 8 << 10
 
 
 class SegmentState(NamedTuple):
-    """What is known of a segment when its log is opened."""
+    """Sizes and timestamps of a segment when its log is opened."""
 
     base_offset: int
     size_bytes: int = 0
@@ -38,6 +38,8 @@ class SegmentState(NamedTuple):
 
 
 class Segment:
+    """One segment of a log; see the top of this file."""
+
     __slots__ = (
         "_config",
         "_ending",
@@ -68,7 +70,7 @@ class Segment:
         create: bool = False,
         ending: str = "",
     ) -> None:
-        """`ending` is behind the names of its files until `settle`."""
+        """Create no file yet. `ending` is appended to the names of the files until `settle`."""
         self._files = files
         self._ending = ending
         self._config = config
@@ -111,7 +113,7 @@ class Segment:
     # Appending
 
     def note(self, position: int, batch_bytes: int, last_offset: int, max_timestamp: int) -> None:
-        """A batch was written at `position`, the end of the segment until now."""
+        """Count a batch that was written at `position`, the end of the segment so far."""
         if max_timestamp > self._max_timestamp:
             if self._max_timestamp == UNKNOWN_TIMESTAMP:
                 self._load_max_timestamp()
@@ -127,7 +129,7 @@ class Segment:
         self.size_bytes = position + batch_bytes
 
     def _add_entries(self, position: int, last_offset: int) -> None:
-        """Index this place. Failing to is no loss but of speed: the batch itself is written."""
+        """Add index entries. An error is only logged: the batch is written, lookups get slower."""
         try:
             index, times = self.index, self.times
             if not index.is_full:
@@ -135,12 +137,16 @@ class Segment:
             times.append_later(self._max_timestamp, self._max_timestamp_offset - self.base_offset)
             self.indexes_full = index.is_full or times.is_full
         except OSError as error:
-            logger.warning("cannot write the indexes of %s: %s", self.file.path, error)
+            logger.warning(
+                "cannot write the indexes of %s: %s; lookups in this segment may be slower",
+                self.file.path,
+                error,
+            )
 
     def seal(self) -> None:
-        """Both indexes stand in their files, the last timestamp included. OSError.
+        """Write both indexes to their files, with an entry for the largest timestamp.
 
-        Those that were found wrong have none, also if it could not be removed then.
+        Removes the file of an index that was found wrong, if that failed before. Raises OSError.
         """
         if self.size_bytes == 0:
             return
@@ -148,7 +154,7 @@ class Segment:
         for index in (self.index, self.times):
             if index.is_kept:
                 index.write_buffer()
-                index.file.get()  # an index without entries has a file, too
+                index.file.get()  # creates the file of an index without entries
             else:
                 index.file.remove()
 
@@ -156,7 +162,7 @@ class Segment:
 
     @property
     def first_timestamp(self) -> int:
-        """The first batch's, which time-based rolling goes by; -1 while there is none."""
+        """Largest timestamp of the first batch, for time-based rolling; -1 without batches."""
         if self._first_timestamp == UNKNOWN_TIMESTAMP:
             first = next(self.walk(0), None)
             self._first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
@@ -170,7 +176,7 @@ class Segment:
 
     @property
     def max_timestamp_offset(self) -> int:
-        """The last offset of the first batch that has the largest timestamp."""
+        """Last offset of the first batch with the segment's largest timestamp."""
         if self._max_timestamp == UNKNOWN_TIMESTAMP:
             self._load_max_timestamp()
         return self._max_timestamp_offset
@@ -189,10 +195,11 @@ class Segment:
     def _time_entry(
         self, find: Callable[[TimeIndex], tuple[int, int] | None]
     ) -> tuple[int, int, int] | None:
-        """Timestamp, offset and position of the entry found, if a batch bears it out.
+        """Return timestamp, offset and position of the entry that `find` returns, or None.
 
-        No index is believed: one that a disk has changed would hide records from those who look
-        for them by time, and let retention take them too early.
+        The entry is checked against its batch: a time index that the disk has changed would hide
+        records from lookups by timestamp, and make retention delete them too early. If it is
+        wrong, both indexes are removed.
         """
         try:
             entry = find(self.times) if self.size_bytes else None
@@ -202,30 +209,45 @@ class Segment:
             place = self.locate(offset)
             if place is not None and place[1].max_timestamp == timestamp:
                 return timestamp, place[1].last_offset, place[0]
-            error: Exception = StorageError(f"its entry for {timestamp} at {offset} is wrong")
+            error: Exception = StorageError(
+                f"the entry for timestamp {timestamp} at offset {offset} is wrong"
+            )
         except (OSError, EOFError) as failure:
             error = failure
-        logger.warning("index of %s is not used any more: %s", self.file.path, error)
+        logger.warning(
+            "the time index of %s cannot be used: %s; the next start rebuilds the indexes of this "
+            "segment",
+            self.file.path,
+            error,
+        )
         self._distrust_indexes()
         return None
 
     # Finding
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Every batch from the one at `position` on. StorageError at the first that is none."""
+        """Yield the position and header of each batch from `position` on.
+
+        Raises StorageError at the first position without a valid header.
+        """
         if position >= self.size_bytes:
-            return  # the file of a log that was never appended to is not even there
+            return  # a log without any append has no file yet
         with storage_errors("read", self.file.path):
             yield from walk_headers(self.file.get(), position, self.size_bytes)
 
     def locate(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that ends at or after `offset`, and where; None when all end before."""
+        """Return position and header of the first batch that ends at or after `offset`, or None."""
         try:
             entry = self.index.floor(offset - self.base_offset) if self.size_bytes else None
             if entry is not None:
                 return self._locate_from(entry[1], offset, self.base_offset + entry[0])
         except (OSError, EOFError, StorageError) as error:
-            logger.warning("index of %s is not used any more: %s", self.file.path, error)
+            logger.warning(
+                "the offset index of %s cannot be used: %s; the next start rebuilds the indexes of "
+                "this segment",
+                self.file.path,
+                error,
+            )
             self._distrust_indexes()
         return self._locate_from(0, offset, None)
 
@@ -233,10 +255,10 @@ class Segment:
         self, position: int, offset: int, first_last_offset: int | None
     ) -> tuple[int, BatchHeader] | None:
         if first_last_offset is not None and position >= self.size_bytes:
-            raise StorageError(f"its entry points to {position}, the segment ends before")
+            raise StorageError(f"an entry points to position {position}, beyond the segment's end")
         for at, header in self.walk(position):
             if at == position and first_last_offset not in (None, header.last_offset):
-                raise StorageError(f"its entry for position {position} is wrong")
+                raise StorageError(f"the entry for position {position} is wrong")
             if header.last_offset >= offset:
                 return at, header
         return None
@@ -249,22 +271,22 @@ class Segment:
                 logger.warning("cannot remove %s: %s", index.path, error)
 
     def locate_timestamp(self, timestamp: int) -> int:
-        """A position with no batch before it that reaches `timestamp`."""
+        """Return a position before which all batches have smaller timestamps than `timestamp`."""
         entry = self._time_entry(lambda times: times.floor(timestamp))
         return 0 if entry is None else entry[2]
 
     def end_offset(self) -> int:
-        """Where the next batch may begin, by the batches that are here."""
+        """Return the offset after the last batch, or the base offset without batches."""
         last = self.index.last() if self.size_bytes else None
         end = self.base_offset
         for _, header in self.walk(last[1] if last else 0):
             end = header.next_offset
         return end
 
-    # Cutting and removing
+    # Truncation and removal
 
     def end_at(self, offset: int) -> int:
-        """Where `truncate_to(offset)` would leave the end. StorageError."""
+        """Return the end offset after `truncate_to(offset)`. Raises StorageError."""
         found = self.locate(offset)
         if found is None:
             return self.end_offset()
@@ -282,10 +304,10 @@ class Segment:
         return end
 
     def truncate_to(self, offset: int) -> int:
-        """No batch ends at or after `offset`; where the last one left ends. OSError.
+        """Remove all batches that end at or after `offset`. Return the end of the last one left.
 
-        That is `offset`, or less if a batch or a gap between two went across it: the end must be
-        the one that the batches tell after a restart.
+        That is `offset`, or less if a batch or a gap contains `offset`: recovery after a restart
+        has to find the same end in the batches. Raises OSError.
         """
         found = self.locate(offset)
         if found is None:
@@ -317,25 +339,25 @@ class Segment:
         return self.file, self.index.file, self.times.file
 
     def files_to_sync(self) -> tuple[LogFile, ...]:
-        """Those of a sealed segment that are there."""
+        """Return the log file, and the files of the indexes that are kept on disk."""
         kept = (index.file for index in (self.index, self.times) if index.is_kept)
         return self.file, *kept
 
     def settle(self) -> None:
-        """Its files have their usual names. OSError."""
+        """Rename the files to their names without `ending`. Raises OSError."""
         index_files = self.index.file, self.times.file
         for file in index_files:
             try:
                 file.rename(file.name.removesuffix(self._ending))
-            except FileNotFoundError:  # distrusted and removed meanwhile
+            except FileNotFoundError:  # an index that was found wrong and removed
                 pass
         self.file.rename(self.file.name.removesuffix(self._ending))
         self._ending = ""
 
     def retire(self, unique: str = "") -> None:
-        """Its files end in `.deleted`; who reads the segment goes on reading. OSError.
+        """Rename the files to `.deleted`. Reads in progress continue. Raises OSError.
 
-        `unique` is put into their names, where others of these names may have been retired before.
+        `unique` precedes the suffix, for names that an earlier retired segment may have.
         """
         for file in self.all_files():
             try:
@@ -363,12 +385,13 @@ class Segment:
 def walk_headers(
     file: File, position: int, end: int, step_bytes: int = WALK_BYTES
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Each batch from `position` to `end` and where it begins, their content unseen.
+    """Yield position and header of each batch from `position` to `end`, without its records.
 
-    StorageError where no batch is, or none that ends by `end`, or one whose offsets go back.
+    Raises StorageError at a position without a valid header, if a batch ends beyond `end`, or if
+    offsets do not ascend. Checksums are not checked.
     """
     data = b""
-    start = position  # where `data` stands in the file
+    start = position  # file position of `data`
     next_offset = 0
     while position < end:
         at = position - start
@@ -384,12 +407,13 @@ def walk_headers(
         if header.batch_bytes > end - position:
             raise StorageError(
                 f"{file.path} is damaged at position {position}: "
-                f"a batch of {header.batch_bytes} bytes where {end - position} are left"
+                f"the header announces a batch of {header.batch_bytes} bytes, {end - position} are "
+                f"left"
             )
         if header.base_offset < next_offset or header.last_offset_delta < 0:
             raise StorageError(
                 f"{file.path} is damaged at position {position}: "
-                f"offset {header.base_offset} where {next_offset} or more must follow"
+                f"base offset {header.base_offset}, expected {next_offset} or more"
             )
         yield position, header
         position += header.batch_bytes

@@ -1,4 +1,4 @@
-"""What a read of the log gives: a piece of one file, for sendfile or to be read."""
+"""Result of a read of the log: a byte range of one segment file, for sendfile or to be read."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,10 +8,10 @@ from metaquorum.runtime.interfaces import File, StorageError
 
 
 class LogSlice:
-    """Bytes of one segment: whole batches, but that the last may be cut at `max_bytes`.
+    """Byte range of one segment: whole batches, of which `max_bytes` may cut the last.
 
-    Nothing is held open until `acquire`. The bytes stay readable while the segment is, and for as
-    long as its files wait for their removal; after that, EOFError, as from a file that ended.
+    No file is held open until `acquire`. The bytes stay readable until the files of a deleted
+    segment are removed; after that, reads raise EOFError, as at the end of a file.
     """
 
     __slots__ = ("_file", "first_offset", "position", "size_bytes")
@@ -23,7 +23,10 @@ class LogSlice:
         self.first_offset = first_offset
 
     def acquire(self) -> File:
-        """The open file, for `Connection.send_file`; give it back with `release`."""
+        """Return the open, pinned file, for `Connection.send_file`; unpin it with `release`.
+
+        Raises EOFError if the file was removed, StorageError if it cannot be opened.
+        """
         try:
             return self._file.acquire()
         except FileNotFoundError:
@@ -35,7 +38,7 @@ class LogSlice:
         self._file.release()
 
     def reading(self) -> AbstractContextManager[None]:
-        """What the disk says in the block becomes a StorageError; the log's keeper is told."""
+        """Raise an OSError of the block as a StorageError, and report it: see `LogFile.reading`."""
         return self._file.reading()
 
     @contextmanager
@@ -47,17 +50,19 @@ class LogSlice:
             self.release()
 
     def read(self) -> bytes:
-        """The bytes, read in place: for what is small and cached."""
+        """Return the bytes. Blocking unless they are in the page cache: for small slices."""
         if not self.size_bytes:
             return b""
         with self.pinned() as file, self._file.reading():
             data = file.read(self.size_bytes, self.position)
         if len(data) != self.size_bytes:
-            raise StorageError(f"{file.path} ends before {self.position + self.size_bytes}")
+            raise StorageError(
+                f"{file.path} ends before position {self.position + self.size_bytes}"
+            )
         return data
 
     def read_cached(self) -> bytes | None:
-        """The bytes, when they can be had at once and without trouble."""
+        """Return the bytes if they are in the page cache; None otherwise or on any error."""
         try:
             file = self._file.get()
             if not file.is_cached(self.size_bytes, self.position):

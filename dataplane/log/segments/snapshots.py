@@ -1,16 +1,17 @@
-"""Producer snapshots: what a log knows of its producers at one offset, in `<offset>.snapshot`.
+"""Producer snapshots: the producer state of a log at one offset, in `<offset>.snapshot`.
 
     version int16 (1) · crc uint32 (CRC-32C of all that follows) · entries: count int32, each
         producer_id int64 · epoch int16 · last_sequence int32 · last_offset int64 ·
         offset_delta int32 · timestamp int64 · coordinator_epoch int32 · txn_first_offset int64
-    then, ours:  b"MQ01" · for each entry: count int8 of earlier batches, oldest first, each
+    then our extension:  b"MQ01" · for each entry: count int8 of earlier batches, oldest first, each
         last_sequence int32 · last_offset int64 · offset_delta int32 · timestamp int64 ·
     then for each entry the timestamp int64 of its last batch
 
-Kafka keeps one batch per producer in this file, so a duplicate of the last but one is an error
-after a restart there. We add the other four behind its entries, where Kafka's reader, whose
-checksum covers the whole file, does not look: either reads what the other wrote. `timestamp` in
-the entries is when the producer was last heard of, which is what expires it.
+Kafka stores one batch per producer in this file: after a restart of a Kafka broker, a duplicate of
+an earlier batch is an error. The extension adds the other four after the entries. Kafka's reader
+covers the whole file with its checksum but ignores the extension, so each side reads the other's
+snapshots. `timestamp` in the entries is the time of the producer's last append, which decides its
+expiry.
 """
 
 from collections.abc import Iterable
@@ -68,9 +69,9 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: Buffer) -> ProducerStateTable:
-    """ValueError when this is no whole snapshot."""
+    """Decode a snapshot file. Raises ValueError if it is malformed or truncated."""
     if not _HEAD.size + _COUNT.size <= len(data) <= MAX_SNAPSHOT_BYTES:
-        raise ValueError(f"{len(data)} bytes are no snapshot")
+        raise ValueError(f"a snapshot cannot have {len(data)} bytes")
     view = memoryview(data)
     version, crc = _HEAD.unpack_from(view)
     body = view[_HEAD.size :]
@@ -87,7 +88,7 @@ def decode_snapshot(data: Buffer) -> ProducerStateTable:
         try:
             _read_extension(body, end + len(_EXTENSION), entries)
         except (struct_error, IndexError):
-            raise ValueError("the earlier batches are cut short") from None
+            raise ValueError("the extension with earlier batches is truncated") from None
     return ProducerStateTable(entries)
 
 
@@ -102,7 +103,7 @@ def _read_extension(body: memoryview, at: int, entries: list[ProducerEntry]) -> 
         count = body[at]
         at += 1
         if count >= REMEMBERED_BATCHES:
-            raise ValueError(f"{count} earlier batches")
+            raise ValueError(f"{count} earlier batches of one producer are too many")
         marks = []
         for _ in range(count):
             marks.append(BatchMetadata(*_MARK.unpack_from(body, at)))

@@ -1,20 +1,20 @@
-"""Whether this directory's files may be readable and yet not be what the device has.
+"""A marker of failed syncs: whether the page cache may differ from the device's content.
 
-A sync that fails leaves its pages readable, and counted as clean: the next sync of that file
-succeeds, though the device never got them, for as long as the kernel runs. A process that starts
-again would recover its logs from such pages, sync them "successfully", and lose them with the next
-loss of power. Who rewrites them makes them dirty again, so that a sync tells the truth.
+After a failed fsync, Linux keeps the pages readable and marks them clean: the next sync of that
+file succeeds, although the device never received them, until the kernel restarts. A restarted
+process would recover its logs from such pages, sync them "successfully", and lose them with the
+next loss of power. Rewriting the pages makes them dirty again, so that a sync is reliable.
 
-So a directory says when it is syncing, in one byte of a file:
+Each log directory therefore marks its syncs in one byte of a file:
 
-    1    logs are being synced or recovered, or that has failed
-    0    no sync is under way, and none has failed
+    1    logs are being synced or recovered, or a sync or recovery has failed
+    0    no sync is in progress, and none has failed
 
 On a full disk the file may be missing or empty instead of holding a 1.
 
-The byte is never synced: it lives where the pages do that it tells of, and dies with them. A
-recovery that does not find a 0 rewrites what it is going to rely on. (A process that was killed in
-the midst of a sync makes the next one rewrite, too: nobody knows what that sync would have said.)
+The byte is never synced: it lives in the page cache like the pages it describes, and is lost with
+them. A recovery that does not find a 0 rewrites the files it relies on. That includes a process
+that was killed during a sync, because the result of that sync is unknown.
 """
 
 import os
@@ -31,7 +31,7 @@ _SURE: Final = b"0"
 
 
 class SyncFailureMarker:
-    """Of one log directory. Syncs may be side by side, each beside the loop."""
+    """Marker of one log directory. Several worker threads may sync at the same time."""
 
     __slots__ = ("_disk", "_lock", "_path", "_under_way", "has_failed")
 
@@ -43,12 +43,15 @@ class SyncFailureMarker:
         self.has_failed = False
 
     def is_in_doubt(self) -> bool:
-        """The process before this one did not leave the word that all is well. OSError."""
+        """Return whether the previous process left no 0 in the marker. Raises OSError."""
         return not self._disk.exists(self._path) or self._disk.read_file(self._path) != _SURE
 
     @contextmanager
     def syncing(self) -> Iterator[None]:
-        """If the block raises, the directory is in doubt until it has been recovered. OSError."""
+        """Mark the block as a sync; if it fails, the mark stays until the directory is recovered.
+
+        Raises OSError if the marker cannot be written or removed.
+        """
         self.begin()
         try:
             yield
@@ -58,22 +61,22 @@ class SyncFailureMarker:
         self.end()
 
     def begin(self) -> None:
-        """From here to `end` the directory is in doubt. OSError: nothing may be synced."""
+        """Mark the beginning of a sync. Raises OSError; then the caller must not sync."""
         with self._lock:
             if not self._under_way:
                 try:
                     self._write(_IN_DOUBT)
-                except OSError:  # no room for it: none says the same
+                except OSError:  # disk full: a missing marker means the same as a 1
                     with suppress(FileNotFoundError):
                         self._disk.remove(self._path)
             self._under_way += 1
 
     def end(self) -> None:
-        """What began has succeeded; otherwise `has_failed` is to be set instead."""
+        """Mark the success of a sync; after a failure the caller sets `has_failed` instead."""
         with self._lock:
             self._under_way -= 1
             if not self._under_way and not self.has_failed:
-                with suppress(OSError):  # costs no more than another rewrite
+                with suppress(OSError):  # a stale 1 only costs a rewrite at the next recovery
                     self._write(_SURE)
 
     def _write(self, byte: bytes) -> None:

@@ -1,8 +1,9 @@
-"""Finding records by their timestamps (ListOffsets), in segments and their time indexes.
+"""Lookup of records by timestamp (ListOffsets) in segments and their time indexes.
 
-The indexes narrow a search to some kilobytes of headers and one batch; only that batch is opened.
-Opening takes long where the batch is a bomb, or its header claims a timestamp that none of its
-records has: a search is therefore made of candidates, each found at once and opened anywhere.
+The indexes narrow a lookup to some kilobytes of headers and one batch; only the records of that
+batch are read. That is slow for a decompression bomb, or for a header with a timestamp that none of
+its records has. A lookup therefore returns candidates: finding one is fast, and its records can be
+read in a worker thread.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from wire.primitives.errors import ErrorCode, KafkaError, WireError
 from wire.records.compression import Codec
 from wire.records.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp
 
-# An uncompressed batch up to here is opened within a millisecond or so.
+# The records of an uncompressed batch up to this size are read within about a millisecond.
 QUICK_BYTES: Final = 16 * 1024
 
 
@@ -27,29 +28,33 @@ class TimestampOffset(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A batch that may have the record that is looked for."""
+    """A batch that may have the record with the timestamp in question."""
 
     records: LogSlice
     header: BatchHeader
 
     @property
     def is_quick(self) -> bool:
-        """Whether opening it takes no time worth mentioning."""
+        """Whether its records can be read on the event loop: about a millisecond at most."""
         return self.header.timestamp_type is TimestampType.LOG_APPEND_TIME or (
             self.header.codec == Codec.NONE and self.header.batch_bytes <= QUICK_BYTES
         )
 
     def first_since(self, file: File, timestamp: int, start_offset: int) -> TimestampOffset | None:
-        """The first record from `start_offset` on that is not older. `file` is `records` pinned.
+        """Return the first record from `start_offset` on with `timestamp` or a later one, or None.
 
-        KafkaError (CORRUPT_MESSAGE) when the batch cannot be opened.
+        `file` is the pinned file of `records`. Raises KafkaError (CORRUPT_MESSAGE) if the batch
+        cannot be decoded, StorageError if the file cannot be read.
         """
         if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return self._found((max(self.header.base_offset, start_offset), self._newest))
         return self._open(file, lambda data: find_timestamp(data, 0, timestamp, start_offset))
 
     def find_max_timestamp(self, file: File, start_offset: int) -> TimestampOffset | None:
-        """The record with the largest timestamp from `start_offset` on, the first of several."""
+        """Return the record with the largest timestamp from `start_offset` on.
+
+        Of several, the first one. Arguments and errors as in `first_since`.
+        """
         if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return self._found((max(self.header.base_offset, start_offset), self._newest))
         return self._open(file, lambda data: find_max_timestamp(data, 0, start_offset))
@@ -77,7 +82,9 @@ class Candidate(NamedTuple):
 def next_candidate(
     segments: Sequence[Segment], timestamp: int, start_offset: int, end_offset: int
 ) -> Candidate | None:
-    """The first batch in [start_offset, end_offset) that says it has what is not older."""
+    """Return the first batch in [start_offset, end_offset) whose header has a maximum timestamp
+    of at least `timestamp`.
+    """
     for segment in segments:
         if not segment.size_bytes or segment.max_timestamp < timestamp:
             continue
@@ -96,13 +103,13 @@ def next_candidate(
 
 
 def max_timestamp_candidates(segments: Sequence[Segment], start_offset: int) -> list[Candidate]:
-    """One of these has the youngest record from `start_offset` on: two at most.
+    """Return at most two batches, one of which has the newest record from `start_offset` on.
 
-    That is the batch with the largest timestamp; and the one that a log begins in the middle of,
-    of which nobody knows what is left.
+    These are the batch with the largest timestamp, and a batch that contains `start_offset`: the
+    record with its maximum timestamp may be before the log start.
     """
     found: list[Candidate] = []
-    youngest: tuple[int, Segment, int] | None = None  # timestamp, and where that is
+    youngest: tuple[int, Segment, int] | None = None  # timestamp, segment, offset
     for segment in segments:
         timestamp, offset = NO_TIMESTAMP, -1
         if segment.base_offset >= start_offset:
@@ -122,7 +129,7 @@ def max_timestamp_candidates(segments: Sequence[Segment], start_offset: int) -> 
 
 
 def latest_of(found: Iterable[TimestampOffset | None]) -> TimestampOffset | None:
-    """The one with the largest timestamp, the first of several."""
+    """Return the entry with the largest timestamp, and of several the smallest offset."""
     there = (each for each in found if each is not None)
     return max(there, key=lambda each: (each.timestamp, -each.offset), default=None)
 

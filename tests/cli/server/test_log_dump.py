@@ -164,7 +164,7 @@ def test_what_is_no_log_gets_a_sentence(tmp_path: Path) -> None:
     assert "is neither a journal or snapshot" in run("log", "dump", other, code=2)
     segment = tmp_path / "00000000000000000000.log"
     segment.write_bytes(b"\xff" * 200)
-    assert "DAMAGED: no batch begins here" in run("log", "dump", segment, code=1)
+    assert "DAMAGED: no batch begins at this position" in run("log", "dump", segment, code=1)
 
 
 # What nodes are given before they start

@@ -146,7 +146,9 @@ async def test_a_node_without_a_log_directory_left_ends_with_a_sentence(tmp_path
 
     with pytest.raises(ExceptionGroup) as caught:
         await fail_both()
-    assert caught.group_contains(NodeError, match=f"^no log directory is left: .*{tmp_path}/b/t-1")
+    assert caught.group_contains(
+        NodeError, match=f"^all log directories have failed: .*{tmp_path}/b/t-1"
+    )
 
 
 @in_trio

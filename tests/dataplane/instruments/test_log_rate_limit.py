@@ -12,7 +12,7 @@ def test_an_address_has_some_lines_at_once_and_then_one_now_and_again() -> None:
     limit = LogRateLimiter(0.0)
     said = [limit.take("a", 0.0) for _ in range(100)]
     assert said == [""] * ADDRESS_LINES + [None] * (100 - ADDRESS_LINES)
-    assert limit.take("b", 0.0) == " (80 lines like this were left out before)"
+    assert limit.take("b", 0.0) == " (80 log lines were omitted before)"
     said = [limit.take("a", 10.0) for _ in range(100)]
     assert said == [""] * int(10 * ADDRESS_LINES_PER_S) + [None] * 90
 

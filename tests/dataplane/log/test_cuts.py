@@ -183,9 +183,9 @@ def test_a_cut_of_which_checkpoints_do_not_know_is_a_mistake() -> None:
     async def main() -> None:
         log_dir = await written(CrashDisk(), ONE_SEGMENT)
         log = log_dir.partitions[AT]
-        with pytest.raises(AssertionError, match="recovery point of 40 on disk"):
+        with pytest.raises(AssertionError, match="below the recovery point on disk, 40"):
             log.truncate_to(8)
-        with pytest.raises(AssertionError, match="recovery point of 40 on disk"):
+        with pytest.raises(AssertionError, match="below the recovery point on disk, 40"):
             log.truncate_fully_and_start_at(8)
         assert found_in(log) == OLD
 

@@ -215,7 +215,7 @@ def test_a_folder_that_is_not_served_is_not_made_into_a_new_log(tmp_path: Path) 
         (tmp_path / "a-0").mkdir()
         (tmp_path / "a-0" / "something").write_text("")
         await create(log_dir, ("a", 0), ("b", 0))
-        assert "is there already" in str(log_dir.offline["a", 0])
+        assert "already exists" in str(log_dir.offline["a", 0])
         assert list(log_dir.partitions) == [("b", 0)]
         log_dir.abandon()
 

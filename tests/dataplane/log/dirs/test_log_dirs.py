@@ -141,7 +141,7 @@ def test_the_same_directory_under_two_names_is_refused(folders: tuple[Path, Path
     b.mkdir()
     (b / "meta.properties").write_bytes((a / "meta.properties").read_bytes())
     assert "the same log directory" in refusal(data, a, b)
-    assert "for the metadata" in refusal(data, data / "metadata")
+    assert "the metadata directory" in refusal(data, data / "metadata")
     assert "name of a partition" in refusal(data, a, a / "x-0")
 
 
@@ -175,8 +175,8 @@ async def test_a_disk_that_is_not_mounted_is_absent_and_nothing_begins_anew(
             assert sizes(dirs) == [3]
         told = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
         assert len(told) == 2
-        assert told[0].startswith(f"log directory {b} is offline: it is missing or empty")
-        assert told[1].startswith("3 partitions are in none of the log directories")
+        assert told[0].startswith(f"log directory {b} is offline: the directory is missing")
+        assert told[1].startswith("3 partitions are in no online log directory")
         b.mkdir(exist_ok=True)
     b.rmdir()
     mounted.rename(b)
@@ -323,7 +323,7 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
         disk.fail("write", f"{b}/", errno.EIO)
         with pytest.raises(DirectoryFailedError):
             await dirs.checkpoint()
-        with pytest.raises(StorageError, match=f"no log directory is left.*{b}"):
+        with pytest.raises(StorageError, match=f"all log directories have failed.*{b}"):
             await dirs.wait_none_left()
 
 
@@ -336,7 +336,10 @@ async def test_a_full_disk_whose_checkpoints_tell_of_deleted_logs_is_logged_once
     disk = FaultyDisk()
 
     def lines() -> int:
-        return sum("tell of deleted logs" in record.getMessage() for record in caplog.records)
+        return sum(
+            "cannot remove deleted logs from the checkpoints" in record.getMessage()
+            for record in caplog.records
+        )
 
     with opened(data, data, disk=disk) as dirs:
         await load(dirs)

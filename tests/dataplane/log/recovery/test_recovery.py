@@ -302,7 +302,7 @@ def test_a_log_that_ends_before_its_start_begins_anew(
     written(tmp_path)
     log = open_log(tmp_path, log_start_offset=100)
     assert (log.log_start_offset, log.log_end_offset) == (100, 100)
-    assert "before its start" in caplog.text
+    assert "before its log start offset" in caplog.text
     append(log, make_batch(1))
     assert offsets(read_headers(open_log(tmp_path, log_start_offset=100))) == [(100, 100)]
 
@@ -357,10 +357,10 @@ def test_synced_batches_that_are_missing_at_the_end_are_not_papered_over(tmp_pat
         path.write_bytes(content[: headers_of(content)[0].batch_bytes])
         end = int(path.stem) + 2
         for clean in (False, True):
-            with pytest.raises(StorageError, match=f"ends at offset {end}, and had been synced"):
+            with pytest.raises(StorageError, match=f"ends at offset {end}, but had been synced"):
                 load(tmp_path, clean=clean, recovery_point=80)
         path.unlink()
-        with pytest.raises(StorageError, match="and had been synced up to offset 80"):
+        with pytest.raises(StorageError, match="but had been synced up to offset 80"):
             load(tmp_path, recovery_point=80)
 
 

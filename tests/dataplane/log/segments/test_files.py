@@ -91,7 +91,8 @@ def test_errors_of_the_disk_say_what_to_do() -> None:
         assert type(storage_error(OSError(number, "no"), "sync", "/d/x.log")) is StorageError
     assert isinstance(full, DiskFullError)
     assert str(full) == (
-        "cannot append to /d/x.log: No space left on device; free some space there or add some"
+        "cannot append to /d/x.log: No space left on device; "
+        "free some space on this disk or enlarge it"
     )
     limit = storage_error(OSError(errno.EMFILE, "Too many open files"), "open", "/d/x.log")
     assert "ulimit -n" in str(limit)
