@@ -126,7 +126,7 @@ def config_scope(resource_type: int) -> Scope:
         return Scope(resource_type)
     except ValueError:
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"Configs of resource type {resource_type} are not served"
+            ErrorCode.INVALID_REQUEST, f"Resource type {resource_type} has no configs"
         ) from None
 
 

@@ -6,8 +6,8 @@ A handler takes (worker, request, message) and returns its response message, Non
 A handler never sees bytes; if it raises WireError or CloseConnectionError, the connection is
 closed.
 
-A large frame is decoded in slices. So is the response encoded of a coroutine, and of work that did
-not end in its first slice.
+A large frame is decoded in slices. The response of a coroutine, or of work that did not end in its
+first slice, is encoded in slices.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Mapping

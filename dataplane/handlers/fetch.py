@@ -70,7 +70,8 @@ _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 # An unauthenticated replica with more partitions gets one error for the whole request.
 MAX_REFUSED_ROWS: Final = 1000
-# Attempts to read uncached index pages in a worker thread before the event loop reads them.
+# Attempts to find the records with uncached pages read in a worker thread; then the event loop
+# reads the pages.
 MAX_COLD_READS: Final = 8
 
 Answer: TypeAlias = FetchResponse | DelayedResponse | Coroutine[Any, Any, FetchResponse]
@@ -485,7 +486,7 @@ class _FullFetch:
         return (yield from self._respond_in_pieces(reader))
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
-        """Answer after the index pages needed to find the records were read into memory."""
+        """Answer after a worker thread has read the pages that are needed to find the records."""
         reads = 0
         while reader.cold:
             reads += 1
@@ -774,7 +775,7 @@ class _IncrementalFetch:
         return self._overtaken() or (yield from self._respond_in_pieces(reader, looked))
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
-        """Answer after the index pages needed to find the records were read into memory."""
+        """Answer after a worker thread has read the pages that are needed to find the records."""
         reads, looked = 0, list[Looked]()
         while reader.cold and self._overtaken() is None:
             reads += 1

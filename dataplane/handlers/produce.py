@@ -237,7 +237,7 @@ def _respond(
             assert isinstance(answer, PartitionProduceResponse)
             if answer.error_code:  # the only way to report an error with acks=0
                 raise CloseConnectionError(
-                    f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
+                    f"produce with acks=0 failed: {answer.error_message or answer.error_code}"
                 )
     return None
 
@@ -246,7 +246,7 @@ def _refuse_all(
     message: ProduceRequest, code: ErrorCode, reason: str
 ) -> Work[ProduceResponse | None]:
     if message.acks == _NO_ACKS:
-        raise CloseConnectionError(f"a produce with acks=0 failed: {reason}")
+        raise CloseConnectionError(f"produce with acks=0 failed: {reason}")
     answers = yield from each_of(
         message.topic_data, _partitions_of, lambda _, data: refused(data.index, code, reason)
     )
@@ -271,7 +271,7 @@ def _append(
             partition = worker.replica_manager.by_name(topic.name, data.index)
         records = data.records
         if records is None:
-            raise KafkaError(ErrorCode.INVALID_RECORD, "a produce without a record batch")
+            raise KafkaError(ErrorCode.INVALID_RECORD, "produce without a record batch")
         assert isinstance(records, memoryview)
         if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
             partition.check_append(acks)
@@ -330,7 +330,10 @@ def _append_now(
 
 
 def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
-    """Return the header of the one batch. Raises KafkaError if it is malformed or too large."""
+    """Return the header of the one batch.
+
+    Raises KafkaError if the batch is malformed, too large or part of a transaction.
+    """
     header = produced_batch(records, version)
     config = partition.config
     if header.batch_bytes > config.max_message_bytes:

@@ -30,10 +30,10 @@ from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from wire.primitives.frozen import frozen
 from wire.protocol.apis import ApiKey
 
-MAX_PROVISIONAL: Final = 64  # the oldest makes room
+MAX_PROVISIONAL: Final = 64  # at once; a further one closes the oldest
 PROVISIONAL_S: Final = 10.0
-# Open connections of one worker that were admitted provisionally. More than one, because a broken
-# connection is noticed late.
+# Limit of open connections of one worker that were admitted provisionally. Above one, because the
+# end of a broken connection is noticed late.
 MAX_CONNECTIONS_OF_ONE_WORKER: Final = 8
 # Requests that a follower sends before its first fetch.
 _IDENTIFYING_APIS: Final = frozenset(

@@ -33,7 +33,7 @@ class ListenerTls:
     """TLS context of a listener's connections, reloaded when its files change."""
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Load the files. Raises TlsFilesError if they cannot be read or do not belong together."""
+        """Load the TLS context. Raises TlsFilesError if a file is unreadable or invalid."""
         self._rules = settings.principal_rules
         self.context = ReloadedContext(
             settings.files,
@@ -55,5 +55,8 @@ class ListenerTls:
 
 
 def context_for_dialing(files: TlsFiles) -> ReloadedContext:
-    """Return the TLS context for connections to other nodes. Raises TlsFilesError."""
+    """Return the TLS context for connections to other nodes.
+
+    Raises TlsFilesError if a file is unreadable or invalid.
+    """
     return ReloadedContext(files, lambda: client_context(files))

@@ -295,15 +295,15 @@ class Server:
             served.abort()
 
     def _end_for(self, connection: LimitedConnection, whom: str) -> None:
-        """Close the least recently used connection, evicted for a new one (`whom`)."""
+        """Close a connection that the limiter evicted for a new one, described by `whom`."""
         assert isinstance(connection, ClientConnection)
         connection.abort()
         now = self._clock.monotonic()
         if now - self._ending_logged_at >= REFUSAL_LOG_SECONDS:
             self._ending_logged_at = now
             log.warning(
-                "closed the least recently used connection, from %s: max.connections reached,"
-                " and %s",
+                "closed the connection from %s to stay within the connection limits"
+                " (max.connections): %s",
                 connection.client,
                 whom,
             )

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 # Responses up to this size are not counted.
 UNCOUNTED_BYTES: Final = 256 * 1024
+# Counted bytes of all connections of a server.
 MAX_UNREAD_BYTES: Final = 64 << 20
 
 

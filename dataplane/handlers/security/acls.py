@@ -1,4 +1,4 @@
-"""DescribeAcls, CreateAcls and DeleteAcls: all return SECURITY_DISABLED, without an authorizer."""
+"""DescribeAcls, CreateAcls and DeleteAcls: there is no authorizer, all return SECURITY_DISABLED."""
 
 from typing import Final
 

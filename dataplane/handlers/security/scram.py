@@ -24,7 +24,7 @@ from wire.messages.describe_user_scram_credentials import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# The request has no timeout of its own; seconds.
+# Seconds; the request has no timeout of its own.
 ALTER_S: Final = 30.0
 
 
