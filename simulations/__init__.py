@@ -3,5 +3,5 @@
 Imports everything but `cli`; nothing of ours imports it. No I/O but reports: disks, networks and
 clocks are simulated. Packages, each of which may import those before it: `kernel`, `harness`,
 `checkers`, `workloads`, `faults`, `single_node`, `cluster`, `replication`, `mutants`, `scenarios`,
-`runner`. Start with `kernel.world` (one seed, one world) and docs/simulation.md.
+`runner`. Start with `kernel.world` (one seed, one world) and docs/explanation/simulation.md.
 """

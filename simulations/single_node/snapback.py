@@ -1,4 +1,4 @@
-"""The comb of a throttled producer, in virtual time: counted, and drawn for docs/quotas.md.
+"""The comb of a throttled producer, in virtual time: counted, and drawn for docs/explanation/quotas.md.
 
     python -m simulations.single_node.snapback docs/images/snapback.svg
 

@@ -1,7 +1,7 @@
 """Web interfaces and exporters that nobody here wrote, against a node.
 
 Each runs where an environment variable says which program it is, and is skipped elsewhere.
-docs/ui.md tells which versions were tried and what they show.
+docs/howto/use-kafka-tools.md tells which versions were tried and what they show.
 """
 
 import json
