@@ -343,7 +343,8 @@ def say_how_to_go_on(bootstrap: str) -> None:
 5. How to go on, in this folder
    $ . .venv/bin/activate
    $ mq-server cluster start --keep --dir {DIR}
-   are the same three nodes with the same data, to kill, pause and restart: docs/howto/run-three-nodes.md.
+   are the same three nodes with the same data, to kill, pause and restart
+   (docs/howto/run-three-nodes.md).
    With any Kafka client (here kcat):
    $ echo hello | kcat -P -b {first} -t greetings
    $ kcat -C -b {first} -t greetings -o beginning -e

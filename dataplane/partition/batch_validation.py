@@ -3,7 +3,8 @@
 A batch whose records cannot be read is acknowledged once and then stops every consumer, and the
 cleaner, so a leader looks at all of them: structure, number, dense offset deltas, timestamps, and
 keys where the topic is compacted. What is refused, and with which error, is in
-docs/explanation/record-validation.md; it is what Apache Kafka's LogValidator refuses, and a little more.
+docs/explanation/record-validation.md; it is what Apache Kafka's LogValidator refuses, and a
+little more.
 Corrected: a largest timestamp that is none of the records' (and the checksum with it).
 A follower checks the header and the checksum only.
 

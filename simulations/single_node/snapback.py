@@ -1,4 +1,4 @@
-"""The comb of a throttled producer, in virtual time: counted, and drawn for docs/explanation/quotas.md.
+"""The comb of a throttled producer, in virtual time: counted, and drawn for the documentation.
 
     python -m simulations.single_node.snapback docs/images/snapback.svg
 

@@ -161,7 +161,7 @@ def test_a_share_of_more_than_a_worker_s_time_is_taken_and_told_to_limit_nobody(
 
 
 def test_a_new_cluster_has_min_insync_replicas_for_all_of_its_nodes(either: Peer) -> None:
-    """So user interfaces show it as changed, there and here: docs/howto/use-kafka-tools.md says so."""
+    """So user interfaces show it as changed, there and here (docs/howto/use-kafka-tools.md)."""
     admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
     rows = admin.json("configs", "describe", "broker", "default")
     assert "min.insync.replicas" in json.dumps(rows)
