@@ -3,7 +3,8 @@
 It has forgotten whom it has voted for and what it has acknowledged. So it starts on an empty disk
 (or on an older image of its own, which is no better) only while all other voters are there and have
 everything; no fault befalls the quorum until it has everything, too
-(docs/explanation/replication.md). Then it counts as any other voter, and what is committed must survive what comes next.
+(docs/explanation/replication.md). Then it counts as any other voter, and what is committed must
+survive what comes next.
 
 peace -> troubles -> calm: all have everything -> the disk is lost -> the others have everything ->
 it starts -> it has everything -> troubles -> calm: as `quorum`
