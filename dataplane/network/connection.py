@@ -147,7 +147,7 @@ class ClientConnection:
 
     def close_idle(self) -> None:
         if not self._scope.cancel_called:
-            self._log_end(logging.INFO, "idle")
+            self._log_end(logging.INFO, "idle for connections.max.idle.ms")
         self._is_authenticated = True  # no second line
         self.abort()
 

@@ -6,7 +6,7 @@ fetch or a timer calls `ready`, which notifies the connection; the connection th
 response in its own time slice. (Kafka: purgatory.)
 
     waiting --ready--> ready --complete--> sent
-       `---------cancel---------> dropped (the connection has ended)
+       '---------cancel---------> dropped (the connection has ended)
 
 Waking a task per response would cost as much as the rest of the request.
 """

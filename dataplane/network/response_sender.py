@@ -86,7 +86,7 @@ class ResponseSender:
         with part.pinned() as file, part.reading():
             data = await self._disk.run(partial(file.read, part.size_bytes, part.position))
         if len(data) != part.size_bytes:
-            raise StorageError(f"{file.path} ends before {part.position + part.size_bytes}")
+            raise StorageError(f"{file.path} ends before byte {part.position + part.size_bytes}")
         return data
 
     async def _send_slice(self, part: LogSlice) -> None:

@@ -148,7 +148,7 @@ class ConnectionRates:
         return min(delay_s, self._sample_s)
 
     def _forget_some(self, now: float) -> None:
-        """Check the oldest addresses; forget unlimited, unused and supernumerary ones."""
+        """Check the oldest addresses; forget those unlimited, unused or above MAX_ADDRESSES."""
         for _ in range(min(LOOKED_AT, len(self._per_ip))):
             ip = next(iter(self._per_ip))
             window = self._per_ip.pop(ip)

@@ -10,8 +10,8 @@ a worker thread is (`add`).
 
 Reading the CPU time of a thread takes 0.2 microseconds, a small request twenty. A busy client is
 not metered while it has `credit` (`dataplane.quotas.client_quota_manager`): the next metered slice
-also counts for the unmetered slices before it. The credit is random, so that
-a client cannot place expensive requests into unmetered slices, and the charge is right on average.
+also counts for the unmetered slices before it. The credit is random, so that a client cannot place
+expensive requests into unmetered slices, and the charge is right on average.
 
 100 percent is therefore all the time of the one event loop. A process has no second one: a quota of
 200 percent limits no client, and 50 percent is half of a node. (In Apache Kafka, the whole is 100

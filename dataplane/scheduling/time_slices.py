@@ -6,7 +6,7 @@ reads and changes between two yields are consistent, and a response shows each r
 which the row was read.
 
     started --finished within the slice of its connection--> answered
-      `--the slice is over--> waits for memory --> waits for its turn <--> a slice --> answered
+      '--the slice is over--> waits for memory --> waits for its turn <--> a slice --> answered
 
 A slice is measured in CPU time of the event loop's thread. Requests that need more than the slice
 of their connection share one slice per turn of the event loop, regardless of their number. At most

@@ -438,7 +438,7 @@ async def test_what_is_promised_is_answered_in_the_order_of_the_requests() -> No
         first.ready()
         await trio.testing.wait_all_tasks_blocked()
         assert sent == b"aP1P2b"
-        assert setting.handler.handled[-1] == b"L3", "what is behind a long poll waits for it"
+        assert setting.handler.handled[-1] == b"L3", "a request behind a long poll waits for it"
         third.ready()
         await trio.testing.wait_all_tasks_blocked()
         assert sent == b"aP1P2bL3c"

@@ -199,7 +199,7 @@ def test_a_throttled_fetch_session_goes_on_where_it_was() -> None:
             assert answer.session_id == first.session_id
             if answer.throttle_time_ms == 0:
                 return
-        raise AssertionError("throttled for ever")
+        raise AssertionError("throttled forever")
 
     simulated(scenario)
 
