@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 def code(text: object) -> str:
     """Return inline code. A vertical bar is escaped, as it would end a cell of a table."""
-    return f"`{str(text).replace('|', chr(92) + '|')}`"
+    marks = "``" if "`" in str(text) else "`"
+    text = f" {text} " if "`" in str(text) else str(text)
+    return f"{marks}{' '.join(text.split(' ')).replace('|', chr(92) + '|')}{marks}"
 
 
 def prose(text: str) -> str:

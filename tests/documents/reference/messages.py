@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.documents.reference.markdown import code, prose, table
+from tests.documents.reference.markdown import code, table
 from tests.nodes import ROOT
 
 _LEVELS = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR", "critical": "CRITICAL"}
@@ -78,14 +78,18 @@ def _template(node: ast.expr) -> str | None:
 
 def _filled(template: str, values: Sequence[ast.expr]) -> str:
     """Return a %-template with {names} in place of its placeholders."""
-    rest = list(values)
+    starred = len(_PLACEHOLDER.findall(template)) - len(values) + 1
+    names: list[str] = []
+    for value in values:
+        if isinstance(value, ast.Starred):
+            # A partition is a pair; other values are numbered.
+            pair = ["topic", "partition"]
+            names += pair if starred == 2 else [f"{_name(value)}{n}" for n in range(starred)]
+        else:
+            names.append(_name(value))
 
     def named(match: re.Match[str]) -> str:
-        if match[1]:
-            return f"{{{match[1]}}}"
-        if rest and isinstance(rest[0], ast.Starred):
-            return f"{{{_name(rest[0])}}}"
-        return f"{{{_name(rest.pop(0))}}}" if rest else "{value}"
+        return f"{{{match[1] or (names.pop(0) if names else 'value')}}}"
 
     return _PLACEHOLDER.sub(named, template).replace("%%", "%")
 
@@ -149,10 +153,10 @@ with the message where the API has a field for it.
 
 ## Log lines
 
-{table(heads, ((one.kind, prose(one.text), code(one.module)) for one in lines))}
+{table(heads, ((one.kind, code(one.text), code(one.module)) for one in lines))}
 ## Errors
 """
     for package, found in packages.items():
-        rows = ((code(one.kind), prose(one.text), code(one.module)) for one in found)
+        rows = ((code(one.kind), code(one.text), code(one.module)) for one in found)
         text += f"\n### {package}\n\n{table(('Error', 'Message', 'Module'), rows)}"
     return text
