@@ -9,6 +9,7 @@ import importlib
 import re
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,24 @@ def functions_of(path: str) -> list[str]:
 
 def test_it_is_short() -> None:
     assert len(TEXT.splitlines()) <= MOST_LINES
+
+
+def test_its_table_of_packages_is_that_of_the_contracts() -> None:
+    rows = {
+        package.strip("`/").replace("/", "."): [cell.strip() for cell in lowest_first.split(",")]
+        for package, lowest_first in re.findall(
+            r"^\| (`[a-z/]+`) \| [^|]+ \| ((?:[^|]|\\\|)+) \|$", TEXT, re.M
+        )
+        if "," in lowest_first
+    }
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for contract in settings["contracts"]:
+        for package in contract.get("containers", ()):
+            if package in rows:
+                layers = [one.replace("|", r"\|") for one in reversed(contract["layers"])]
+                left_out = {"admin", "__main__"}  # an old name, and the commands
+                assert rows.pop(package) == [one for one in layers if one not in left_out]
+    assert rows == {}
 
 
 def test_every_name_in_it_can_be_imported() -> None:
