@@ -222,7 +222,7 @@ class PartitionLog(LocalLog):
         try:
             self._clean_tail()
         except StorageError as second:
-            logger.warning("%s", second)
+            logger.warning("after a failed append: %s; the next append tries again", second)
         return storage_error(error, "append to", write.segment.file.path)
 
     def _commit(

@@ -1,5 +1,5 @@
-"""Background tasks: retention, flushes, checkpoints, log cleaning.
+"""Background tasks of a worker: retention, flushes, checkpoints, log cleaning.
 
-Imports `worker` and below; nothing imports it but the worker's start. Disk I/O through `log` only.
-Start with `background_tasks`.
+Imports `worker` and below; only the start of the worker imports this package. Disk I/O through
+`log` only. Start with `background_tasks`.
 """

@@ -1,7 +1,7 @@
-"""What a worker does beside its requests: flushes, retention, compaction, removal of files.
+"""Background tasks of a worker: flushes, retention, checkpoints, compaction, removal of files.
 
-Each duty is a loop of its own that sleeps until it is due. One log failing is told and leaves the
-others alone.
+Each task is a loop that sleeps until the task is due. A log that fails is reported, and does not
+affect the others.
 """
 
 import logging
@@ -24,17 +24,16 @@ from metaquorum.runtime import Runtime, StorageError, sleep
 
 log = logging.getLogger(__name__)
 
-# Logs are looked at for complete segments and for flush.ms so often. The config for that,
-# log.flush.scheduler.interval.ms, can only make it more often: its default is "never", with which
-# flush.ms would do nothing (as in Kafka).
+# Interval of the checks for sealed segments and flush.ms. log.flush.scheduler.interval.ms can only
+# shorten it: with that config's default, "never", flush.ms would have no effect (as in Kafka).
 FLUSH_LOOK_MS: Final = 1000
 PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
 REMOVAL_LOOK_MS: Final = 1000
-# A directory of which something could not be read is written to, so soon.
+# Interval at which directories with read errors are probed with a write.
 PROBE_LOOK_MS: Final = 1000
 UNUSED_QUOTAS_LOOK_MS: Final = 60_000
-LEAST_PERIOD_MS: Final = 10  # whatever a config says
-# Partitions looked at between two turns of the loop.
+LEAST_PERIOD_MS: Final = 10  # lower bound of all intervals from configs
+# Partitions that are checked without yielding to the event loop.
 SLICE_PARTITIONS: Final = 500
 
 
@@ -42,6 +41,8 @@ Duty = Callable[[], Awaitable[None]]
 
 
 class BackgroundTasks:
+    """All background tasks of one worker; `run` runs them."""
+
     def __init__(self, worker: Worker, runtime: Runtime, log_dirs: LogDirs) -> None:
         self._worker = worker
         self._clock = runtime.clock
@@ -49,8 +50,8 @@ class BackgroundTasks:
         self._log_dirs = log_dirs
         self._quota_log = QuotaLog(worker.quotas)
         self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.pending_deletes.add)
-        # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
-        # long as the delay is not made shorter.
+        # Folders of deleted logs, with the monotonic time of their removal, which ascends unless
+        # the delay is shortened.
         self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
 
     async def run(self) -> None:
@@ -85,7 +86,7 @@ class BackgroundTasks:
                 log.error("%s", error)
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
-        """Those in service, with a turn of the loop now and then."""
+        """Yield the partitions that are not offline, and to the event loop now and then."""
         for number, partition in enumerate(self._worker.replica_manager):
             if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                 await trio.lowlevel.checkpoint()
@@ -100,13 +101,13 @@ class BackgroundTasks:
             self._worker.partition_failed(partition, error)
 
     async def _maintain_quotas(self) -> None:
-        """It is told who is held to a quota; who has used nothing of one is forgotten."""
+        """Log which clients exceed a quota, and forget quotas without recent use."""
         if line := self._quota_log.line():
             log.info("%s", line)
         await self._worker.quotas.forget_unused()
 
     async def _flush(self) -> None:
-        """Complete segments, and what flush.ms asks for, are synced."""
+        """Sync logs with sealed segments, and logs for which flush.messages or flush.ms is due."""
         now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
@@ -115,12 +116,12 @@ class BackgroundTasks:
                         await partition.flush(self._disk, now_ms)
 
     async def _retain(self) -> None:
-        """Segments beyond retention.ms and retention.bytes are gone for readers."""
+        """Advance log start offsets by retention.ms and retention.bytes, and delete segments."""
         now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
                 if partition.appending.locked():
-                    continue  # a big append is under way: next time
+                    continue  # a large append is in progress: try at the next interval
                 with self._reported(partition):
                     await self._retain_one(partition, now_ms)
 
@@ -135,10 +136,10 @@ class BackgroundTasks:
             config.retention_bytes,
         )
         if start == plog.log_end_offset and start > plog.log_start_offset:
-            plog.roll(now_ms)  # all of it is old: the active segment is not removed, but replaced
+            plog.roll(now_ms)  # the active segment has expired, too: only a sealed one is deleted
         if plog.advance_log_start(start):
             partition.log_start_moved()
-            log.info("%s: retention moved the log start to %d", partition, start)
+            log.info("%s: retention advanced the log start offset to %d", partition, start)
         if count := await plog.delete_old_segments(self._disk):
             self._worker.pending_deletes.add(partition, count)
 
@@ -148,7 +149,7 @@ class BackgroundTasks:
                 await self._disk.run(partial(partition.log.remove_deleted, segments))
 
     async def _remove_folders(self) -> None:
-        """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""
+        """Remove folders of deleted logs log.segment.delete.delay.ms after their deletion."""
         now = self._clock.monotonic()
         for log_dir in self._log_dirs.online:
             log_dir.expire_strays(self._clock.now_ms())
@@ -160,7 +161,7 @@ class BackgroundTasks:
             try:
                 await self._log_dirs.remove(log_dir, deleted)
             except StorageError:
-                log_dir.give_back(deleted)  # to be tried again
+                log_dir.give_back(deleted)  # try again later
                 raise
 
     async def _expire_producers(self) -> None:

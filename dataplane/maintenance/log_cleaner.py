@@ -1,11 +1,11 @@
-"""The log cleaner: which compacted log is cleaned next, and with what.
+"""The log cleaner: choice of the compacted log to clean next, its memory and its I/O rate.
 
-Each of `log.cleaner.threads` workers (tasks of the one loop; what is slow they do beside it) takes
-the log with the largest share of dirty bytes of those that are due, cleans it, and looks again;
-when none is due it waits `log.cleaner.backoff.ms`. How far each log is cleaned is kept in Kafka's
-`cleaner-offset-checkpoint`. A log that cannot be cleaned, because something in it cannot be opened,
-is told once and left alone until the node restarts: it is served as any other. One cleaner is for
-all log directories: threads, memory and rate are the worker's, and the dirtiest log is where it is.
+Each of `log.cleaner.threads` tasks (of the one event loop; blocking work runs in worker threads)
+takes the log with the largest dirty ratio of those that are due, cleans it, and looks for the next;
+if none is due, it waits for `log.cleaner.backoff.ms`. The offset up to which each log is cleaned is
+in Kafka's `cleaner-offset-checkpoint`. A log with a batch that cannot be decoded is uncleanable:
+that is logged once, and the log is served but not cleaned until the node restarts. One cleaner
+serves all log directories: threads, memory and rate are limits of the worker.
 """
 
 import logging
@@ -32,16 +32,16 @@ from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 
-# Compacted logs looked at between two turns of the loop.
+# Compacted logs that are checked without yielding to the event loop.
 SLICE_LOGS: Final = 20
-# Slept at least, when there is nothing to do: log.cleaner.backoff.ms may be 0.
+# Lower bound of the wait if no log is due: log.cleaner.backoff.ms may be 0.
 LEAST_BACKOFF_MS: Final = 10
 MIN_MAP_BYTES: Final = 1 << 20
 MIN_IO_BUFFER_BYTES: Final = 4096
 
 
 class IoThrottle:
-    """Bytes read and written by all workers, at most so many a second. Plain state."""
+    """Rate limit of the bytes that all cleaner tasks read and write. Plain state."""
 
     __slots__ = ("_free_at",)
 
@@ -49,7 +49,7 @@ class IoThrottle:
         self._free_at = 0.0
 
     def delay_s(self, now: float, size_bytes: int, rate_bytes_per_s: float) -> float:
-        """How long to wait after having moved these bytes."""
+        """Return the seconds to wait after reading and writing `size_bytes`."""
         self._free_at = max(self._free_at, now) + size_bytes / rate_bytes_per_s
         return self._free_at - now
 
@@ -62,6 +62,8 @@ class _Candidate:
 
 
 class LogCleaner:
+    """The cleaner of one worker; `run` cleans until it is cancelled."""
+
     def __init__(
         self,
         worker: Worker,
@@ -69,7 +71,7 @@ class LogCleaner:
         log_dirs: LogDirs,
         retired: Callable[[Partition, int], None],
     ) -> None:
-        """`retired` is told of a partition's segments whose files can go after their delay."""
+        """Call `retired` with a partition and its number of replaced segments to be removed."""
         self._worker = worker
         self._clock = runtime.clock
         self._disk = runtime.disk
@@ -100,10 +102,10 @@ class LogCleaner:
                 backoff_ms = max(configs.integer("log.cleaner.backoff.ms"), LEAST_BACKOFF_MS)
                 await sleep(self._clock, backoff_ms / 1000)
 
-    # Choosing
+    # Choice of a log
 
     async def _clean_next(self, number: int) -> bool:
-        """Whether there was something to do, and it was done."""
+        """Clean the filthiest log, if one is due. Return whether to look for the next at once."""
         found = await self._filthiest()
         if found is None:
             return False
@@ -118,7 +120,7 @@ class LogCleaner:
             self._statistics.max_clean_time_secs = max(self._clean_times.values())
 
     async def _filthiest(self) -> _Candidate | None:
-        """The log that is due and has the largest dirty share."""
+        """Return the due log with the largest dirty ratio, or None; update the metrics."""
         now_ms = self._clock.now_ms()
         best: _Candidate | None = None
         here: set[Partition] = set()
@@ -143,7 +145,7 @@ class LogCleaner:
         self._uncleanable &= here
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
         self._statistics.max_compaction_delay_secs = max_delay_ms / 1000
-        if best is not None and not self._may_clean(best.partition):  # while we looked on
+        if best is not None and not self._may_clean(best.partition):  # changed meanwhile
             return None
         return best
 
@@ -193,13 +195,13 @@ class LogCleaner:
             at = (partition.topic, partition.index)
             await self._log_dirs.set_cleaner_offset(at, result.cleaned_to)
         except CleaningAborted:
-            log.info("%s: cleaning ended early, as the log or its configs changed", partition)
+            log.info("%s: cleaning aborted: the log or its configs changed meanwhile", partition)
             return False
         except UncleanableError as error:
             self._set_uncleanable(partition, str(error))
             return True
         except DiskFullError as error:
-            log.warning("%s: cannot be cleaned now, and is served as before: %s", partition, error)
+            log.warning("%s: cannot clean the log now, will try again: %s", partition, error)
             return False
         except StorageError as error:
             self._worker.partition_failed(partition, error)
@@ -232,7 +234,9 @@ class LogCleaner:
 
     def _set_uncleanable(self, partition: Partition, reason: str) -> None:
         log.error(
-            "%s: cannot be compacted any more, and is served as before: %s", partition, reason
+            "%s: cannot clean the log until the node restarts; it is still served: %s",
+            partition,
+            reason,
         )
         self._uncleanable.add(partition)
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
@@ -243,13 +247,13 @@ def _log_cleaned(
 ) -> None:
     counts = result.counts
     log.info(
-        "%s: cleaned up to offset %d in %.1f s: %d of %d records stay, %d of %d bytes, %d keys%s",
+        "%s: cleaned up to offset %d in %.1f s: kept %d of %d records, %d of %d bytes; %d keys%s",
         partition, result.cleaned_to, seconds, counts.kept_records, counts.read_records,
         result.bytes_after, result.bytes_before, result.map_entries,
-        "" if result.cleaned_to == part.end else f"; the rest up to {part.end} is next",
+        "" if result.cleaned_to == part.end else f"; next, up to offset {part.end}",
     )  # fmt: skip
     if counts.keyless_records:
         log.warning(
-            "%s: %d records without a key, from before it was compacted, are gone",
+            "%s: removed %d records without a key: a compacted topic keeps only keyed records",
             partition, counts.keyless_records,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Logs that a test leaves as a crash does have files open, of which a process may have 1,024."""
+"""Logs that a test abandons, as a crash does, have open files; a process may have only 1,024."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def no_file_stays_open(tmp_path: Path) -> Iterator[None]:
         for link in list(OPEN_FILES.iterdir()):
             try:
                 path = os.readlink(link)
-            except FileNotFoundError:  # the one by which these are listed
+            except FileNotFoundError:  # the descriptor of the listing itself
                 continue
             if path.startswith(f"{tmp_path}/"):
                 os.close(int(link.name))

@@ -1,4 +1,4 @@
-"""Logs made for tests: batches in, batches out, a folder opened as after a stop or a crash."""
+"""Helpers for tests of logs: append and read batches, open a folder after a stop or a crash."""
 
 import os
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class UnsyncedFile(RealFile):
 
 
 class UnsyncedDisk(RealDisk):
-    """This machine's, where no power fails: a test of a thousand syncs waits for none of them."""
+    """The real disk without syncs: tests with a thousand syncs do not wait for them."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -73,7 +73,7 @@ def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:
 
 
 def cut(log: PartitionLog, offset: int) -> None:
-    """The log is cut as within `LogDirs.cutting`: checkpoints hold no more than what is left."""
+    """Truncate the log as within `LogDirs.cutting`: checkpoints are lowered before."""
     kept = log.offsets_after_truncation(offset)
     log.noted_recovery_point = min(log.noted_recovery_point, kept.recovery_point)
     log.least_noted_recovery_point = min(log.least_noted_recovery_point, kept.recovery_point)
@@ -82,7 +82,7 @@ def cut(log: PartitionLog, offset: int) -> None:
 
 
 async def close_clean(log: PartitionLog) -> None:
-    """All of it is synced, as when a node stops in good order."""
+    """Sync and close the log, as a node does that stops cleanly."""
     log.prepare_close().sync(UnsyncedDisk())
     log.closed_clean()
 
@@ -90,7 +90,7 @@ async def close_clean(log: PartitionLog) -> None:
 def offset_for_timestamp(
     log: PartitionLog, timestamp: int, end_offset: int
 ) -> TimestampOffset | None:
-    """The first record before `end_offset` that is not older than `timestamp`, if any."""
+    """Return the first record before `end_offset` with `timestamp` or a later one, or None."""
     start_offset = log.log_start_offset
     while (candidate := log.candidate_since(timestamp, start_offset, end_offset)) is not None:
         with candidate.records.pinned() as file:
@@ -102,7 +102,7 @@ def offset_for_timestamp(
 
 
 def max_timestamp(log: PartitionLog, end_offset: int) -> TimestampOffset | None:
-    """The record with the largest timestamp, the first of several, if it is before the end."""
+    """Return the first record with the largest timestamp, or None if it is not before the end."""
     opened = []
     for candidate in log.max_timestamp_candidates():
         with candidate.records.pinned() as file:
@@ -154,7 +154,7 @@ def open_log(
 def read_headers(
     log: PartitionLog, offset: int | None = None, end: int | None = None, max_bytes: int = 1 << 20
 ) -> list[BatchHeader]:
-    """Every batch from `offset` on, by as many reads as it takes."""
+    """Return the headers of all batches from `offset` on."""
     offset = log.log_start_offset if offset is None else offset
     end = log.log_end_offset if end is None else end
     found: list[BatchHeader] = []

@@ -1,4 +1,4 @@
-"""A log is cut below its recovery point, and goes on with other records: power goes anywhere."""
+"""Truncation below the recovery point, then other records, with a loss of power at any point."""
 
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -17,7 +17,7 @@ from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
-pytestmark = pytest.mark.slow  # power goes at every write
+pytestmark = pytest.mark.slow  # loses power at every write
 
 T = TypeVar("T")
 AT = ("t", 0)
@@ -34,7 +34,7 @@ async def opened(disk: CrashDisk, config: LogConfig) -> LogDir:
 
 
 def follow(log: PartitionLog, *batches: tuple[int, int], records: int = 2) -> None:
-    """These batches come from a leader: base offset and leader epoch."""
+    """Append batches of a leader, given by base offset and leader epoch."""
     for base_offset, epoch in batches:
         data = make_batch(records, base_offset=base_offset, leader_epoch=epoch, value=b"v" * epoch)
         log.append_as_follower(memoryview(data), headers_of(data), 0)
@@ -44,7 +44,7 @@ OLD: Found = [(offset, 3) for offset in range(0, 40, 2)]
 
 
 async def written(disk: CrashDisk, config: LogConfig, log_start: int = 0) -> LogDir:
-    """All of it is synced, and the checkpoint says so."""
+    """Write a log, sync it, and write its recovery point to the checkpoint."""
     log_dir = await opened(disk, config)
     await log_dir.create([NewPartition(*AT, bytes(range(16)), config)], 0)
     log = log_dir.partitions[AT]
@@ -63,7 +63,7 @@ def found_in(log: PartitionLog) -> Found:
 def crash_everywhere(
     config: LogConfig, scenario: Story, check: Callable[[PartitionLog], None]
 ) -> None:
-    """Of all places at which power may go, or the process be killed, recovery is tried at each."""
+    """Try recovery after a loss of power, and after a kill, at every disk operation."""
 
     async def play(fail_at: int | None) -> tuple[CrashDisk, int]:
         disk = CrashDisk()
@@ -122,7 +122,7 @@ def test_a_log_that_begins_anew_is_recovered_wherever_power_goes(start: int) -> 
 
     def check(log: PartitionLog) -> None:
         found = found_in(log)
-        # What is left of the old log, which is to be cut anyway, may begin later.
+        # The rest of the old log, which is to be truncated anyway, may begin later.
         first = log.log_start_offset // 2
         assert found in (OLD[first : first + len(found)], new[: len(found)])
 
@@ -130,7 +130,7 @@ def test_a_log_that_begins_anew_is_recovered_wherever_power_goes(start: int) -> 
 
 
 def test_a_log_that_is_cut_before_its_start_keeps_what_comes_there() -> None:
-    """The checkpoint of log starts would else make recovery throw away what lies before it."""
+    """With the old checkpoint of log starts, recovery would drop the new records before it."""
 
     async def main() -> None:
         disk = CrashDisk()
@@ -147,7 +147,7 @@ def test_a_log_that_is_cut_before_its_start_keeps_what_comes_there() -> None:
 
 
 def test_no_checkpoint_says_more_than_is_left_while_a_log_is_cut() -> None:
-    """Others write checkpoints at any time; one may be under way, or be given up."""
+    """Other tasks write checkpoints at any time; a write may be in progress or be cancelled."""
 
     async def main() -> None:
         disk = CrashDisk()
@@ -210,7 +210,7 @@ def test_a_directory_that_cannot_write_checkpoints_says_which_logs_must_not_be_c
 
 
 def test_a_log_of_which_all_is_deleted_begins_where_it_ended_wherever_power_goes() -> None:
-    """Its only segment is a new one, and those before it are on their way out."""
+    """Its only segment is new, and the earlier ones are being deleted."""
 
     async def deletes(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
         log.roll(0)
@@ -226,7 +226,7 @@ def test_a_log_of_which_all_is_deleted_begins_where_it_ended_wherever_power_goes
 
 
 class HeldDisk(CrashDisk):
-    """The next call that is made beside the loop, once `holds`, does not begin."""
+    """Disk whose next call in a worker thread, once `holds`, does not begin."""
 
     holds = False
 
@@ -241,9 +241,9 @@ class HeldDisk(CrashDisk):
 def test_synced_records_outlive_a_loss_of_power_while_those_before_them_are_deleted(
     is_being_noted: bool,
 ) -> None:
-    """Of several removals any may survive: a gap would make recovery drop what follows it.
+    """A loss of power may keep any of several removals; recovery drops all records after a gap.
 
-    So it would where a checkpoint that says more is being written, and is not on the disk yet.
+    This must not happen while a higher recovery point is being written but not on the disk yet.
     """
 
     async def play(fail_at: int | None) -> tuple[CrashDisk, int]:
@@ -251,7 +251,7 @@ def test_synced_records_outlive_a_loss_of_power_while_those_before_them_are_dele
         log_dir = await written(disk, SMALL_SEGMENTS)
         log = log_dir.partitions[AT]
         follow(log, *[(offset, 3) for offset in range(40, 80, 2)])
-        await log.flush(disk)  # and the checkpoint does not know yet
+        await log.flush(disk)  # the checkpoint still has the old recovery point
         async with trio.open_nursery() as nursery:
             if is_being_noted:
                 disk.holds = True

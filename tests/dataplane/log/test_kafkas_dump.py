@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads what we write."""
+"""Apache Kafka's DumpLogSegments reads the segments that this project writes."""
 
 import re
 from functools import partial
@@ -44,10 +44,10 @@ def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: Kafka
 
     dumped = kafka_tool("dump-log", "--deep-iteration", "--print-data-log", "--files", names)
     assert dumped.returncode == 0, dumped.stderr
-    # What dump-log prints when an index points to the wrong place, or a batch is not whole.
+    # Messages of dump-log for an index entry with a wrong position, or an incomplete batch.
     for complaint in ("Mismatches", "isvalid: false", "out of order", "Error"):
         assert complaint not in dumped.stdout + dumped.stderr
-    # It finds that each segment but the first does not follow offset -1; nothing else may gap.
+    # dump-log reports that each segment but the first does not follow offset -1; no other gap.
     assert set(re.findall(r"(\S+) is followed by", dumped.stdout + dumped.stderr)) == {"-1"}
     offsets = [int(one) for one in re.findall(r"^\| offset: (\d+)", dumped.stdout, re.MULTILINE)]
     assert sorted(offsets) == list(range(450))

@@ -1,4 +1,4 @@
-"""A log that is written, cut, closed, killed and torn, against a list of batches."""
+"""State machine: a log that is written, truncated, closed, killed and torn, with a model of it."""
 
 import shutil
 import tempfile
@@ -131,7 +131,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill_and_open(self) -> None:
-        """The process ends; what it wrote is there, what it only had in memory is not."""
+        """Kill the process, which loses its memory but no writes, and open the log."""
         self.files.close()
         self.open(recovery_point=self.synced)
 
@@ -150,7 +150,7 @@ class LogMachine(RuleBasedStateMachine):
         at, end = 0, int(path.stem)
         for header in headers:
             at += header.batch_bytes
-            if torn[:at] == content[:at]:  # what was torn off may happen to be what follows
+            if torn[:at] == content[:at]:  # the torn bytes may equal the ones that follow
                 end = header.next_offset
         self.open(recovery_point=self.synced)
         assert self.log.log_end_offset == max(end, self.start)

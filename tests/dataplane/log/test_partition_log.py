@@ -113,7 +113,7 @@ def test_a_tail_read_searches_no_index(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(SparseIndex, "count_upto", None)
     assert offsets(read_headers(log, 790)) == [(o, o + 1) for o in range(790, 800, 2)]
     append_many(log, 300)
-    # Where the last read ended is known, however much came since.
+    # The end of the last read is cached, regardless of later appends.
     assert read_headers(log, 800)[0].base_offset == 800
 
 
@@ -228,7 +228,7 @@ def test_a_repeated_batch_is_answered_with_its_place(tmp_path: Path) -> None:
 def test_a_batch_of_which_the_first_records_were_deleted_is_remembered_after_a_restart(
     tmp_path: Path, clean: bool
 ) -> None:
-    """The log begins within the batch: sent again, it is still a duplicate."""
+    """The log start offset is within the batch: sent again, the batch is still a duplicate."""
     log = open_log(tmp_path)
     append(log, make_batch(8, producer_id=7, sequence=0))
     log.advance_log_start(2)
@@ -379,7 +379,7 @@ def test_old_segments_go_when_the_log_starts_behind_them(tmp_path: Path) -> None
     with pytest.raises(KafkaError):
         log.read(44, 100, 80)
     assert read_headers(log)[0].base_offset == 44
-    # A reader that had found its bytes before goes on until they are removed for good.
+    # A read that began before continues until the files are removed.
     assert len(slice_.read()) == 100
     log.remove_deleted()
     with pytest.raises(EOFError):
@@ -412,7 +412,7 @@ def test_the_log_start_goes_no_further_than_the_end_and_never_back(tmp_path: Pat
 
 
 class FailingFile(RealFile):
-    """Writes some bytes and then has no more room."""
+    """File that writes some bytes and then fails with a full disk."""
 
     __slots__ = ("room",)
 
@@ -477,7 +477,7 @@ def test_an_append_beside_the_loop_is_an_append(tmp_path: Path) -> None:
 def test_a_flush_moves_the_recovery_point_to_the_end(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_many(log, 40)
-    assert log.needs_flush(0)  # complete segments are synced in any case
+    assert log.needs_flush(0)  # sealed segments are synced in any case
     trio.run(log.flush, RealDisk())
     assert log.recovery_point == 80
     assert not log.needs_flush(0)
@@ -576,7 +576,7 @@ def test_a_flush_that_a_truncation_overtook_promises_nothing_beyond_the_end(
 
 
 def test_a_flush_covers_what_became_complete_while_it_was_under_way(tmp_path: Path) -> None:
-    """Nothing would ask for another one, and what is not synced is not compacted."""
+    """No other flush would be due, and unsynced segments are not cleaned."""
     log = open_log(tmp_path)
     append_many(log, 25)
     assert log.segment_count > 1
@@ -597,7 +597,7 @@ def test_a_flush_covers_what_became_complete_while_it_was_under_way(tmp_path: Pa
 def test_a_sync_does_not_make_indexes_that_were_found_wrong(
     tmp_path: Path, as_a_whole: bool
 ) -> None:
-    """Empty ones would be taken for sound by the next start, which makes missing ones anew."""
+    """The next start would use empty indexes as valid ones; it only rebuilds missing ones."""
     folder = tmp_path / "t-0"
     log = open_log(folder)
     while len(log_files(folder)) < 3:
@@ -623,12 +623,12 @@ def test_a_sync_does_not_make_indexes_that_were_found_wrong(
 
 
 def test_indexes_that_are_found_wrong_during_a_sync_are_gone(tmp_path: Path) -> None:
-    """Whoever holds them for a sync does not keep them, empty, for the next start."""
+    """A sync in progress does not leave empty index files for the next start."""
     folder = tmp_path / "t-0"
     log = open_log(folder)
     while len(log_files(folder)) < 3:
         append_many(log, 1)
-    name = log_files(folder)[0].stem  # whose sync is the first
+    name = log_files(folder)[0].stem  # the segment that is synced first
     indexes = [folder / f"{name}.index", folder / f"{name}.timeindex"]
     sound = [path.read_bytes() for path in indexes]
     found_during: list[bool] = []
@@ -653,7 +653,7 @@ def test_indexes_that_are_found_wrong_during_a_sync_are_gone(tmp_path: Path) -> 
 def test_a_segment_whose_indexes_were_found_wrong_gets_none_when_it_is_complete(
     tmp_path: Path, removed_at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what came after, they would be taken for whole ones by the next start."""
+    """With only later entries, the next start would use them as complete indexes."""
     folder, other = tmp_path / "t-0", tmp_path / "t-1"
     log = open_log(folder)
     append_many(log, 5)

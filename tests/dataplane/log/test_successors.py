@@ -1,4 +1,4 @@
-"""What checkpoints say of a log that is deleted does not hold for the next one of its name."""
+"""Checkpoint entries of a deleted log do not apply to the next log with its name."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ async def opened(path: Path) -> LogDir:
 
 
 async def made_again(path: Path) -> LogDir:
-    """The topic had forty records, of which checkpoints tell, and is another one now."""
+    """Create a topic again whose deleted log had forty records and checkpoint entries."""
     log_dir = await opened(path)
     await log_dir.create([NewPartition(*AT, FIRST, SMALL)], 0)
     log = log_dir.partitions[AT]
@@ -66,7 +66,9 @@ def test_a_topic_made_again_is_recovered_by_what_is_known_of_itself(tmp_path: Pa
 
 
 async def begun_anew_in_place_of_a_lost_one(path: Path) -> LogDirs:
-    """A log of forty records, of which checkpoints tell, was moved away between two processes."""
+    """Create a log again that had forty records and checkpoint entries, and whose folder was moved
+    away between two processes.
+    """
     log_dir = await opened(path)
     await log_dir.create([NewPartition(*AT, FIRST, SMALL)], 0)
     append_many(log_dir.partitions[AT], 20)
@@ -81,11 +83,11 @@ async def begun_anew_in_place_of_a_lost_one(path: Path) -> LogDirs:
 
 
 def test_a_log_that_began_anew_is_recovered_by_what_is_known_of_itself(tmp_path: Path) -> None:
-    """Seed 1042 of `data rot`: killed before the next checkpoint, it did not open any more."""
+    """Seed 1042 of `data rot`: after a kill before the next checkpoint, the log did not open."""
 
     async def main() -> None:
         dirs = await begun_anew_in_place_of_a_lost_one(tmp_path)
-        await dirs.settle()  # the quorum knows
+        await dirs.settle()  # the controller knows the lost logs
         (log_dir,) = dirs.online
         append_many(log_dir.partitions[AT], 2)
         dirs.abandon()

@@ -1,4 +1,4 @@
-"""What happens beside requests: retention, flushes, removals, and how often."""
+"""Background tasks of a worker: retention, flushes, removals, and their intervals."""
 
 import errno
 import logging
@@ -80,7 +80,7 @@ def test_retention_by_size_keeps_at_least_that_much() -> None:
 def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its folder is made by the first append: there is nothing to read before that."""
+    """The first append makes its folder: there are no files to read before that."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -108,7 +108,7 @@ def test_a_policy_of_nothing_keeps_everything() -> None:
 
 @pytest.mark.parametrize("delay_s", [5, 200])
 def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int) -> None:
-    """Also where it is longer than the delay for whole logs."""
+    """The delay of segments may be longer than the delay for whole logs."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -159,7 +159,7 @@ def test_a_deleted_topics_folder_goes_after_its_delay_and_not_before() -> None:
 
 @in_trio
 async def test_nothing_of_a_deleted_topic_stays_open(tmp_path: Path) -> None:
-    """Or its bytes would stay on the disk for as long as the node runs."""
+    """Open files would keep the deleted bytes on the disk for as long as the node runs."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t", 5)
@@ -175,7 +175,7 @@ def open_files(below: Path) -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             names.append(os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return [name for name in names if name.startswith(str(below))]
 
@@ -222,7 +222,7 @@ def test_periods_of_nothing_do_not_keep_the_node_busy() -> None:
 
 
 class Counting(RealDisk):
-    """How many calls beside the loop there were at a time."""
+    """Disk that counts concurrent calls in worker threads."""
 
     def __init__(self) -> None:
         self.running = self.peak = 0

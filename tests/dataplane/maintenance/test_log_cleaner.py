@@ -1,4 +1,4 @@
-"""Compacted topics and topics with a codec of their own, as clients meet them."""
+"""Compacted topics, and topics with a compression type, as clients see them."""
 
 import logging
 
@@ -212,7 +212,9 @@ def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
     with caplog.at_level(logging.ERROR):
         simulated(scenario)
     (told,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-    assert told.startswith("bad-0: cannot be compacted any more, and is served as before")
+    assert told.startswith(
+        "bad-0: cannot clean the log until the node restarts; it is still served"
+    )
 
 
 def test_what_is_younger_than_min_compaction_lag_ms_stays() -> None:

@@ -1,4 +1,4 @@
-"""Where a log should begin, against a model that removes one segment at a time."""
+"""The log start offset by retention, against a model that removes one segment at a time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ NOW = 1_000_000
 
 
 def spans(*rows: tuple[int, int, int]) -> list[SegmentSpan]:
-    """From (records, bytes, newest time) of each segment, oldest first."""
+    """Return spans from (records, bytes, newest time) of each segment, oldest first."""
     made, offset = [], 0
     for records, size, newest in rows:
         made.append(SegmentSpan(offset, offset + records, size, newest))
@@ -26,7 +26,7 @@ def start(
 
 def test_segments_whose_newest_record_is_too_old_go_from_the_start_on() -> None:
     log = spans((10, 100, 0), (10, 100, NOW - 500), (10, 100, 0), (10, 100, NOW))
-    assert start(log, ms=1000) == 10  # the third is old, but the second is in its way
+    assert start(log, ms=1000) == 10  # the third has expired, but not the second
     assert start(log, ms=500) == 10  # exactly as old as allowed
     assert start(log, ms=499) == 30
     assert start(log, ms=0) == 30

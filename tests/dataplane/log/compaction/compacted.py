@@ -1,4 +1,4 @@
-"""A compacted log beside a naive model of it: lists of records, and a dict where ours has a map."""
+"""A compacted log and a naive model of it: lists of records, and a dict as offset map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ def append_records(
     sequence: int = -1,
     transactional: bool = False,
 ) -> int:
-    """The offset of the first."""
+    """Append the records, and return the offset of the first."""
     batch = encode_batch(
         [Record(i, now_ms + i, key, value) for i, (key, value) in enumerate(records)],
         codec=codec,
@@ -67,7 +67,7 @@ def append_records(
 
 
 def stored_batches(log: PartitionLog) -> list[bytes]:
-    """Every batch of the log, by one read at each offset after the last."""
+    """Return every batch of the log, with one read for each batch."""
     found = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -96,7 +96,7 @@ class ModelBatch:
 
 @dataclass
 class Model:
-    """What a log holds, by the rules of KIP-58 and KIP-534 said as plainly as they can be."""
+    """Records that a log must have by KIP-58 and KIP-534, in the plainest code."""
 
     batches: list[ModelBatch] = field(default_factory=list)
 
@@ -136,7 +136,7 @@ class Model:
 
 
 def assert_reads_at_every_offset(log: PartitionLog) -> None:
-    """A read at an offset begins with the batch that holds it, or with the next there is."""
+    """Assert that a read at each offset begins with the batch that has it, or with the next one."""
     whole = [
         (header.base_offset, header.last_offset)
         for b in stored_batches(log)

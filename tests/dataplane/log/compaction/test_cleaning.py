@@ -121,7 +121,7 @@ async def test_offsets_and_order_stay_and_segments_become_few(tmp_path: Path) ->
     result = await clean(log)
     assert result.counts.read_records == 60
     assert result.counts.kept_records == 5
-    await clean(log, first_dirty=60)  # segments are grouped by what they had before
+    await clean(log, first_dirty=60)  # groups are formed by the sizes before the cleaning
     assert len(log.sealed_segments()) <= 2
     assert [record.offset for record in stored_records(log)] == [55, 56, 57, 58, 59]
     assert all(before[record.offset] == record for record in stored_records(log))
@@ -316,7 +316,7 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
 
 
 class _KilledError(Exception):
-    """Nothing that follows is done."""
+    """Raised to end the process: no later operation is made."""
 
 
 @pytest.mark.parametrize("end", [5, 55])
@@ -325,7 +325,7 @@ class _KilledError(Exception):
 async def test_a_log_that_is_cut_is_not_replaced_by_what_it_was(
     tmp_path: Path, happening: str, end: int
 ) -> None:
-    """By the next start, which finds what was to take the place of its segments."""
+    """The next start would find the .swap that was to replace its segments."""
     folder = tmp_path / "t-0"
     log = open_log(folder, SEGMENTS)
     for number in range(60):
@@ -370,7 +370,7 @@ async def test_readers_of_old_segments_go_on(tmp_path: Path) -> None:
     await clean(log)
     append_records(log, [(b"k", b"again")])
     log.roll(0)
-    await clean(log)  # old files of the same name are kept apart
+    await clean(log)  # retired files of the same name get different names
     assert [slice_.read() for slice_ in slices] == contents
     assert len(list(tmp_path.glob("*.log.*" + DELETED))) > 5
     log.remove_deleted()
@@ -428,7 +428,7 @@ async def test_nothing_is_decided_beyond_where_the_map_was_full(tmp_path: Path) 
 
 
 def test_only_what_is_stable_and_old_enough_may_be_cleaned() -> None:
-    """Up to the last whole segment below where reading committed stops, and the recovery point."""
+    """Segments that end after the last stable offset or the recovery point are not cleaned."""
     segments = [SegmentAges(base, base + 10, 100, 1000 + base, 1009 + base) for base in (0, 10, 20)]
     limits = CompactionLimits(min_lag_ms=0, max_lag_ms=1 << 40, min_dirty_ratio=0.5)
 

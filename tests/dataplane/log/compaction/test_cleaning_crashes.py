@@ -1,4 +1,4 @@
-"""Power goes, or the process is killed, at every operation of the disk while a log is cleaned."""
+"""A loss of power, or a kill, at every disk operation of a cleaning."""
 
 from copy import deepcopy
 from random import Random
@@ -21,7 +21,7 @@ from tests.dataplane.log.logs import headers_of
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 from wire.records.records import Record
 
-pytestmark = pytest.mark.slow  # power goes at every write
+pytestmark = pytest.mark.slow  # loses power at every write
 
 FOLDER = "/data/t-0"
 END = 41
@@ -42,7 +42,7 @@ def open_log(disk: CrashDisk, recovery_point: int = 0) -> PartitionLog:
 
 
 async def written(disk: CrashDisk) -> PartitionLog:
-    """Forty records in several segments, twenty of them cleaned before, all synced."""
+    """Write forty records to several segments, clean twenty of them, and sync all."""
     log = open_log(disk)
     for number in range(40):
         if number == 20:
@@ -64,7 +64,7 @@ async def cleaned(disk: CrashDisk, log: PartitionLog) -> None:
 
 
 def check(log: PartitionLog, before: list[Record], after: list[Record]) -> None:
-    """All that a cleaning leaves is there; what it takes may be."""
+    """Assert that all records that a cleaning keeps are there; the others may be."""
     stored = stored_records(log)
     assert log.log_end_offset == END
     offsets = [record.offset for record in stored]
@@ -93,7 +93,7 @@ def test_a_crash_at_any_point_of_a_cleaning_loses_nothing_that_it_keeps(power: b
 
 
 def test_power_that_fails_while_the_next_process_recovers_from_a_kill_loses_nothing() -> None:
-    """What a killed process had renamed can be seen, and a loss of power may still undo it."""
+    """A loss of power may still undo the renames of a killed process that recovery has seen."""
     disk = CrashDisk()
     log = trio.run(written, disk)
     before = stored_records(log)
@@ -142,7 +142,7 @@ def _crash_at(at: int, random: Random | None, before: list[Record], after: list[
 
 
 def _recover(disk: CrashDisk, recovery_point: int, random: Random | None) -> None:
-    """The recovery is cut short at some point, too."""
+    """Recover the log, with another crash at some point of the recovery."""
     if random is None:
         return
     fail_at = disk.operations + random.randrange(12)

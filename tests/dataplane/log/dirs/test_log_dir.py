@@ -97,7 +97,7 @@ def test_a_damaged_log_is_offline_alone_and_stays_so(tmp_path: Path) -> None:
         damaged = bytearray(path.read_bytes())
         damaged[-1] ^= 1
         path.write_bytes(damaged)
-        for _ in range(3):  # each stop writes checkpoints anew
+        for _ in range(3):  # each stop writes the checkpoints again
             log_dir = await opened(tmp_path)
             assert list(log_dir.partitions) == [("a", 1)]
             assert path.name in str(log_dir.offline["a", 0])
@@ -134,7 +134,7 @@ def test_a_deleted_log_is_read_on_by_who_was_in_it_and_then_removed(tmp_path: Pa
         log_dir.delete("a", 0, random.Random(1))
         assert not log_dir.partitions
         assert slice_.read()
-        # The same name may be made again at once, with another id: nothing is left in it.
+        # A topic with the same name and another id may be created at once, and is empty.
         await create(log_dir, ("a", 0))
         assert log_dir.partitions["a", 0].log_end_offset == 0
         append_many(log_dir.partitions["a", 0], 1)
@@ -280,7 +280,7 @@ def test_many_logs_share_few_open_files(tmp_path: Path) -> None:
 
 
 class Witness(RealDisk):
-    """Notes what was done to which name, in order."""
+    """Disk that records the operations on each name, in order."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str]] = []
@@ -313,7 +313,7 @@ class Witness(RealDisk):
 
 
 def test_the_clean_mark_is_gone_for_good_before_a_log_is_looked_at(tmp_path: Path) -> None:
-    """KAFKA-10471: a loss of power later must not find the mark again."""
+    """KAFKA-10471: a later loss of power must not restore the marker."""
 
     async def main() -> None:
         log_dir = await opened(tmp_path)
@@ -344,7 +344,7 @@ def test_what_was_recovered_is_synced_before_it_is_served(tmp_path: Path) -> Non
         await log_dir.load(lambda topic: SMALL, 0)
         assert log_dir.partitions["a", 0].recovery_point == 80
         for path in (tmp_path / "a-0").iterdir():
-            if path.suffix != ".snapshot":  # which has a checksum, and can be done without
+            if path.suffix != ".snapshot":  # which has a checksum, and can be rebuilt
                 assert ("sync", path.name) in disk.done
         assert ("sync_dir", "a-0") in disk.done
         log_dir.abandon()
@@ -363,14 +363,14 @@ def test_the_clean_mark_is_written_after_everything_was_synced(tmp_path: Path) -
         await log_dir.close({})
         marked = disk.done.index(("sync", MARK + ".tmp"))
         for path in (tmp_path / "a-0").iterdir():
-            if path.name != "partition.metadata":  # which its creation synced
+            if path.name != "partition.metadata":  # which was synced at its creation
                 assert ("sync", path.name) in disk.done[:marked]
 
     run(main)
 
 
 def test_damage_that_was_cut_off_is_known_until_the_quorum_has_been_told(tmp_path: Path) -> None:
-    """The process may end before that, and the next one would find a sound log."""
+    """The process may end before it reports the damage, and the next one would find a valid log."""
 
     async def begin(broker_epoch: int) -> tuple[LogDir, list[bool]]:
         log_dir = LogDir.open(RealDisk(), str(tmp_path), is_locked=True)
@@ -390,7 +390,7 @@ def test_damage_that_was_cut_off_is_known_until_the_quorum_has_been_told(tmp_pat
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
         told = set()
-        for broker_epoch in (1, 2):  # the second has not told it either
+        for broker_epoch in (1, 2):  # the second process does not report it either
             log_dir, damaged = await begin(broker_epoch)
             assert damaged == [True, False]
             found = log_dir.partitions["a", 0]
@@ -434,7 +434,7 @@ def test_small_files_are_kafkas() -> None:
 
 
 class AtOnce(RealDisk):
-    """Says what it was asked to sync; `fails` when all is to be."""
+    """Disk that records requests to sync all, which fail with `fails`."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.asked: list[str] = []
@@ -466,7 +466,7 @@ def test_many_logs_are_synced_at_once_when_the_directory_is_closed(tmp_path: Pat
         assert disk.asked == [str(tmp_path)]
         assert (tmp_path / MARK).exists()
         await closed(disk, MANY_LOGS - 1)
-        assert len(disk.asked) == 1  # one by one is as well
+        assert len(disk.asked) == 1  # syncs them one by one instead
         with pytest.raises(DirectoryFailedError):
             await closed(AtOnce(fails=True), MANY_LOGS)
         assert not (tmp_path / MARK).exists()
@@ -496,7 +496,7 @@ def test_after_a_clean_stop_no_snapshot_means_no_producers(tmp_path: Path) -> No
 
 
 def test_a_segment_is_not_made_before_the_names_of_those_before_it_are_durable() -> None:
-    """Else a loss of power may leave the second one alone: a log that seems to begin there."""
+    """A loss of power might keep only the second segment, and the log would seem to begin there."""
     world = World(1)
 
     async def check(world: World) -> None:
@@ -529,7 +529,7 @@ Program = Callable[[LogDir, Machine], Awaitable[None]]
 
 
 def lives(seed: int, *programs: Program) -> None:
-    """A log directory under each program in turn; power is lost after the last but one."""
+    """Run each program on the same log directory; power is lost after the last but one."""
 
     async def check(world: World) -> None:
         machine = world.machine("one")
@@ -555,7 +555,7 @@ def lives(seed: int, *programs: Program) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int) -> None:
-    """Who serves a log again syncs what is in its folder, and did not make the folder's name."""
+    """Recovery syncs the files in a log's folder, but did not create the folder's own entry."""
 
     async def is_killed(log_dir: LogDir, machine: Machine) -> None:
         await create(log_dir, ("a", 0))
@@ -576,13 +576,13 @@ def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int)
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_mark_of_a_clean_stop_does_not_come_back(seed: int) -> None:
-    """A process removed it, and was killed before it had synced that."""
+    """The process that removed the marker may be killed before it has synced the removal."""
 
     async def stops(log_dir: LogDir, machine: Machine) -> None:
         await create(log_dir, ("a", 0))
         append_many(log_dir.partitions["a", 0], 5)
         await log_dir.close({})
-        machine.stop_at_disk_change(1, "kill", MARK)  # by the next one, which does not get further
+        machine.stop_at_disk_change(1, "kill", MARK)  # kills the next process there
 
     async def flushes(log_dir: LogDir, machine: Machine) -> None:
         log = log_dir.partitions["a", 0]
@@ -599,7 +599,7 @@ def test_the_mark_of_a_clean_stop_does_not_come_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int) -> None:
-    """It was written by a process that was killed, and the records before it are deleted."""
+    """A killed process wrote the snapshot, and the records before it are deleted."""
 
     def sends(log: PartitionLog, producer_id: int, count: int) -> None:
         for number in range(count):
@@ -633,7 +633,7 @@ def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int)
 @pytest.mark.parametrize("change", [3, 4, 5])
 @pytest.mark.parametrize("seed", range(40))
 def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, change: int) -> None:
-    """Else a topic that is made again finds the rest of a log there, and cannot use it."""
+    """A topic that is created again would find the rest of an old log, and could not use it."""
 
     async def removes(log_dir: LogDir, machine: Machine) -> None:
         await create(log_dir, ("a", 0))
@@ -660,7 +660,7 @@ def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, chang
 def test_what_a_sync_did_not_keep_is_written_again(
     seed: int, failing: str, at_the_close: bool
 ) -> None:
-    """Or the next process would take the kernel's word for it, and power would take the records."""
+    """Pages of a failed sync look clean: without a rewrite, a loss of power takes the records."""
 
     async def fails(log_dir: LogDir, machine: Machine) -> None:
         await create(log_dir, ("a", 0))
@@ -689,7 +689,7 @@ def test_what_a_sync_did_not_keep_is_written_again(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whose_log_it_is_is_written_again_also_where_the_log_is_empty(seed: int) -> None:
-    """Nothing of it is recovered, but its first flush relies on what says whose it is."""
+    """An empty log is not scanned, but its first flush relies on its partition.metadata."""
 
     async def fails(log_dir: LogDir, machine: Machine) -> None:
         await create(log_dir, ("a", 0))
@@ -717,7 +717,7 @@ def test_whose_log_it_is_is_written_again_also_where_the_log_is_empty(seed: int)
 
 
 def test_a_full_disk_can_be_started_on_and_synced() -> None:
-    """What tells of failed syncs needs a byte that may not be had; none says the same."""
+    """A full disk may have no room for the sync marker; a missing marker means the same as a 1."""
 
     async def nothing(log_dir: LogDir, machine: Machine) -> None:
         machine.faults.refusing = lambda path: errno.ENOSPC

@@ -1,4 +1,4 @@
-"""Several log directories: where partitions go, and what a missing or failing directory takes."""
+"""Several log directories: placement of partitions, missing and failing directories."""
 
 import errno
 import logging
@@ -30,7 +30,7 @@ TOPIC_ID = bytes(range(16))
 
 @contextmanager
 def opened(data: Path, *paths: Path, disk: RealDisk | None = None) -> Iterator[LogDirs]:
-    """Not loaded yet; abandoned behind the block, as by a crash."""
+    """Open directories without loading them, and abandon them after the block, as a crash does."""
     disk, rng = disk or RealDisk(), random.Random(str(data))
     storage = open_storage(disk, str(data), 1, rng, owner="a test")
     try:
@@ -113,7 +113,7 @@ async def test_each_directory_has_its_own_mark_and_checkpoints(
 
 
 def refusal(data: Path, *paths: Path) -> str:
-    """Why a node does not start with these directories."""
+    """Return the error with which a node refuses to start with these directories."""
     with pytest.raises(StorageIdentityError) as caught, opened(data, *paths):
         pass
     return str(caught.value)
@@ -160,7 +160,7 @@ async def test_a_disk_that_is_not_mounted_is_absent_and_nothing_begins_anew(
         ids = dirs.ids
         await dirs.close({})
     mounted = b.rename(b.with_name("unmounted"))
-    for _ in range(2):  # an empty folder is no better than none
+    for _ in range(2):  # an empty folder counts as a missing one
         caplog.clear()
         with opened(data, a, b) as dirs:
             await load(dirs)
@@ -168,7 +168,7 @@ async def test_a_disk_that_is_not_mounted_is_absent_and_nothing_begins_anew(
             assert set(dirs.ids) == set(ids)
             assert dirs.log(("t", 0)) is not None
             await create(dirs, "t", 3, first=1, may_be_absent=True)
-            for index in (1, 2, 3):  # 2 was to be in a: it might have been written to in b since
+            for index in (1, 2, 3):  # 2 was created in a, but may have records in b since
                 assert dirs.log(("t", index)) is None
                 assert str(b) in str(dirs.offline_reason(("t", index)))
             await create(dirs, "new", 2)
@@ -311,10 +311,10 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
         assert failures.directories == [str(a)]
         assert dirs.offline_ids == dirs.ids[:1]
         assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 8\n"
-        await dirs.checkpoint()  # of what is left
+        await dirs.checkpoint()  # writes to the remaining directory
         await create(dirs, "u", 2)
         assert sizes(dirs) == [2, 4]
-        dirs.delete("t", 0, random.Random(1))  # there is nothing that could be done with its folder
+        dirs.delete("t", 0, random.Random(1))  # its folder is left for the next start
         assert dirs.log(("t", 0)) is None
         log = dirs.log(("t", 2))
         assert log is not None
@@ -331,7 +331,7 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
 async def test_a_full_disk_whose_checkpoints_tell_of_deleted_logs_is_logged_once(
     folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each topic that a client makes tries to write them; the log is not to grow by each."""
+    """Each creation of a topic tries to write checkpoints, but must not add a log line."""
     data, _, _ = folders
     disk = FaultyDisk()
 
@@ -351,11 +351,11 @@ async def test_a_full_disk_whose_checkpoints_tell_of_deleted_logs_is_logged_once
                 await create(dirs, f"{name}{expected}", 1)
             assert lines() == expected
             disk.faults.clear()
-            await dirs.write_deletions()  # what fails later is news again
+            await dirs.write_deletions()  # a failure after a success is logged again
 
 
 class SlowDisk(RealDisk):
-    """Calls beside the loop wait until they may go on, once `holds`."""
+    """Disk whose calls in worker threads wait until they are released, once `holds`."""
 
     def __init__(self) -> None:
         self.may_go_on = trio.Event()
@@ -372,7 +372,7 @@ class SlowDisk(RealDisk):
 async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew(
     folders: tuple[Path, Path, Path],
 ) -> None:
-    """While one directory is written, a topic of the next one goes, and comes back by its name."""
+    """While one directory is written, a topic in the next one is deleted and created again."""
     data, a, b = folders
     disk = SlowDisk()
     high_watermarks = {("t", 0): 7, ("t", 1): 8}
@@ -396,7 +396,7 @@ async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew
 async def test_no_checkpoint_tells_of_a_topic_that_went_while_one_was_written(
     folders: tuple[Path, Path, Path], writes_all: bool
 ) -> None:
-    """What is remembered of that write does not give the next log of the name a high watermark."""
+    """The next log with that name does not get the high watermark that was being written."""
     data, a, b = folders
     disk = SlowDisk()
     with opened(data, a, b, disk=disk) as dirs:
@@ -456,7 +456,7 @@ def test_what_an_error_says_of_its_directory(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_directories_that_a_killed_process_noted_are_known_after_a_loss_of_power(seed: int) -> None:
-    """Who finds them noted does not note them again: an empty one would be taken for new."""
+    """A process that finds them in the registry does not write it again; it must be synced."""
 
     async def check(world: World) -> None:
         machine = world.machine("one")
@@ -471,7 +471,7 @@ def test_directories_that_a_killed_process_noted_are_known_after_a_loss_of_power
             assert known is not None
             assert sorted(known.values()) == ["/one", "/two"]
 
-        machine.stop_at_disk_change(4, "kill", DIR_REGISTRY)  # when it gets its name
+        machine.stop_at_disk_change(4, "kill", DIR_REGISTRY)  # at its rename
         for life in (opens, opens, looks):
             if life is looks:
                 machine.power_cut()

@@ -32,7 +32,7 @@ ONE_SEGMENT = LogConfig(index_interval_bytes=150)
 
 
 def written(folder: Path, config: LogConfig = SMALL, count: int = 30) -> PartitionLog:
-    """A log whose node was killed: nothing was synced or closed."""
+    """Write a log whose node is then killed: no file was synced or closed."""
     log = open_log(folder, config)
     for number in range(count):
         append(
@@ -172,7 +172,7 @@ def test_only_segments_from_the_recovery_point_on_are_scanned(tmp_path: Path) ->
     append(log, make_batch(2, producer_id=7, sequence=60))
     sizes = [path.stat().st_size for path in log_files(tmp_path)]
     assert load(tmp_path, recovery_point=61).scanned_bytes == sizes[-1]
-    # A segment that ends there may have been completed since, its indexes not synced.
+    # A segment that ends there may have been sealed since, with indexes that were not synced.
     assert load(tmp_path, recovery_point=60).scanned_bytes == sum(sizes[-2:])
     assert load(tmp_path, recovery_point=0).scanned_bytes == sum(sizes)
 
@@ -348,7 +348,7 @@ def test_recovering_twice_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_synced_batches_that_are_missing_at_the_end_are_not_papered_over(tmp_path: Path) -> None:
-    """As batches of which a part is missing. All of a segment, too, and all segments."""
+    """The missing batches may be a part of a segment, a whole segment, or all segments."""
     log = open_log(tmp_path)
     append_many(log, 40)
     log.close()
@@ -365,7 +365,7 @@ def test_synced_batches_that_are_missing_at_the_end_are_not_papered_over(tmp_pat
 
 
 def test_a_segment_that_was_cut_and_is_back_does_not_follow_what_came_since(tmp_path: Path) -> None:
-    """Leader epochs never go back, from segment to segment neither."""
+    """Leader epochs never decrease, from one segment to the next either."""
     for base_offset, epoch in ((0, EPOCH), (2, EPOCH + 1), (4, EPOCH)):
         data = make_batch(2, base_offset=base_offset, leader_epoch=epoch)
         (tmp_path / file_name(base_offset, LOG)).write_bytes(data)

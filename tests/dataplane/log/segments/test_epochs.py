@@ -17,7 +17,7 @@ def test_an_epoch_ends_where_the_next_begins() -> None:
 
 
 def test_an_epoch_this_log_never_saw_is_answered_with_the_one_before() -> None:
-    """KIP-279: a follower cuts to a common epoch even where leaders changed quickly."""
+    """KIP-279: a follower truncates to a common epoch even after fast changes of leader."""
     epochs = LeaderEpochs([(1, 0), (2, 10), (5, 30)])
     assert epochs.end_offset_for(3, 50) == (2, 30)
     assert epochs.end_offset_for(4, 50) == (2, 30)

@@ -86,7 +86,7 @@ def test_errors_of_the_disk_say_what_to_do() -> None:
     full = storage_error(OSError(errno.ENOSPC, "No space left on device"), "append to", "/d/x.log")
     unkept = storage_error(OSError(errno.ENOSPC, "No space left on device"), "sync", "/d/x.log")
     assert isinstance(unkept, DirectoryFailedError)
-    # A file that cannot be opened to be synced is not one that was not kept.
+    # A failure to open a file for a sync does not mean that the device lost bytes.
     for number in (errno.EMFILE, errno.ENOENT):
         assert type(storage_error(OSError(number, "no"), "sync", "/d/x.log")) is StorageError
     assert isinstance(full, DiskFullError)

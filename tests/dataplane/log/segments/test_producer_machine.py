@@ -1,7 +1,7 @@
-"""Producers that do all right, on a log that is cut, deleted from, closed and killed.
+"""State machine: correct producers on a log that is truncated, deleted from, closed and killed.
 
-Whatever happens to what is not committed, and to what is old: the next batch of each producer is
-taken, and one that is sent again is known if it is still there.
+With any loss of uncommitted and old records, the next batch of each producer is accepted, and a
+batch that is sent again is found to be a duplicate if it is still in the log.
 """
 
 import shutil
@@ -43,7 +43,7 @@ class Sent:
 
 @dataclass
 class Reported:
-    """A producer by what is in the log of it, deleted or not."""
+    """A producer with the batches that it has appended, deleted ones included."""
 
     epoch: int = 0
     batches: list[Sent] = field(default_factory=list)
@@ -149,7 +149,7 @@ class ProducerMachine(RuleBasedStateMachine):
         assert self.committed <= self.end <= offset
         for told in self.told.values():
             told.batches = [sent for sent in told.batches if sent.offset < self.end]
-            # Who had begun an epoch sends it again; its number is never another's.
+            # A producer keeps its epoch if the batches with it were truncated.
             told.epoch = max(told.epoch, told.batches[-1].epoch if told.batches else 0)
         self.synced = min(self.synced, self.end)
 

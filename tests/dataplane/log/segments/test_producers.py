@@ -15,7 +15,7 @@ LAST = 2**31 - 1
 
 
 def header(sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7) -> BatchHeader:
-    """As a producer sends it; the records themselves do not matter here."""
+    """Return the header of a producer's batch; the records do not matter here."""
     one = headers_of(make_batch(1, producer_id=producer_id, producer_epoch=epoch, sequence=0))[0]
     return one._replace(base_sequence=sequence, last_offset_delta=count - 1, record_count=count)
 
@@ -175,7 +175,7 @@ def test_a_snapshot_is_what_was_known_and_no_cut_or_flip_is(
 
 @dataclass
 class NaiveProducer:
-    """Every batch ever taken, and the rules read off the page."""
+    """All batches ever accepted, and the rules in their plainest form."""
 
     epoch: int
     taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # epoch, first, last, at
@@ -195,7 +195,7 @@ class NaiveProducer:
     st.sampled_from([0, 3, LAST - 4]),
     st.lists(
         st.tuples(
-            st.sampled_from([0, 0, 0, 1, -1, -2, -3, -6, -12]),  # against what is next
+            st.sampled_from([0, 0, 0, 1, -1, -2, -3, -6, -12]),  # relative to the next sequence
             st.integers(1, 3),
             st.sampled_from([0, 0, 0, 0, 1, -1]),
         ),
