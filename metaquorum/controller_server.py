@@ -1,8 +1,8 @@
-"""A node in the role of a controller: its voter, its decisions, and the quorum address.
+"""The controller role of a node: its Raft voter, its controller, and the quorum listener.
 
-journal replayed      the voter knows what it knew
-listening             if the node is not alone
-running               votes, follows or leads; answers calls of other nodes
+start     replays the journal, so that the voter has its term, vote and log again
+listen    opens the quorum listener, if the node is not the only node
+run       votes, follows or leads, and answers calls of other nodes
 """
 
 import logging
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 REGISTER_S: Final = 5.0
 RETRY_LEAST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0
-# Four heartbeats a second and peer: three idle nodes then take less than 2 % of a core in all. A
-# leader that is killed is noticed by its closed connections; this is for one that falls silent.
+# Four heartbeats per second and peer: three idle nodes use less than 2 % of one core together. The
+# closed connections of a killed leader reveal its death; the timeouts are for a silent leader.
 QUORUM_TIMINGS: Final = RaftTimings(heartbeat_s=0.25, election_min_s=0.8, election_max_s=1.6)
 
 
 class ControllerRole:
-    """`start`, `run` in a task, and `close` when that has ended."""
+    """Controller role of one node: call `start`, then `run` in a task, then `close` after it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ControllerRole:
         static_configs: Mapping[str, str],
         first_records: Sequence[MetadataRecord] = (),
     ) -> None:
-        """`endpoint` None: this node is alone, and nothing is listened on."""
+        """Create the role. With `endpoint` None the node is the only one and does not listen."""
         self._runtime = runtime
         self._node_id = node_id
         self.feed = MetadataFeed(loader)
@@ -89,17 +89,20 @@ class ControllerRole:
             self._listener = ChannelListener(endpoint, self._mesh, rpc)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """The address as bound. OSError."""
+        """Listen on the quorum address and return it as bound. Raises OSError if that fails."""
         assert self._listener is not None
         await self._listener.listen(host, port)
         return self._listener.address
 
     async def start(self) -> None:
-        """The image is as this voter's disk says. StorageError."""
+        """Load the image from this voter's disk. Raises StorageError if the disk fails."""
         await self.quorum.start()
 
     async def run(self) -> None:
-        """The voter's and the controller's work, for ever. StorageError, RaftFatalError."""
+        """Run the voter and the controller until cancelled.
+
+        Raises StorageError if the disk fails, and RaftFatalError if the Raft state is broken.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.quorum.run)
             nursery.start_soon(self.controller.run)
@@ -110,7 +113,7 @@ class ControllerRole:
     async def introduce(
         self, links: QuorumLinks, incarnation_id: bytes, address: tuple[str, int]
     ) -> None:
-        """The metadata log says at which levels this controller can run, under every reign."""
+        """Register this controller and its supported feature levels, again in every term."""
         registration = ControllerRegistration(self._node_id, incarnation_id, *address)
         backoff = Backoff(self._runtime.random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:
@@ -120,14 +123,14 @@ class ControllerRole:
                 try:
                     await controller_term.call(REGISTER_CONTROLLER, registration, REGISTER_S)
                 except (CallError, KafkaError) as error:
-                    log.debug("%s did not register this controller: %s", controller_term, error)
+                    log.debug("cannot register this controller in %s: %s", controller_term, error)
                     await sleep(self._runtime.clock, backoff.next_s())
                     continue
             backoff.reset()
             await controller_term.over.wait()
 
     async def close(self) -> None:
-        """The journal is closed in good order."""
+        """Close the listener, then the journal."""
         if self._listener is not None:
             self._listener.close()
         await self.quorum.close()

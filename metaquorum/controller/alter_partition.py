@@ -1,9 +1,9 @@
-"""The controller's rule for changes of an ISR, which leaders ask for (AlterPartition, KIP-497).
+"""The controller's rule for ISR changes that leaders request (AlterPartition, KIP-497).
 
-Every proposal succeeds one state of the partition and no other: it names the leader epoch and the
-partition epoch that it was made in. Who is to be in the ISR has to be the very incarnation that the
-leader has seen, neither fenced nor going (KIP-841, KIP-903); else a replica that has just lost its
-disk could be taken for the one that held everything.
+A request applies to exactly one state of the partition: it names the leader epoch and the partition
+epoch in which the leader made it. Each worker of the new ISR must still have the broker epoch that
+the leader has seen, and be neither fenced nor in controlled shutdown (KIP-841, KIP-903). Otherwise
+a replica that has just lost its disk could be treated as the replica that held all records.
 """
 
 from typing import Final
@@ -20,7 +20,10 @@ NO_EPOCH: Final = -1
 
 @frozen
 class PartitionChange:
-    """A leader's wish. `broker_epochs`: of each in `isr`, -1 where the leader has not seen it."""
+    """ISR that a leader requests.
+
+    `broker_epochs` has one entry for each worker of `isr`; -1 if the leader does not know it.
+    """
 
     topic_id: bytes
     partition: int
@@ -33,7 +36,7 @@ class PartitionChange:
 def alter_partition(
     image: MetadataImage, worker_id: int, broker_epoch: int, change: PartitionChange
 ) -> Decision[ErrorCode]:
-    """The ISR is as the leader wishes, in the next partition epoch; or why it is not."""
+    """Decide a leader's ISR change: the new ISR in the next partition epoch, or an error code."""
     topic = image.topic_by_id(change.topic_id)
     if topic is None:
         return Decision(ErrorCode.UNKNOWN_TOPIC_ID)
@@ -43,7 +46,7 @@ def alter_partition(
     code = _refusal(image, partition, worker_id, broker_epoch, change)
     if code is not ErrorCode.NONE:
         return Decision(code)
-    # In the order of the replicas, the preferred leader first.
+    # The ISR keeps the order of the replicas, with the preferred leader first.
     isr = tuple(replica for replica in partition.replicas if replica in change.isr)
     changed = with_isr(partition, isr, min_isr(image, topic.name))
     return Decision(ErrorCode.NONE, [partition_record(change.topic_id, change.partition, changed)])
@@ -64,7 +67,7 @@ def _refusal(
     if change.leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if change.leader_epoch > partition.leader_epoch:
-        return ErrorCode.NOT_CONTROLLER  # this one has not heard of that epoch yet
+        return ErrorCode.NOT_CONTROLLER  # this controller has not seen that epoch yet
     if change.partition_epoch < partition.partition_epoch:
         return ErrorCode.INVALID_UPDATE_VERSION
     if change.partition_epoch > partition.partition_epoch:

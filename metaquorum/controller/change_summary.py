@@ -1,6 +1,6 @@
-"""What becomes of partitions when workers come and go, counted for one line of the log.
+"""Counts of partition changes caused by one decision, for one log line.
 
-A decision may change thousands of partitions; nobody reads as many lines.
+A decision may change thousands of partitions, too many for a line each.
 """
 
 import logging
@@ -14,7 +14,7 @@ MOST_NAMED: Final = 5  # partitions in one line
 
 
 class PartitionChangeSummary:
-    """What one decision does. Complete once all of its records were made."""
+    """Partition changes of one decision. Complete once all its records are generated."""
 
     __slots__ = (
         "changed_leaders",
@@ -28,10 +28,10 @@ class PartitionChangeSummary:
 
     def __init__(self) -> None:
         self.changed_leaders = 0
-        self.lost_leaders = 0  # led by nobody now
-        self.regained_leaders = 0  # by nobody before
-        self.unclean = 0  # led by a replica that may lack what was committed
-        self.isr_shrinks = 0  # ISRs that are smaller
+        self.lost_leaders = 0  # partitions that have no leader now
+        self.regained_leaders = 0  # partitions that had no leader before
+        self.unclean = 0  # leaders that may miss committed records
+        self.isr_shrinks = 0  # partitions
         self.unclean_names: list[str] = []
 
     def note(self, topic: str, number: int, before: PartitionImage, after: PartitionImage) -> None:
@@ -55,28 +55,35 @@ class PartitionChangeSummary:
         )
 
     def __str__(self) -> str:
-        """As `5 partitions are led by others; 1 partition is led by nobody; 6 ISRs are smaller`."""
+        """Return, for example, `5 leaders changed; 1 partition has no leader; 6 ISRs shrank`."""
         counts = (
-            (self.changed_leaders, "partition is led by another", "partitions are led by others"),
-            (self.lost_leaders, "partition is led by nobody", "partitions are led by nobody"),
-            (self.regained_leaders, "partition is led again", "partitions are led again"),
-            (self.isr_shrinks, "ISR is smaller", "ISRs are smaller"),
+            (self.changed_leaders, "leader changed", "leaders changed"),
+            (self.lost_leaders, "partition has no leader", "partitions have no leader"),
+            (
+                self.regained_leaders,
+                "partition has a leader again",
+                "partitions have leaders again",
+            ),
+            (self.isr_shrinks, "ISR shrank", "ISRs shrank"),
         )
         words = [f"{count} {one if count == 1 else more}" for count, one, more in counts if count]
         return "; ".join(words) or "no partition changes"
 
     def unclean_text(self) -> str:
-        """Which partitions may have lost records that were acknowledged."""
+        """Return a warning that names partitions which may have lost acknowledged records."""
         names = ", ".join(self.unclean_names)
         more = ", ..." if self.unclean > len(self.unclean_names) else ""
         return (
-            f"{self.unclean} partitions are led by a replica that may lack records that were "
-            f"acknowledged: {names}{more}"
+            f"unclean leader election: the leaders of {self.unclean} partitions may miss "
+            f"acknowledged records: {names}{more}"
         )
 
 
 def log_summary(event: str, summary: PartitionChangeSummary, *, quietly: bool = False) -> None:
-    """One line for all partitions; `quietly`: none where nothing has become of them."""
+    """Log `event` and `summary` in one line, and unclean leader elections as a warning.
+
+    With `quietly`, an event that changed no partition is not logged.
+    """
     if not summary.is_empty:
         logger.info("%s: %s", event, summary)
     elif not quietly:

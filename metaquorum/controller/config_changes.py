@@ -1,8 +1,9 @@
-"""The active controller's rules for configs: which changes of a resource's configs are taken.
+"""The active controller's rules for config changes.
 
-All changes of one resource are one batch: taken whole or refused whole. Only what differs is
-written. Source: KIP-133, KIP-226, KIP-339; words and codes of Apache Kafka 4.3, which refuses a
-worker's bad value with INVALID_REQUEST and a topic's with INVALID_CONFIG.
+All changes of one resource are one batch: either all are accepted or none. Only values that differ
+are written. Source: KIP-133, KIP-226, KIP-339; messages and error codes of Apache Kafka 4.3, which
+rejects an invalid worker config with INVALID_REQUEST and an invalid topic config with
+INVALID_CONFIG.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +20,21 @@ from metaquorum.metadata.topic_names import check_topic_name
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-ALL_WORKERS = ""  # the name of the resource whose configs every worker has by default
+ALL_WORKERS = ""  # name of the resource that holds the cluster-wide worker configs
 
 
 class ConfigOp(IntEnum):
-    """What to do with one config, numbered as IncrementalAlterConfigs does."""
+    """Operation on one config, numbered as in IncrementalAlterConfigs."""
 
     SET = 0
     DELETE = 1
-    APPEND = 2  # to a list: what is not in it yet
-    SUBTRACT = 3  # from a list
+    APPEND = 2  # add the items that the list does not contain yet
+    SUBTRACT = 3  # remove items from the list
 
 
 @frozen
 class ConfigChange:
-    """`op` is a `ConfigOp`, or the number that a client thinks is one."""
+    """Change of one config. `op` is a `ConfigOp`, or an unknown number that a client sent."""
 
     name: str
     op: int
@@ -42,9 +43,9 @@ class ConfigChange:
 
 @frozen
 class ResourceChange:
-    """Changes of the configs of one topic, of one worker (by its id's digits), or of all workers.
+    """Config changes of one topic, one worker (`name` is its decimal id), or all workers.
 
-    With `replace` the resource has afterwards what `changes` say and nothing else (AlterConfigs).
+    With `replace`, `changes` replace all configs of the resource (AlterConfigs).
     """
 
     scope: Scope
@@ -54,7 +55,7 @@ class ResourceChange:
 
 
 def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[KafkaError | None]:
-    """The resource has the configs that the change asks for; or why it cannot."""
+    """Decide the config changes of one resource; the answer is None or the error."""
     own = image.configs.get((resource.scope, resource.name), {})
     try:
         _check_resource(image, resource)
@@ -67,14 +68,15 @@ def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[K
 
 
 def may_need_fewer(resource: ResourceChange) -> bool:
-    """Whether min.insync.replicas may be another, and ELRs have to be emptied for it."""
+    """Return whether the change may affect min.insync.replicas, which may empty ELRs."""
     return resource.replace or any(change.name == MIN_ISR for change in resource.changes)
 
 
 def prepare_configs(image: MetadataImage, resources: Sequence[ResourceChange]) -> Decision[None]:
-    """Partitions are as they have to be for these configs, in as many batches as that takes.
+    """Return the partition changes that these configs require, divisible into several batches.
 
-    The change itself is one batch, which does that for the few that others change meanwhile.
+    The config change itself is one batch, which repeats this for the few partitions that changed
+    in the meantime.
     """
     records = (
         record
@@ -106,7 +108,7 @@ def _check_resource(image: MetadataImage, resource: ResourceChange) -> None:
 
 
 def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]:
-    """What the resource's own configs are to be, each that is touched checked."""
+    """Return the resource's own configs after the change, with every changed value checked."""
     _check_dynamic(resource)
     configs = dict(own)
     for change in resource.changes:
@@ -157,7 +159,7 @@ def _new_text(key: ConfigKey, own: str | None, change: ConfigChange) -> str:
             ErrorCode.INVALID_CONFIG,
             f"Can't {op.name} to key {key.name} because its type is not LIST.",
         )
-    # Without a value of its own the resource's list is the default, whatever other layers say.
+    # Without a value of its own the resource starts from the default list, not from other layers.
     items = _items((key.default_text or "") if own is None else own)
     named = _items(change.value)
     if op is ConfigOp.APPEND:

@@ -1,10 +1,10 @@
-"""The active controller: everything that changes the metadata.
+"""The active controller: all changes of the metadata.
 
-Its rules are plain functions (`topics`, `worker_registration`, `features`, `config_changes`); what
-they decide goes through `proposer`. A rule that needs only the image and the request has no method
-here: its row in `metaquorum.rpc.methods` gives it to `change` or `change_each`. Workers that come
-and go are `worker_lifecycle`'s. Every voter of the quorum has a controller; all but the active one
-refuse.
+The rules are pure functions (`topics`, `worker_registration`, `features`, `config_changes`);
+`proposer` commits their decisions. A rule that needs only the image and the request has no method
+here: its row in `metaquorum.rpc.methods` passes it to `change` or `change_each`. `worker_lifecycle`
+registers, fences and unfences workers. Every voter of the quorum has a controller; all but the
+active one answer with NOT_CONTROLLER.
 """
 
 import logging
@@ -60,14 +60,14 @@ W = TypeVar("W")
 
 logger = logging.getLogger(__name__)
 
-SLICE_SPECS: Final = 100  # looked at before the loop gets its turn
+SLICE_SPECS: Final = 100  # specs decided between two checkpoints of the event loop
 
 
 class Controller:
-    """Everything that changes the metadata. Its methods raise KafkaError where they return none.
+    """All changes of the metadata. Methods that return no error raise KafkaError.
 
-    Those that wait may be called on any voter; on one that is not active they raise
-    NOT_CONTROLLER. Nobody waits here until a change is visible to anybody.
+    The async methods may be called on any voter; an inactive controller raises NOT_CONTROLLER. They
+    return once a change is committed, and do not wait until a worker has applied it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Controller:
         static_configs: Mapping[str, str],
         first_records: Sequence[MetadataRecord] = (),
     ) -> None:
-        """`first_records` are what a new cluster has from its beginning."""
+        """Create the controller. `first_records` are the initial records of a new cluster."""
         self._quorum = quorum
         self._loader = loader
         self._clock = clock
@@ -97,18 +97,20 @@ class Controller:
         )
 
     async def start(self) -> None:
-        """This is the active controller, and the cluster is founded.
+        """Wait until this controller is active, and bootstrap a new cluster.
 
-        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        Raises KafkaError (UNSUPPORTED_VERSION) if this version does not support a feature level of
+        the cluster.
         """
         await self._quorum.wait_active()
         check_features(self._loader.image)
         await self._proposer.change(lambda _: Decision(None))
 
     async def run(self) -> None:
-        """While this is the active controller, workers that are gone are fenced; for ever.
+        """Fence overdue workers and rebalance leaders whenever this controller is active.
 
-        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        Runs until cancelled. Raises KafkaError (UNSUPPORTED_VERSION) if this version does not
+        support a feature level of the cluster.
         """
         while True:
             term = await self._quorum.wait_active()
@@ -123,10 +125,10 @@ class Controller:
                 nursery.cancel_scope.cancel()
             await trio.lowlevel.checkpoint()
 
-    # Rules that need the image and the request alone
+    # Rules that need only the image and the request
 
     async def change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Committed[T]:
-        """The answer of what `decide` decides, once its records are committed."""
+        """Decide, wait until the decision's records are committed, and return its answer."""
         return await self._proposer.change(decide)
 
     async def change_each(
@@ -136,7 +138,7 @@ class Controller:
         *,
         validate_only: bool = False,
     ) -> Committed[list[KafkaError | None]]:
-        """For each of the specs: None once all that it asks for is committed; or why nothing is."""
+        """Decide and commit each spec; the answer holds None or the error for each of them."""
         image = await self._proposer.decided()
         if (error := _too_many(specs)) is not None:
             return Committed([error for _ in specs], 0)
@@ -149,7 +151,10 @@ class Controller:
     async def take_mutations(
         self, user: str, client_id: str | None, counts: Sequence[int], *, is_strict: bool
     ) -> MutationsTaken:
-        """So many of the wishes for so many partitions each are within the client's quota."""
+        """Charge the partition mutations of a request to the client's quota (KIP-599).
+
+        `counts` are the partitions that each topic of the request creates or deletes.
+        """
         image = await self._proposer.decided()
         now = self._clock.monotonic()
         return self.mutations.take(
@@ -159,7 +164,10 @@ class Controller:
     async def describe_mutations(
         self, user: str, client_id: str | None, most_used: int = 0
     ) -> list[MutationUse]:
-        """What the client has of its quota, nothing where it is not limited; or who has least."""
+        """Return the client's use of its mutation quota; empty if the client has no quota.
+
+        With `most_used` above 0, return that many clients with the smallest share of tokens left.
+        """
         image = await self._proposer.decided()
         now = self._clock.monotonic()
         if most_used > 0:
@@ -170,9 +178,9 @@ class Controller:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> Committed[list[TopicOutcome]]:
-        """One outcome for each name: created and committed; or why not.
+        """Create topics, and return one outcome for each name once they are committed.
 
-        With `validate_only` nothing is made, and outcomes have no topic id.
+        With `validate_only` no topic is created, and outcomes have no topic id.
         """
         image = await self._proposer.decided()
         if excess := _excess(topics, image, self._configs.topic_defaults(image)):
@@ -199,7 +207,7 @@ class Controller:
     async def delete_topics(
         self, topics: Sequence[tuple[str | None, bytes | None]]
     ) -> Committed[list[TopicOutcome]]:
-        """One outcome for each (name, None) or (None, topic id): gone, or why not."""
+        """Delete topics, given as (name, None) or (None, topic id); return an outcome for each."""
         image = await self._proposer.decided()
         error = _too_many(topics)
         if not self._configs.of(image).boolean("delete.topic.enable"):
@@ -215,9 +223,9 @@ class Controller:
     async def create_partitions(
         self, specs: Sequence[NewPartitions], *, validate_only: bool = False
     ) -> Committed[list[KafkaError | None]]:
-        """For each wish: None once its partitions are made; or why there are none.
+        """Add partitions to topics; the answer holds None or the error for each spec.
 
-        No topic may be in it twice.
+        `specs` must not name a topic twice.
         """
 
         def decide(image: MetadataImage, spec: NewPartitions) -> Decision[KafkaError | None]:
@@ -228,7 +236,7 @@ class Controller:
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
     ) -> Committed[list[KafkaError | None]]:
-        """For each resource: None once all of its changes are committed; or why none is."""
+        """Change configs; the answer holds None or the error for each resource."""
         if not validate_only and any(map(may_need_fewer, resources)):
             try:
                 await self._proposer.change(lambda image: prepare_configs(image, resources))
@@ -242,9 +250,9 @@ class Controller:
     async def alter_partitions(
         self, worker_id: int, broker_epoch: int, changes: Sequence[PartitionChange]
     ) -> Committed[list[ErrorCode]]:
-        """A code for each wish of a leader for another ISR; NONE once it is committed.
+        """Change ISRs as a leader requests; the answer holds one error code for each change.
 
-        REQUEST_TIMED_OUT: nobody knows.
+        NONE means committed; after REQUEST_TIMED_OUT the change may or may not be committed.
         """
         return await self._proposer.change_all(
             changes,
@@ -260,9 +268,10 @@ class Controller:
         *,
         recreated: bool = False,
     ) -> Committed[list[KafkaError | None]]:
-        """For each (topic id, partition): None once it is known that the worker lacks that log.
+        """Record that a worker has lost logs; the answer holds None or the error for each log.
 
-        `recreated`: it had lost it before it started, and has an empty one.
+        A log is given as (topic id, partition). With `recreated` the worker found the log missing
+        at its start and has created an empty log in its place.
         """
         if (error := _too_many(logs)) is not None:
             return Committed([error for _ in logs], 0)
@@ -280,8 +289,8 @@ class Controller:
         )
         reported = changed.answer.count(None)
         if reported:
-            how = "has lost" if recreated else "cannot use"
-            logger.warning("worker %d %s its logs of %d partitions", worker_id, how, reported)
+            how = "lost and recreated" if recreated else "took offline"
+            logger.warning("worker %d %s its replicas of %d partitions", worker_id, how, reported)
         return changed
 
     # The cluster
@@ -289,7 +298,7 @@ class Controller:
     async def update_features(
         self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
     ) -> Committed[None]:
-        """The cluster runs at all of these levels; KafkaError where at none of them."""
+        """Set the cluster's feature levels, all or none. Raises KafkaError if one is invalid."""
         status = self._quorum.status
 
         def decide(image: MetadataImage) -> Decision[None]:
@@ -303,7 +312,7 @@ class Controller:
 
 
 async def _in_slices(specs: Sequence[T]) -> AsyncIterator[T]:
-    """Each of them, and the loop gets its turn between."""
+    """Yield each spec, with a checkpoint after every `SLICE_SPECS` specs."""
     for number, spec in enumerate(specs, 1):
         yield spec
         if number % SLICE_SPECS == 0:
@@ -323,13 +332,13 @@ def _too_many(specs: Sequence[object]) -> KafkaError | None:
 def _excess(
     topics: Sequence[NewTopic], image: MetadataImage, defaults: TopicDefaults
 ) -> KafkaError | None:
-    """Why one request may not have so many partitions (KIP-599), or topics."""
+    """Return the error if one request creates too many topics or partitions (KIP-599)."""
     if (error := _too_many(topics)) is not None:
         return error
     partitions = 0
     for topic in topics:
         count = len(topic.assignments) if topic.assignments else topic.partitions
-        if count <= MAX_PARTITIONS_PER_TOPIC:  # else it is refused alone
+        if count <= MAX_PARTITIONS_PER_TOPIC:  # a larger topic is rejected on its own
             partitions += defaults.partitions if count == USE_DEFAULT else max(0, count)
     if partitions > MAX_SPECS:
         return KafkaError(

@@ -1,4 +1,4 @@
-"""Configs as the active controller goes by them, in any image that it decides on."""
+"""Configs that apply to the active controller's decisions, for any image."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,7 +11,7 @@ UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
 
 
 class ControllerConfigs:
-    """What was asked of the last image is known for as long as its configs are the same."""
+    """Configs of the controller. Caches answers as long as the configs of the image are equal."""
 
     def __init__(self, node_id: int, static: Mapping[str, str]) -> None:
         self._node_id = node_id
@@ -22,13 +22,13 @@ class ControllerConfigs:
         self._is_unclean_default = False
 
     def of(self, image: MetadataImage) -> Configs:
-        """What all workers have in common."""
+        """Return the configs that all workers share."""
         return WorkerLayers(
             self.static, dynamic_default=image.worker_configs(None)
         ).worker_configs()
 
     def may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
-        """Whether any replica of the topic may lead where none in sync is left."""
+        """Return whether the topic allows unclean leader election."""
         own = image.topic_configs(topic)
         if not own and image.configs is self._unclean_of:
             return self._is_unclean_default
@@ -38,12 +38,12 @@ class ControllerConfigs:
             dynamic_default=image.worker_configs(None),
         ).topic_configs(own)
         answer = configs.boolean(UNCLEAN_ELECTIONS)
-        if not own:  # as of most topics, all of which a restart asks for
+        if not own:  # most topics have none, and a restart asks for all topics
             self._unclean_of, self._is_unclean_default = image.configs, answer
         return answer
 
     def topic_defaults(self, image: MetadataImage) -> TopicDefaults:
-        """Of a topic that is made without saying how many partitions and replicas it has."""
+        """Return the default partition count and replication factor of new topics."""
         if image.configs is not self._defaults_of:
             configs = self.of(image)
             self._topic_defaults = TopicDefaults(

@@ -1,4 +1,4 @@
-"""What the rules of the controller return: an answer, and the records that make it true."""
+"""The result of a controller rule: an answer, and the records that implement it."""
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 @frozen
 class Decision(Generic[T]):
-    """An answer, and the records to be committed before it may be given.
+    """Answer of a rule, and the records to commit before the controller may send the answer.
 
-    `divisible`: any prefix of the records leaves the metadata sound, so that they may be committed
-    in several batches; else they are one batch. A None among them is no record: much was looked at
-    to find the next one, and the loop may have its turn.
+    If `divisible`, any prefix of the records leaves the metadata consistent, and they may be
+    committed in several batches; otherwise they are one batch. A None among the records is not a
+    record: it marks a point where the event loop may run other tasks during a long scan.
     """
 
     answer: T

@@ -1,9 +1,8 @@
-"""Elections that somebody asks for (ElectLeaders, KIP-183 and KIP-460).
+"""Leader elections that a client requests (ElectLeaders, KIP-183 and KIP-460).
 
-preferred    the first replica leads, if it is live and in sync: leadership is spread again
-unclean      where nobody in sync or eligible is left, the first live replica leads; what only
-             those had that are gone is lost, and the record of the partition says so
-             (`unclean_epoch`)
+preferred    elects the first replica if it is live and in sync, which balances leadership again
+unclean      elects the first live replica if no in-sync or eligible replica is live; records that
+             only the other replicas had are lost, and `unclean_epoch` of the partition marks it
 """
 
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ class ElectionType(IntEnum):
 
 @frozen
 class ElectionSpec:
-    """A wish that the partition be led by another."""
+    """Request to elect a leader for one partition."""
 
     topic: str
     partition: int
@@ -44,7 +43,7 @@ class ElectionSpec:
 
 
 def specs_of(topic: TopicImage, election_type: int) -> Iterator[ElectionSpec]:
-    """A wish for each partition of `topic` that such an election may change."""
+    """Yield a spec for each partition of `topic` that such an election may change."""
     for index, partition in enumerate(topic.partitions):
         if _is_worthwhile(partition, election_type):
             yield ElectionSpec(topic.name, index, election_type)
@@ -57,7 +56,7 @@ def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:
 
 
 def elect_leader(image: MetadataImage, spec: ElectionSpec) -> Decision[KafkaError | None]:
-    """The partition is led as is wished; or why it is not."""
+    """Decide the requested election; the answer is None or the error."""
     topic = image.topic(spec.topic)
     if topic is None or not 0 <= spec.partition < len(topic.partitions):
         return _refused(
@@ -74,7 +73,7 @@ def elect_leader(image: MetadataImage, spec: ElectionSpec) -> Decision[KafkaErro
         after = _preferred(image, partition)
     if isinstance(after, KafkaError):
         return Decision(after)
-    assert after is not None, "another leader is a change"
+    assert after is not None, "a new leader changes the partition"
     return Decision(None, [partition_record(topic.topic_id, spec.partition, after)])
 
 

@@ -1,13 +1,14 @@
-"""Where the rules of eligible leader replicas are in force, and what keeps them true (KIP-966).
+"""Preconditions of eligible leader replicas (ELR, KIP-966), and the records that maintain them.
 
-The controller keeps who has everything that is committed (`elections`) by the min.insync.replicas
-that leaders commit by. So both must read the same, record for record of the metadata log: with the
-feature, the config is in the log for all workers, and no worker may have one of its own. And where
-fewer are needed from some record on, the same batch empties the ELRs of those partitions in which
-enough are in sync by then.
+The controller computes ELRs (`leader_selection`) from the min.insync.replicas with which leaders
+commit records. Controller and leaders must therefore use the same value at every offset of the
+metadata log: with the feature enabled, the log holds the cluster-wide config, and no worker may
+have its own. If a record lowers the value, the same batch empties the ELRs of all partitions whose
+ISR is now large enough.
 
-    the feature comes     all workers have the config, what single workers have goes
-    the feature goes      ELRs go; where nobody is in sync, who was eligible is again
+    the feature is enabled     the cluster-wide config is written, configs of single workers are
+                               deleted
+    the feature is disabled    ELRs are emptied; if the ISR is empty, the ELR becomes the ISR
 
 Source: Kafka's ConfigurationControlManager and ReplicationControlManager.
 """
@@ -24,7 +25,7 @@ from metaquorum.metadata.records import ELIGIBLE_LEADERS, ConfigRecord, Metadata
 from wire.primitives.errors import ErrorCode, KafkaError
 
 MIN_ISR: Final = "min.insync.replicas"
-SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms
+SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
 
 _PLAIN: Final = frozenset(map(str, range(1, 10)))
 
@@ -32,7 +33,7 @@ _Change = Callable[[PartitionImage], PartitionImage | None]
 
 
 def min_isr(image: MetadataImage, topic: str) -> int:
-    """The topic's min.insync.replicas; OFF where the cluster is without eligible leaders."""
+    """Return the topic's min.insync.replicas, or OFF if the cluster does not use ELRs."""
     if ELIGIBLE_LEADERS not in image.features:
         return OFF
     return _min_isr(image.topic_configs(topic), image.worker_configs(None))
@@ -40,19 +41,19 @@ def min_isr(image: MetadataImage, topic: str) -> int:
 
 def _min_isr(own: Mapping[str, str], of_workers: Mapping[str, str]) -> int:
     text = own.get(MIN_ISR) or of_workers.get(MIN_ISR, "")
-    if text in _PLAIN:  # of thousands of topics at a time
+    if text in _PLAIN:  # fast path: one decision may ask for thousands of topics
         return int(text)
     return WorkerLayers(dynamic_default=of_workers).topic_configs(own).integer(MIN_ISR)
 
 
 def for_all_workers(static: Mapping[str, str]) -> ConfigRecord:
-    """What the config is for all workers where nobody has said so; `static` are a controller's."""
+    """Return the record of the cluster-wide value, from the controller's `static` configs."""
     value = WorkerLayers(static).topic_configs({}).integer(MIN_ISR)
     return ConfigRecord(int(Scope.WORKER), "", MIN_ISR, str(value))
 
 
 def beginning(image: MetadataImage, static: Mapping[str, str]) -> Iterator[MetadataRecord]:
-    """What has to be said before the cluster is at a level of the feature."""
+    """Yield the records that must precede enabling the feature."""
     if MIN_ISR not in image.worker_configs(None):
         yield for_all_workers(static)
     for (scope, name), configs in image.configs.in_order():
@@ -61,7 +62,7 @@ def beginning(image: MetadataImage, static: Mapping[str, str]) -> Iterator[Metad
 
 
 def ending(image: MetadataImage) -> Iterator[MetadataRecord | None]:
-    """What has to be said before the cluster is without the feature."""
+    """Yield the records that must precede disabling the feature."""
     return _changes((topic, without_elr) for topic in image.topics.each())
 
 
@@ -72,7 +73,7 @@ def check_configs(
     own: Mapping[str, str],
     wanted: Mapping[str, str],
 ) -> None:
-    """KafkaError where leaders could go by another min.insync.replicas than the controller."""
+    """Check that leaders and controller keep the same min.insync.replicas. Raises KafkaError."""
     if ELIGIBLE_LEADERS not in image.features or scope is not Scope.WORKER:
         return
     if name and MIN_ISR in wanted and wanted[MIN_ISR] != own.get(MIN_ISR):
@@ -90,7 +91,7 @@ def check_configs(
 def reconfigured(
     image: MetadataImage, scope: Scope, name: str, wanted: Mapping[str, str]
 ) -> Iterator[MetadataRecord | None]:
-    """What becomes of partitions once the topic, or all workers, have these configs."""
+    """Return the partition changes if the topic, or all workers, have the configs `wanted`."""
     own, of_workers = image.configs.get((scope, name), {}), image.worker_configs(None)
     if ELIGIBLE_LEADERS not in image.features or wanted.get(MIN_ISR) == own.get(MIN_ISR):
         return iter(())
@@ -107,7 +108,7 @@ def reconfigured(
 
 
 def _changes(topics: Iterable[tuple[TopicImage, _Change]]) -> Iterator[MetadataRecord | None]:
-    """A record for each partition that the topic's change changes."""
+    """Yield a record for each partition that its topic's change affects."""
     looked_at = 0
     for topic, change in topics:
         for number, partition in enumerate(topic.partitions):

@@ -1,8 +1,8 @@
-"""Feature levels: what a whole cluster may rely on, whatever mix of versions its nodes run.
+"""Feature levels: which record formats and protocols the cluster may use with mixed node versions.
 
-Every node says which levels it can run at; the metadata log says at which level the cluster runs.
-A level is raised only when every registered node reaches it, and a node that does not cover the
-cluster's levels is not let in, so that nothing is ever written that somebody cannot read.
+Every node registers the levels that it supports; the metadata log holds the level of the cluster.
+A level is raised only if every registered node supports it, and a node that does not support the
+cluster's levels cannot register. So every node can read all records that are written.
 
 Source: KIP-584, KIP-778.
 """
@@ -24,7 +24,7 @@ from metaquorum.metadata.records import (
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-# The features this version knows, with the levels it can run at; a new cluster gets the highest.
+# Features and levels that this version supports; a new cluster starts at the highest levels.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
     FeatureRange(METADATA_VERSION, 1, 1),
     FeatureRange(ELIGIBLE_LEADERS, 0, 1),
@@ -32,7 +32,7 @@ SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
 
 
 class UpgradeType(IntEnum):
-    """What a change of a level may be, numbered as UpdateFeatures does."""
+    """Permitted direction of a level change, numbered as in UpdateFeatures."""
 
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
@@ -41,9 +41,9 @@ class UpgradeType(IntEnum):
 
 @frozen
 class FeatureUpdate:
-    """A wish that the cluster run at `level` of the feature; 0 is without it.
+    """Request to set the cluster's level of a feature; 0 disables it.
 
-    `upgrade_type` is an `UpgradeType`, or the number that a client thinks is one.
+    `upgrade_type` is an `UpgradeType`, or an unknown number that a client sent.
     """
 
     name: str
@@ -54,9 +54,9 @@ class FeatureUpdate:
 def found_cluster(
     image: MetadataImage, first_records: Sequence[MetadataRecord] = ()
 ) -> Decision[None]:
-    """The cluster runs at known feature levels; nothing changes where it does already.
+    """Decide the feature levels of a new cluster; no records if the cluster has them already.
 
-    `first_records` are what a new cluster has from its beginning.
+    `first_records` are the other initial records of a new cluster.
     """
     missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
     records: list[MetadataRecord] = [FeatureLevelRecord(each.name, each.most) for each in missing]
@@ -64,12 +64,12 @@ def found_cluster(
 
 
 def check_features(image: MetadataImage) -> None:
-    """KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot."""
+    """Raise KafkaError (UNSUPPORTED_VERSION) if this version cannot run at a cluster level."""
     check_covered(image, SUPPORTED_FEATURES, "this version")
 
 
 def check_covered(image: MetadataImage, ranges: Sequence[FeatureRange], who: str) -> None:
-    """KafkaError (UNSUPPORTED_VERSION) where the cluster's level is outside of these ranges."""
+    """Raise KafkaError (UNSUPPORTED_VERSION) if a cluster level is outside of these ranges."""
     supported = {each.name: each for each in ranges}
     for name, level in image.features.items():
         known = supported.get(name)
@@ -77,7 +77,7 @@ def check_covered(image: MetadataImage, ranges: Sequence[FeatureRange], who: str
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"The cluster runs at level {level} of {name}, which {who} does not"
-                " support; start a newer one.",
+                " support; start a newer version.",
             )
 
 
@@ -87,10 +87,10 @@ def update_features(
     nodes: Mapping[str, Sequence[FeatureRange] | None],
     static_configs: Mapping[str, str],
 ) -> Decision[None]:
-    """The cluster runs at all of these levels; KafkaError where any of them cannot be.
+    """Decide a change of the cluster's feature levels. Raises KafkaError if one is invalid.
 
-    `nodes`: every controller and worker, by what to call it, with the levels it can run at; None
-    where that is not known. `static_configs`: the controller's.
+    `nodes` maps the display name of every controller and worker to its supported levels, None if
+    they are unknown. `static_configs` are those of the controller.
     """
     if len({update.name for update in updates}) != len(updates):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is given more than once.")
@@ -104,7 +104,7 @@ def update_features(
 def _update_records(
     image: MetadataImage, updates: Sequence[FeatureUpdate], static_configs: Mapping[str, str]
 ) -> Iterator[MetadataRecord | None]:
-    """The levels come last: what has to be so before they do is sound without them."""
+    """Yield the preparing records first, which are valid at the old levels, then the levels."""
     for update in updates:
         if update.name == ELIGIBLE_LEADERS:
             steps = eligible_leaders.beginning(image, static_configs)
@@ -116,7 +116,7 @@ def _update_records(
 def nodes_with_features(
     image: MetadataImage, active_id: int, voters: Sequence[int]
 ) -> dict[str, Sequence[FeatureRange] | None]:
-    """What every node of the cluster can run at; `active_id` is the controller that asks."""
+    """Return the supported levels of every node; `active_id` is the calling controller."""
     nodes: dict[str, Sequence[FeatureRange] | None] = {
         f"Local controller {active_id}": SUPPORTED_FEATURES
     }
@@ -166,11 +166,11 @@ def _unsupported(
 ) -> Iterator[str]:
     for node, ranges in nodes.items():
         if ranges is None:
-            yield f"{node} has not told yet which versions it supports."
+            yield f"{node} has not registered its supported versions yet."
             continue
         known = next((each for each in ranges if each.name == update.name), None)
         if known is None:
-            if update.level:  # at 0 it is as if there were no such feature
+            if update.level:  # level 0 equals the absence of the feature
                 yield f"{node} does not support this feature."
         elif not known.least <= update.level <= known.most:
             yield f"{node} only supports versions {known.least}-{known.most}"

@@ -1,37 +1,40 @@
-"""What the active controller knows of its workers that is in no log: who was heard of, and when.
+"""Worker sessions of the active controller: liveness that is kept in memory, not in the log.
 
-A session belongs to one registration (one broker epoch) in one term of the controller. What is
-durable (registered, fenced, in controlled shutdown) stands in the image, which `follow` is told of.
-Here is when to change it:
+A session belongs to one registration (one broker epoch) in one term of the controller. The durable
+state (registered, fenced, in controlled shutdown) is in the image, which `follow` receives. This
+module decides when to change it:
 
-    the image says      what happens                                          the step to take
-    fenced              heartbeat, wants to shut down                         none: it may go
-    fenced              heartbeat, has not applied what it must               none
-    fenced              heartbeat, has applied that                           UNFENCE
+    state in the image  event                                                 step
+    fenced              heartbeat, requests shutdown                          none: it may shut down
+    fenced              heartbeat, required offset not applied                none
+    fenced              heartbeat, required offset applied                    UNFENCE
     live                heartbeat                                             none
-    live                heartbeat, wants to shut down                         SHUT_DOWN
-    in shutdown         heartbeat, a live worker has not applied that yet     none
-    in shutdown         heartbeat, all live workers have                      FENCE, it may go
-    live or in shutdown silent for broker.session.timeout.ms                  it is overdue
-    live or in shutdown its last connection closed, 100 ms ago                it is overdue
-    live or in shutdown so did the stream of its process's voter, and it is   it is overdue
-                        not connected otherwise
-    live or in shutdown a new term, and not heard of for its first 600 ms     it is overdue
+    live                heartbeat, requests shutdown                          SHUT_DOWN
+    in shutdown         heartbeat, a live worker has not applied the          none
+                        shutdown
+    in shutdown         heartbeat, all live workers have applied it           FENCE, then it may
+                                                                              shut down
+    live or in shutdown no sign of life for broker.session.timeout.ms         it is overdue
+    live or in shutdown its last connection closed 100 ms ago                 it is overdue
+    live or in shutdown the stream of its process's voter closed 100 ms ago,  it is overdue
+                        and it has no other connection
+    live or in shutdown no sign of life in the first 600 ms of a new term     it is overdue
     overdue             -                                                     FENCE
 
-What a worker must have applied before it is unfenced: its own registration, and the fencing that it
-comes back from, so that it cannot believe that it still leads. A heartbeat, a registration and a
-connection are all signs of life. Heartbeats write nothing to the log.
+Before a worker is unfenced, it must have applied its own registration and its last fencing, so that
+it cannot consider itself a leader of partitions that it has lost. A heartbeat, a registration and a
+connection are signs of life. Heartbeats write nothing to the log.
 
-A closed connection is evidence: a process that is killed is noticed at once, where Kafka waits for
-the session to time out. Only a host that vanishes, or a network that is cut, has to be waited for.
-Connections are facts about this process, not about a term; they are counted throughout. So a
-voter that becomes active knows of the process that it replaces: the one that was active was a
-worker, too, and its kernel has closed its stream to every other voter.
+A closed connection reveals a killed process at once, while Kafka waits for the session timeout. The
+timeout is needed only if a host fails or the network is partitioned. Connections belong to this
+process, not to a term, and are counted in all terms. So a voter that becomes active already knows
+whether the process of the previous active controller is dead: that process was a worker too, and
+its kernel has closed its stream to every other voter.
 
-When all processes were killed at once, the first to come back finds the others live in the image.
-To leave the ISRs to them would be wrong, as they may not come back; so it waits until it is known
-who is there. Then all are fenced as one, and stay in the ISRs together.
+If all processes are killed at once, the first one to restart finds the others live in the image.
+The ISRs must not be left to workers that may not return, so the controller waits until it knows
+which workers are alive. Then it fences all others in one decision, and they stay in the ISRs
+together.
 
 Source: KIP-631; Kafka's BrokerHeartbeatManager.
 """
@@ -51,7 +54,7 @@ COMEBACK_GRACE_S: Final = 0.6
 
 @frozen
 class WorkerHeartbeat:
-    """A worker is alive, and has taken in the metadata before `applied_offset`."""
+    """Heartbeat of a worker that has applied the metadata before `applied_offset`."""
 
     worker_id: int
     broker_epoch: int
@@ -62,7 +65,7 @@ class WorkerHeartbeat:
 
 @frozen
 class HeartbeatAnswer:
-    """What the controller makes of that worker; `end_offset` is of the metadata committed."""
+    """Answer to a heartbeat. `end_offset` is the end offset of the committed metadata."""
 
     is_fenced: bool
     is_caught_up: bool
@@ -72,7 +75,10 @@ class HeartbeatAnswer:
 
 @frozen
 class WorkerStatus:
-    """What is known of a worker beside its registration, for people. -1: not in this term."""
+    """Status of a worker for operators, in addition to its registration.
+
+    `applied_offset` and `heard_ms_ago` are -1 if unknown in this term.
+    """
 
     worker_id: int
     applied_offset: int
@@ -83,7 +89,7 @@ class WorkerStatus:
 
 
 class SessionAction(Enum):
-    """What the controller is to do about a worker."""
+    """Step that the controller takes for a worker."""
 
     NONE = "none"
     UNFENCE = "unfence"
@@ -93,10 +99,10 @@ class SessionAction(Enum):
 
 @dataclass(slots=True)
 class _Session:
-    worker: RegisterWorkerRecord  # as the image has it
-    heard_at: float | None  # None: not in this term
-    must_apply: int  # metadata that ends here, before it is unfenced
-    shutdown_offset: int  # what the others must apply, before it may go
+    worker: RegisterWorkerRecord  # as in the image
+    heard_at: float | None  # last sign of life; None: none in this term
+    must_apply: int  # end offset that it must apply before it is unfenced
+    shutdown_offset: int  # end offset that the others must apply before it may shut down
     applied_offset: int = -1
     closed_at: float | None = None
     may_go: bool = False
@@ -113,12 +119,14 @@ class WorkerSessions:
         self._begun_at = 0.0
         self._workers: Mapping[int, RegisterWorkerRecord] = {}
         self._connections: dict[tuple[int, bytes], int] = {}
-        self._peers_closed: dict[int, float] = {}  # when, of voters that have not come back
+        self._peers_closed: dict[
+            int, float
+        ] = {}  # time of the close, by id of a disconnected voter
 
     def begin(
         self, workers: Mapping[int, RegisterWorkerRecord], end_offset: int, now: float
     ) -> None:
-        """A new term: nobody was heard of yet, but for those who are connected."""
+        """Start a new term, in which only connected workers have shown a sign of life."""
         self._workers = workers
         self._begun_at = now
         self._sessions = {
@@ -131,7 +139,7 @@ class WorkerSessions:
     def follow(
         self, workers: Mapping[int, RegisterWorkerRecord], end_offset: int, now: float
     ) -> None:
-        """These are the workers, as of the metadata that ends at `end_offset`."""
+        """Update the sessions to the workers of the metadata that ends at `end_offset`."""
         if workers is self._workers:
             return
         self._workers = workers
@@ -141,7 +149,7 @@ class WorkerSessions:
             session = self._sessions.get(worker_id)
             if session is None or session.worker.broker_epoch != worker.broker_epoch:
                 session = _Session(worker, now, worker.broker_epoch + 1, end_offset)
-                session.why_fenced = "it has registered, and not yet caught up"
+                session.why_fenced = "it has registered and is still catching up with the metadata"
                 self._sessions[worker_id] = session
                 self._peers_closed.pop(worker_id, None)
             if worker.fenced and not session.worker.fenced:
@@ -150,10 +158,10 @@ class WorkerSessions:
                 session.shutdown_offset = end_offset
             session.worker = worker
 
-    # Signs of life, and of none
+    # Signs of life, and their end
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
-        """A heartbeat of the registration that the image has."""
+        """Record a heartbeat. Its broker epoch must be that of the image."""
         session = self._sessions[heartbeat.worker_id]
         assert session.worker.broker_epoch == heartbeat.broker_epoch
         session.heard_at, session.closed_at = now, None
@@ -162,20 +170,20 @@ class WorkerSessions:
         session.offline_log_dirs = heartbeat.offline_log_dirs
 
     def seen(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
-        """That process is alive: it has registered again, for one."""
+        """Record a sign of life of that process, such as a repeated registration."""
         session = self._sessions.get(worker_id)
         if session is not None and session.worker.incarnation_id == incarnation_id:
             session.heard_at, session.closed_at = now, None
             self._peers_closed.pop(worker_id, None)
 
     def connected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
-        """That process has one more connection to this one."""
+        """Count a new connection of that process to this process."""
         key = worker_id, incarnation_id
         self._connections[key] = self._connections.get(key, 0) + 1
         self.seen(worker_id, incarnation_id, now)
 
     def disconnected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
-        """That process has one connection less."""
+        """Count a closed connection of that process."""
         key = worker_id, incarnation_id
         count = self._connections.pop(key) - 1
         if count:
@@ -186,15 +194,15 @@ class WorkerSessions:
             session.closed_at = now
 
     def peer_came(self, voter_id: int) -> None:
-        """The voter of that number has a stream to this one."""
+        """Note that the voter has a stream to this voter."""
         self._peers_closed.pop(voter_id, None)
 
     def peer_closed(self, voter_id: int, now: float) -> None:
-        """It has none any more, and closed it itself: so has the worker beside it, or soon will."""
+        """Note that the voter closed its last stream; the worker of that process has ended too."""
         self._peers_closed[voter_id] = now
 
     def postpone(self, seconds: float) -> None:
-        """This process itself stood still for so long: that counts against nobody."""
+        """Extend all deadlines by `seconds`, during which this process itself was suspended."""
         self._begun_at += seconds
         for voter_id in self._peers_closed:
             self._peers_closed[voter_id] += seconds
@@ -204,10 +212,10 @@ class WorkerSessions:
             if session.closed_at is not None:
                 session.closed_at += seconds
 
-    # What to do
+    # Steps
 
     def step(self, heartbeat: WorkerHeartbeat) -> SessionAction:
-        """What this heartbeat calls for, once it was `heard`; see the table above."""
+        """Return the step that a recorded heartbeat requires; see the table above."""
         session = self._sessions[heartbeat.worker_id]
         worker = session.worker
         if heartbeat.wants_shutdown:
@@ -218,7 +226,7 @@ class WorkerSessions:
                 return SessionAction.SHUT_DOWN
             if self._least_applied() < session.shutdown_offset:
                 return SessionAction.NONE
-            session.why_fenced = "it has shut down"
+            session.why_fenced = "controlled shutdown is complete"
             return SessionAction.FENCE
         if worker.fenced and self.is_caught_up(heartbeat.worker_id):
             return SessionAction.UNFENCE
@@ -229,7 +237,7 @@ class WorkerSessions:
         return session.applied_offset >= session.must_apply
 
     def answer(self, heartbeat: WorkerHeartbeat, end_offset: int) -> HeartbeatAnswer:
-        """What the worker is told, after all steps were taken."""
+        """Return the answer to the worker, after all steps are committed."""
         session = self._sessions[heartbeat.worker_id]
         return HeartbeatAnswer(
             session.worker.fenced,
@@ -239,7 +247,7 @@ class WorkerSessions:
         )
 
     def is_held(self, worker_id: int, incarnation_id: bytes, now: float) -> bool:
-        """Another process of that number is alive, and is not about to go."""
+        """Return whether another process with that worker id is alive and not shutting down."""
         session = self._sessions.get(worker_id)
         if session is None or session.worker.incarnation_id == incarnation_id:
             return False
@@ -249,11 +257,12 @@ class WorkerSessions:
         return now < self._deadline(session)
 
     def may_be_alive(self, worker_id: int, now: float) -> bool:
-        """The worker's process was heard of within the session timeout, or may have been.
+        """Return whether the worker gave, or may have given, a sign of life within the timeout.
 
-        In a new term a worker that was not heard of yet has all of that time to be: the session
-        that it had with the active controller before is not known here. A closed connection ends
-        that sooner, 100 ms later; an open one is no sign of life, as a stopped process keeps it.
+        In a new term a silent worker counts as alive for the full session timeout, because the
+        session that it had with the previous active controller is unknown here. A closed connection
+        shortens this to 100 ms after the close. An open connection is not a sign of life here,
+        because a suspended process keeps it open.
         """
         session = self._sessions.get(worker_id)
         if session is None:
@@ -262,7 +271,10 @@ class WorkerSessions:
         return now < self._or_closed(session, heard_at + self._session_timeout_s)
 
     def awaits_others(self, worker_id: int) -> bool:
-        """Somebody else was live before this term, and may be yet: it has 600 ms to say so."""
+        """Return whether another worker that was live before this term is still unaccounted for.
+
+        Such a worker is fenced if it gives no sign of life within 600 ms.
+        """
         return any(
             session.heard_at is None and not session.worker.fenced
             for other, session in self._sessions.items()
@@ -270,7 +282,7 @@ class WorkerSessions:
         )
 
     def overdue(self, now: float) -> list[int]:
-        """The workers to be fenced, in order of their numbers; why is noted."""
+        """Return the ids of the workers to fence, sorted, and record the reason of each."""
         late = [
             worker_id
             for worker_id, session in sorted(self._sessions.items())
@@ -283,14 +295,14 @@ class WorkerSessions:
         return late
 
     def next_deadline(self) -> float:
-        """When, if nothing is heard until then, somebody will be overdue; infinity for never."""
+        """Return the time at which the next silent worker becomes overdue; infinity for never."""
         return min(
             (self._deadline(each) for each in self._sessions.values() if not each.worker.fenced),
             default=inf,
         )
 
     def statuses(self, now: float) -> Iterator[WorkerStatus]:
-        """Everything known, worker by worker."""
+        """Yield the status of each worker, sorted by id."""
         for worker_id, session in sorted(self._sessions.items()):
             heard = session.heard_at
             yield WorkerStatus(
@@ -310,7 +322,7 @@ class WorkerSessions:
         return (worker.worker_id, worker.incarnation_id) in self._connections
 
     def _least_applied(self) -> float:
-        """What every live worker has applied."""
+        """Return the smallest offset that the live workers have applied; infinity without any."""
         return min(
             (
                 session.applied_offset
@@ -334,14 +346,17 @@ class WorkerSessions:
         return deadline
 
     def _peer_closed_at(self, session: _Session) -> float | None:
-        """A stream alone may break; a process that is still connected is still there."""
+        """Return when the voter of this process closed its stream.
+
+        None while the process has a connection: a stream alone may break.
+        """
         if self._is_connected(session.worker):
             return None
         return self._peers_closed.get(session.worker.worker_id)
 
     def _overdue_reason(self, session: _Session, now: float) -> str:
         if session.closed_at is not None or self._peer_closed_at(session) is not None:
-            return "its connection closed, and it did not come back"
+            return "its connection closed, and it did not reconnect"
         if session.heard_at is None:
-            return "it did not come back to the new active controller"
-        return f"it was silent for {int((now - session.heard_at) * 1000)} ms"
+            return "it did not connect to the new active controller"
+        return f"its session timed out: no heartbeat for {int((now - session.heard_at) * 1000)} ms"

@@ -1,67 +1,76 @@
-"""Who leads a partition, and who is in its ISR, when workers come and go. Pure rules.
+"""Pure rules that compute a partition's leader and ISR when workers join, restart or leave.
 
-A worker is *live* while it is registered, not fenced and not in controlled shutdown. It may have
-lost the log directory of one replica or another, which are *offline* until its process is another;
-or have come back without their logs, and begun them anew: they are *blank* until they are in sync.
+A worker is *live* while it is registered, not fenced and not in controlled shutdown. A replica is
+*offline* if its worker has lost the log directory; it stays offline until the worker's process
+restarts. A replica is *blank* if its worker restarted without the log and created an empty one; it
+stays blank until it is in sync.
 
-    what happens                     leader                          ISR
-    its leader is not live any more  the first live replica of the   without those gone; or, without
-                                     ISR, in replica order; or none  an ELR, at least the last ones
-    a follower is not live any more  stays                           without it
-    none, and one of the ISR is live that one, as above              stays
-    the ISR is empty, and one of     the first live one of the ELR   that one
-    the ELR is live
-    both are empty, and the last     that one                        that one
+    event                            leader                          ISR
+    the leader is no longer live     the first live replica of the   without the dead replicas; or,
+                                     ISR, in replica order; or none  if there is no ELR, at least
+                                                                     the last replicas stay
+    a follower is no longer live     unchanged                       without that replica
+    no leader, and a replica of the  that replica, as above          unchanged
+    ISR is live
+    the ISR is empty, and a replica  the first live replica of the   that replica
+    of the ELR is live               ELR
+    both are empty, and the last     the last leader                 the last leader
     leader is live
-    a replica goes offline           as if its worker were gone, for this partition
-    a worker restarted               as if it had been gone between: it never leads again in an
+    a replica goes offline           as if its worker were dead, for this partition
+    a worker restarted               as if it had been dead in between: it never leads again in an
                                      epoch in which it led before (KAFKA-10527)
-    so it did, and may have lost     as if gone                      without it; or, without an
-    the end of its logs                                              ELR, never empty
-    a replica is blank               as if gone                      without it, empty if need be
-    all replicas are blank, and one  that one                        that one
+    a worker restarted, and may have as if dead                      without it; or, if there is no
+    lost the end of its logs                                         ELR, never empty
+    a replica is blank               as if dead                      without it, possibly empty
+    all replicas are blank, and one  that replica                    that replica
     is live
-    no leader, one is live, and the  the first live one, rather one  that one
-    topic allows unclean elections   that is not blank
-    somebody asks for an unclean one the same                        the same
+    no leader, a replica is live,    the first live replica that is  that replica
+    and the topic allows unclean     not blank; if there is none,
+    leader election                  the first live blank replica
+    a client requests an unclean     the same                        the same
+    election
 
-Epochs: the leader epoch grows when the leader changes (none is another one), the partition epoch
-with every change. Who leads, therefore, is live; and none leads only where none of the ISR is live.
+Epochs: the leader epoch increases when the leader changes (to another replica or to none), the
+partition epoch with every change. So a leader is always live, and a partition has no leader only if
+no replica of the ISR is live.
 
-*Eligible leader replicas* (ELR) are not in sync any more, and have all that was ever committed. For
-nothing is committed while fewer are in sync than min.insync.replicas (or than there are replicas),
-so that whoever leaves an ISR and leaves it with fewer misses nothing:
+*Eligible leader replicas* (ELR) are no longer in sync, but have all committed records: no record is
+committed while the ISR is smaller than min.insync.replicas (or than the number of replicas, if that
+is smaller). So a replica that leaves an ISR too small to commit misses no committed record:
 
-    fewer are in sync than needed    those who left since, also all that were in sync last
-    enough are in sync               the ELR is empty: more may be committed from here on
-    one of the ELR is in sync again  it leaves the ELR
-    it has lost something: it comes  it leaves the ELR, and nobody takes its place
-    back after a loss of power, is
-    blank, or its log is offline
+    the ISR is too small             the replicas that left since, and all replicas that were in
+                                     sync last
+    the ISR is large enough          the ELR is empty: more records may be committed from here on
+    a replica of the ELR is in sync  it leaves the ELR
+    again
+    a replica may have lost records  it leaves the ELR, and no replica takes its place
+    (power loss, blank, or offline)
 
-As the ELR keeps them, nobody who is gone needs to stay in an ISR. Who leads last is remembered
-(`last_leader`) while nobody leads: where nobody is left that has everything without a doubt, it has
-most, and leads once it is live (KIP-966's balanced recovery, which is all that Kafka 4.3 has).
-Where its log is offline that of the last one counts as being away only: it may be seen again.
+Because the ELR remembers them, dead replicas need not stay in the ISR. While a partition has no
+leader, `last_leader` holds the replica that led last. If no replica certainly has all records, the
+last leader has most of them, and leads once it is live (KIP-966's balanced recovery, which is all
+that Kafka 4.3 has). If the log of the last ISR or ELR member goes offline, the replica keeps its
+eligibility, because the log may become readable again.
 
-`min_isr` is what the topic needs by the same metadata (`eligible_leaders`), or OFF where the
-cluster is not at that level of eligible.leader.replicas.version. There the last of an ISR stay in
-it because they alone have all that was acknowledged: they lead when they come back, and nobody else
-does. After a loss of power the last one stays, too, although the end of its log may be gone: it is
-not known that anybody has more (the last replica standing; with the others' way out the one is left
-that was seen last).
+`min_isr` is the topic's min.insync.replicas in the same metadata (`eligible_leaders`), or OFF if
+the cluster is not at that level of eligible.leader.replicas.version. With OFF, the last replicas of
+an ISR stay in it because only they have all acknowledged records: they lead when they return, and
+no other replica may lead. After a power loss the last replica also stays, although the end of its
+log may be lost: no other replica is known to have more. (Kafka calls it the last replica standing;
+here it is the replica that left the ISR last.)
 
-One that comes back without its log has nothing: with it in the ISR it would lead, and the others
-cut their logs to nothing. So it leaves, and where nobody else was in sync or eligible nobody leads,
-as others may have most of it: that is for a person to say, or for unclean.leader.election.enable.
-Only where all replicas have lost their logs, as the only one of a partition, is there nothing to
-choose.
+A replica that returns without its log has no records. In the ISR it could become the leader, and
+the others would truncate their logs to nothing. So it leaves the ISR. If no other replica was in
+sync or eligible, the partition has no leader, because other replicas may have most of the records:
+an operator must decide, or unclean.leader.election.enable. Only if all replicas have lost their
+logs, for example the single replica of a partition, is there nothing to decide.
 
-`unclean_epoch` is the last leader epoch that began without certainty that its leader had all that
-was committed: by an unclean election, as the last one after a loss of power, or anew. A replica
-with records of an epoch before that may have been told that they were committed, and have to cut
-them. (Kafka says RECOVERING instead, KIP-704, until the leader changes the ISR. That asks leaders
-to recover, which none of them does yet; and it is forgotten before replicas that were away return.)
+`unclean_epoch` is the last leader epoch that began without certainty that its leader had all
+committed records: after an unclean election, a power loss of the last replica, or with an empty
+log. A replica with records of earlier epochs may have learned that they were committed, and may
+have to truncate them. (Kafka marks such a partition as RECOVERING instead, KIP-704, until the
+leader changes the ISR. RECOVERING asks leaders to recover, which no Kafka leader does yet, and the
+mark is lost before replicas that were away return.)
 
 Source: Kafka's PartitionChangeBuilder and PartitionRegistration; KIP-966.
 """
@@ -75,7 +84,7 @@ from metaquorum.metadata.image import NO_LEADER, PartitionImage
 IsLive: TypeAlias = Callable[[int], bool]
 IsAllowed: TypeAlias = Callable[[], bool]
 
-OFF: Final = 0  # in place of min.insync.replicas: there are no eligible leader replicas
+OFF: Final = 0  # in place of min.insync.replicas: the cluster does not use ELRs
 
 
 def never() -> bool:
@@ -83,9 +92,9 @@ def never() -> bool:
 
 
 def elected(partition: PartitionImage, is_live: IsLive) -> int:
-    """Who is to lead: whoever does, while it may; else the first that may; else NO_LEADER.
+    """Return the leader: the present one if it may lead, else the first that may, else NO_LEADER.
 
-    One of the ISR; where that is empty, one of those that have everything all the same.
+    Candidates are the replicas of the ISR; if the ISR is empty, those of the ELR.
     """
     candidates = partition.isr or partition.elr
     if partition.leader in candidates and may_lead(partition, partition.leader, is_live):
@@ -97,14 +106,17 @@ def elected(partition: PartitionImage, is_live: IsLive) -> int:
 
 
 def may_lead(partition: PartitionImage, replica: int, is_live: IsLive) -> bool:
-    """Its worker is live, and has the log; whether it is in sync is another question."""
+    """Return whether the replica's worker is live and the replica is not offline.
+
+    The replica need not be in sync.
+    """
     return replica not in partition.offline and is_live(replica)
 
 
 def elected_unclean(partition: PartitionImage, is_live: IsLive) -> int:
-    """The first live replica, in sync or not, rather one that is not blank; or NO_LEADER.
+    """Return the first live replica, a blank one only as the last resort; or NO_LEADER.
 
-    What it has not got of what was acknowledged is lost.
+    Acknowledged records that this replica does not have are lost.
     """
     blank = NO_LEADER
     for replica in partition.replicas:
@@ -128,20 +140,20 @@ def settled(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition with what is given, led by whoever may lead then; None: as it is.
+    """Return the partition with the given changes and the leader that follows; None: no change.
 
-    `distrusted`: a replica that may lack what was committed. `is_doubtful`: of who is in sync,
-    nobody is certain to have all of it. `unclean`: where nobody in sync is live, another may lead.
+    `distrusted`: a replica that may miss committed records. `is_doubtful`: no replica of the ISR
+    certainly has all committed records. `unclean`: whether unclean leader election is allowed.
     """
     isr = partition.isr if isr is None else isr
     blank = partition.blank if blank is None else blank
     elr: tuple[int, ...] = ()
-    if len(isr) < min_isr:  # of thousands of partitions at a time, mostly not
+    if len(isr) < min_isr:  # rarely true, and called for thousands of partitions
         elr = _eligible(partition, isr, min_isr, lacking=(*blank, distrusted))
     last_leader = partition.last_leader
     if min_isr and not isr:
         if last_leader == NO_LEADER:
-            # Where nobody led, the last of whom it was thought that it has everything.
+            # Without a leader, the distrusted replica was the last one thought to be complete.
             last_leader = partition.leader
             if last_leader == NO_LEADER and not elr:
                 last_leader = distrusted
@@ -170,7 +182,7 @@ def settled(
 
 
 def _elected_doubtful(partition: PartitionImage, is_live: IsLive, unclean: IsAllowed) -> int:
-    """Who leads where nobody is live that has everything; or NO_LEADER."""
+    """Return the leader if no live replica certainly has all committed records; or NO_LEADER."""
     last = partition.last_leader
     nobody_has_all = not partition.isr and not partition.elr
     if nobody_has_all and last != NO_LEADER and may_lead(partition, last, is_live):
@@ -181,7 +193,7 @@ def _elected_doubtful(partition: PartitionImage, is_live: IsLive, unclean: IsAll
 
 
 def least_isr(partition: PartitionImage, min_isr: int) -> int:
-    """So many have to be in sync for anything to be committed."""
+    """Return the smallest ISR size with which records can be committed."""
     return min(min_isr, len(partition.replicas))
 
 
@@ -192,7 +204,7 @@ def _eligible(
     *,
     lacking: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """Who has all that is committed, though not in sync, once these are."""
+    """Return the ELR that goes with the new ISR `isr`; replicas in `lacking` are excluded."""
     if len(isr) >= least_isr(before, min_isr):
         return ()
     return tuple(
@@ -207,7 +219,7 @@ def _eligible(
 
 
 def with_isr(partition: PartitionImage, isr: tuple[int, ...], min_isr: int) -> PartitionImage:
-    """The partition with the ISR that its leader, which is in it, asks for."""
+    """Return the partition with the ISR that its leader requests. The leader must be in it."""
     return replace(
         partition,
         isr=isr,
@@ -218,14 +230,14 @@ def with_isr(partition: PartitionImage, isr: tuple[int, ...], min_isr: int) -> P
 
 
 def needing(partition: PartitionImage, min_isr: int) -> PartitionImage | None:
-    """The partition once so many have to be in sync; None: as it is."""
+    """Return the partition with that min.insync.replicas; None if it does not change."""
     if not partition.elr or len(partition.isr) < least_isr(partition, min_isr):
         return None
     return replace(partition, elr=()).in_next_epoch()
 
 
 def without_elr(partition: PartitionImage) -> PartitionImage | None:
-    """The partition by the rules without an ELR, where the last of an ISR stay; None: as it is."""
+    """Return the partition by the rules without an ELR (see OFF); None if it does not change."""
     if partition.isr and not partition.elr and partition.last_leader == NO_LEADER:
         return None
     isr, unclean_epoch = partition.isr or partition.elr, partition.unclean_epoch
@@ -236,12 +248,12 @@ def without_elr(partition: PartitionImage) -> PartitionImage | None:
 
 
 def led_by(partition: PartitionImage, leader: int, min_isr: int = OFF) -> PartitionImage | None:
-    """The partition led by that replica, which is in sync or eligible; None: it is."""
+    """Return the partition led by that in-sync or eligible replica; None if it leads already."""
     return _with_leader(partition, partition, leader, min_isr=min_isr)
 
 
 def led_unclean_by(partition: PartitionImage, leader: int) -> PartitionImage:
-    """The partition led by that replica, which alone is in sync then."""
+    """Return the partition led by that replica, which becomes the only replica of the ISR."""
     after = _with_leader(partition, partition, leader, is_unclean=True)
     assert after is not None
     return after
@@ -266,7 +278,9 @@ def _with_leader(
         isr = (leader,)
         elr = _eligible(after, isr, min_isr)
     elif is_doubtful:
-        unclean_epoch = leader_epoch + (leader == NO_LEADER)  # when one of them leads
+        unclean_epoch = leader_epoch + (
+            leader == NO_LEADER
+        )  # the epoch of the next leader if there is none now
     settled = PartitionImage(
         before.replicas,
         isr,
@@ -292,9 +306,9 @@ def without_workers(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition once these workers are not live any more; None where that changes nothing.
+    """Return the partition after these workers have died; None if it does not change.
 
-    `is_live` says False of them already.
+    `is_live` already returns False for them.
     """
     if partition.leader not in gone and gone.isdisjoint(partition.isr):
         return None
@@ -303,7 +317,7 @@ def without_workers(
 
 
 def _staying(partition: PartitionImage, gone: Set[int], min_isr: int) -> tuple[int, ...]:
-    """The ISR without these. Without an ELR the last ones stay."""
+    """Return the ISR without these replicas; unchanged if it would be empty without an ELR."""
     staying = tuple([replica for replica in partition.isr if replica not in gone])
     return staying if staying or min_isr else partition.isr
 
@@ -316,7 +330,10 @@ def without_log(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition once that worker has lost its log; None where that is known, or not its."""
+    """Return the partition after the worker has lost its log of it.
+
+    None if the replica is already offline, or the worker has no replica.
+    """
     if worker_id not in partition.replicas or worker_id in partition.offline:
         return None
     offline = tuple([r for r in partition.replicas if r == worker_id or r in partition.offline])
@@ -340,9 +357,10 @@ def recreated(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition once that worker's log of it is an empty one; None: that is known, or not its.
+    """Return the partition after the worker has created an empty log for it.
 
-    For a worker that is not live, as one that has just come back.
+    None if the replica is already blank, or the worker has no replica. The worker must not be live:
+    it has just restarted.
     """
     if worker_id not in partition.replicas or worker_id in partition.blank:
         return None
@@ -363,12 +381,12 @@ def restarted(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition once that worker is another process, not live yet; None: nothing changes.
+    """Return the partition after that worker has restarted, fenced so far; None if no change.
 
-    The next process has its own news of its log directories. `is_intact`: all that the one before
-    had written is still there, so that it may be the last in sync without a doubt. `is_new`: none
-    of it is, as the process will tell (`recreated`). `is_same`: the process has only registered
-    again, so that a log directory that failed has not come back.
+    The new process reports failed log directories itself. `is_intact`: all records that the
+    previous process wrote are still on disk, so the replica may be the last one in sync without
+    doubt. `is_new`: none of them is, as the process will report (`recreated`). `is_same`: the same
+    process has registered again, so a failed log directory is still offline.
     """
     if worker_id not in partition.replicas:
         return None
@@ -402,7 +420,7 @@ def with_workers(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """The partition led by whoever may lead it now; None where it is led, or nobody may."""
+    """Return the partition with a leader elected; None if it has one, or no replica may lead."""
     if partition.leader != NO_LEADER:
         return None
     return settled(partition, is_live, unclean=unclean, min_isr=min_isr)

@@ -1,14 +1,16 @@
-"""How many partitions a second may be created and deleted by one client (KIP-599).
+"""Controller mutation quotas: partitions per second that a client may create and delete (KIP-599).
 
-What comes seldom and is decided before it is done has a token bucket: tokens come at the rate of
-the quota up to what all samples of it bring; a request takes them as long as there is no debt, even
-beyond zero, and the next waits until they are back. Only the active controller counts, so that a
-client has one quota, whichever workers it asks; another active controller begins with full buckets.
+Each quota has a token bucket, because mutations are rare and are checked before they are executed.
+Tokens refill at the rate of the quota, up to the tokens of all samples. A request may take tokens
+while the balance is not negative, even below zero; the next request waits until the debt is paid.
+Only the active controller counts, so a client has one quota over all workers; a new active
+controller starts with full buckets.
 
-*Strict* requests (of versions that know the error) are refused from the first wish on that finds a
-debt. Others are executed whole, and whoever sent them is left alone until the debt is paid.
+*Strict* requests (of versions that have the error THROTTLING_QUOTA_EXCEEDED) are rejected from the
+first topic on that finds a debt. Other requests are executed completely, and the client is
+throttled until the debt is paid.
 
-Plain state: `now` is monotonic seconds.
+No I/O and no clock: `now` is monotonic seconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +21,15 @@ from metaquorum.controller.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.metadata.quota_lookup import QuotaEntity, Sharers, applying
 from wire.primitives.frozen import frozen
 
-MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
+MAX_BUCKETS: Final = 10_000  # beyond it, the oldest bucket is dropped
 MAX_DESCRIBED: Final = 1000
 ROUNDING_S: Final = 1e-6
-LOOKED_AT: Final = 4  # of those, whenever another one comes
+LOOKED_AT: Final = 4  # oldest buckets to check for removal whenever a bucket is added
 
 
 @frozen
 class MutationsTaken:
-    """`count`: so many of the wishes may be executed, from the first on."""
+    """Result of a charge. The first `count` mutations of the request may be executed."""
 
     count: int
     throttle_s: float
@@ -35,18 +37,21 @@ class MutationsTaken:
 
 @frozen
 class MutationUse:
-    """Of all clients with that user and client id (None: any); `quota` tokens come a second."""
+    """Use of the quota that clients with this user and client id share (None: any).
+
+    `quota` is in tokens per second.
+    """
 
     user: str | None
     client_id: str | None
     precedence: int
     quota: float
-    tokens: float  # below 0: a debt
-    window_s: float  # in which an empty bucket is full
+    tokens: float  # negative: a debt
+    window_s: float  # time to fill an empty bucket
 
 
 class TokenBucket:
-    """The allowance of one who changes the metadata."""
+    """Token bucket of one quota."""
 
     __slots__ = ("_burst_s", "_filled_at", "_quota", "_tokens")
 
@@ -61,20 +66,20 @@ class TokenBucket:
         return self._tokens
 
     def take(self, amount: float, quota: float, now: float) -> None:
-        """`amount` is used, whether or not it was there."""
+        """Take `amount` tokens, even if the balance becomes negative."""
         self._fill(quota, now)
         self._tokens -= amount
 
     def delay_s(self, quota: float, now: float) -> float:
-        """After so many seconds there is no debt; 0 when there is none."""
+        """Return the seconds until the debt is paid; 0 if there is none."""
         self._fill(quota, now)
         delay_s = -self._tokens / quota
         return (
             delay_s if delay_s > ROUNDING_S else 0.0
-        )  # who has waited just so long is let through
+        )  # a client that waited exactly that long must not find a rounding error
 
     def is_full(self, now: float) -> bool:
-        """By the quota as it was when it was looked at last: whoever has it may be forgotten."""
+        """Return whether the bucket is full by its last known quota, and can be dropped."""
         self._fill(self._quota, now)
         return self._tokens >= self._quota * self._burst_s
 
@@ -87,7 +92,7 @@ class TokenBucket:
 
 
 class MutationQuotas:
-    """All clients' use of `controller_mutation_rate`."""
+    """Use of `controller_mutation_rate` by all clients."""
 
     def __init__(self, samples: int, sample_s: float) -> None:
         self._samples = samples
@@ -107,7 +112,7 @@ class MutationQuotas:
         *,
         is_strict: bool,
     ) -> MutationsTaken:
-        """`counts`: the partitions that each wish creates or deletes."""
+        """Charge a request; `counts` are the partitions that each of its topics changes."""
         rule = applying(quotas, CONTROLLER_MUTATION_RATE, user, client_id)
         if rule is None:
             return MutationsTaken(len(counts), 0.0)
@@ -124,7 +129,7 @@ class MutationQuotas:
     def tokens(
         self, quotas: Mapping[QuotaEntity, Mapping[str, float]], now: float
     ) -> Iterator[tuple[Sharers, float]]:
-        """What each who was heard of lately, and still has a quota, may do at once."""
+        """Yield the tokens of each bucket whose quota still applies."""
         for sharers, bucket in self._buckets.items():
             rule = applying(quotas, CONTROLLER_MUTATION_RATE, sharers.user or "", sharers.client_id)
             if rule is not None and rule.value is not None and rule.sharers == sharers:
@@ -133,7 +138,7 @@ class MutationQuotas:
     def most_used(
         self, quotas: Mapping[QuotaEntity, Mapping[str, float]], count: int, now: float
     ) -> "list[MutationUse]":
-        """Of those who have used some of their quota lately: who has the least of it left."""
+        """Return the `count` buckets, among those not full, with the smallest share of tokens."""
         window_s = self._samples * self._sample_s
         used: list[MutationUse] = []
         for sharers, bucket in self._buckets.items():
@@ -151,7 +156,7 @@ class MutationQuotas:
         client_id: str | None,
         now: float,
     ) -> "MutationUse | None":
-        """What the client has of its quota; None: it is not limited."""
+        """Return the client's use of its quota; None if it has no quota."""
         rule = applying(quotas, CONTROLLER_MUTATION_RATE, user, client_id)
         if rule is None:
             return None

@@ -1,10 +1,10 @@
-"""Leaders return to their preferred replicas by themselves (auto.leader.rebalance.enable).
+"""Automatic preferred leader election (auto.leader.rebalance.enable).
 
-A worker that was away leads nothing when it is back: others do, and go on until somebody asks.
-From time to time the active controller looks who leads less than it should: whose preferred
-partitions (it is the first of their replicas) are led by others, by a larger share than
-leader.imbalance.per.broker.percentage. Those of them for which it is live and in sync it is given,
-so many at a time that clients notice little.
+A worker that returns after a failure leads no partition: other workers took over and keep leading.
+Periodically, the active controller looks for workers with an imbalance: of the partitions that
+prefer the worker (it is their first replica), other workers lead a larger share than
+leader.imbalance.per.broker.percentage. Where the worker is live and in sync it becomes the leader
+again, in steps small enough that clients notice little.
 
 Source: Kafka's KafkaController.checkAndTriggerAutoLeaderRebalance (the percentage, which KRaft left
 out) and ReplicationControlManager.maybeBalancePartitionLeaders (the bound).
@@ -26,12 +26,12 @@ from wire.primitives.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 
-MAX_RETURNED: Final = 1000  # leaders, in one step
-NEXT_RETURN_S: Final = 1.0  # after a step that was full
+MAX_RETURNED: Final = 1000  # leaders in one step
+NEXT_RETURN_S: Final = 1.0  # pause after a full step
 
 
 class LeaderReturnSummary:
-    """How many partitions each worker leads again. Complete once all records were made."""
+    """Count of preferred leaders elected by worker. Complete once all records are generated."""
 
     __slots__ = ("counts",)
 
@@ -43,14 +43,14 @@ class LeaderReturnSummary:
         return sum(self.counts.values())
 
     def __str__(self) -> str:
-        """As `7 by worker 1, 5 by worker 3`."""
+        """Return the counts, for example `7 by worker 1, 5 by worker 3`."""
         return ", ".join(f"{count} by worker {at}" for at, count in sorted(self.counts.items()))
 
 
 def return_leaders(image: MetadataImage, most_percent: int) -> Decision[LeaderReturnSummary]:
-    """The preferred replicas lead where workers lead too little; `MAX_RETURNED` partitions at most.
+    """Elect preferred leaders for imbalanced workers, at most `MAX_RETURNED` of them.
 
-    `most_percent` of a worker's preferred partitions may be led by others.
+    A worker is imbalanced if others lead more than `most_percent` of its preferred partitions.
     """
     returned = LeaderReturnSummary()
     return Decision(returned, _records(image, most_percent, returned), divisible=True)
@@ -104,7 +104,7 @@ def _may_return(partition: PartitionImage, image: MetadataImage) -> bool:
 
 
 async def keep_balance(proposer: Proposer, clock: Clock, configs: Configs) -> None:
-    """Leaders return from time to time, where the configs want it, while this is the controller."""
+    """Elect preferred leaders periodically, until cancelled; return at once if disabled."""
     if not configs.boolean("auto.leader.rebalance.enable"):
         return
     interval_s = configs.integer("leader.imbalance.check.interval.seconds")
@@ -116,12 +116,14 @@ async def keep_balance(proposer: Proposer, clock: Clock, configs: Configs) -> No
         try:
             changed = await proposer.change(lambda image: return_leaders(image, most_percent))
         except KafkaError as error:
-            logger.warning("leaders cannot be returned now: %s", error.message)
+            logger.warning(
+                "preferred leader election failed: %s; the next check tries again", error.message
+            )
             continue
         returned = changed.answer
         if returned.total:
             logger.info(
-                "%d partitions are led by their preferred replicas again: %s",
+                "elected preferred leaders of %d partitions: %s",
                 returned.total,
                 returned,
             )

@@ -1,17 +1,17 @@
-"""From decisions to committed batches: decide, propose, await the commit, answer.
+"""Commit of decisions in batches: decide, propose, wait for the commit, answer.
 
-Decisions are made one after the other, each on the *decided* image: the committed one with
-everything on top that this controller has proposed and not yet seen committed. A topic whose
-creation is under way therefore exists already for the next decision. Since nothing uncommitted may
-be told, an answer without records of its own ("exists already") waits for the proposal before it.
+Decisions are made one at a time on the *decided* image: the committed image plus all records that
+this controller has proposed but not yet seen committed. So the next decision already sees a topic
+that is being created. Because uncommitted state must not be disclosed, an answer without records of
+its own ("exists already") waits for the proposal before it.
 
     decide on `_decided` -> records -> replay into `_decided` -> propose at its old end offset
          ^                                                             |
-         |  a proposal that did not take effect: everything proposed   v
-         '-- behind it misses its offset too; back to the committed image, decide those anew
+         |  a proposal that does not take effect: all proposals after  v
+         '-- it miss their offset too; return to the committed image, and decide those again
 
-Committing needs no lock: many decisions are on their way together and share the quorum's fsync.
-What was replayed to decide further is handed to the loader, which need not replay it once more.
+Commits need no lock: many decisions are in flight together and share the quorum's fsync. The loader
+receives the replayed image, so that it need not replay the same records again.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -46,18 +46,21 @@ from wire.primitives.frozen import frozen
 T = TypeVar("T")
 W = TypeVar("W")
 
-MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing their offset
-# Of a decision that may be cut up: what is replayed in one slice at the end of a batch is bounded.
+MAX_ATTEMPTS: Final = 5  # attempts per decision if its proposals keep missing their offset
+# Batch size of a divisible decision; bounds the records replayed at once at the end of a batch.
 DIVISIBLE_BATCH_RECORDS: Final = 1000
 SLICE_S: Final = 0.003
-_CLOCK_RECORDS: Final = 32  # encoded between two looks at the clock
-_DECISION_RECORDS: Final = 3  # what deciding costs, counted in records
-SLICE_SPECS: Final = 1000  # answered without a wait
+_CLOCK_RECORDS: Final = 32  # records encoded between two clock readings
+_DECISION_RECORDS: Final = 3  # cost of one decision, in records
+SLICE_SPECS: Final = 1000  # specs answered between two checkpoints of the event loop
 
 
 @frozen
 class Committed(Generic[T]):
-    """An answer, and where the metadata ends that shows what it says; 0 where nothing changed."""
+    """Answer of a committed decision.
+
+    `end_offset` is the end offset of the metadata that includes the change; 0 without a change.
+    """
 
     answer: T
     end_offset: int
@@ -65,7 +68,7 @@ class Committed(Generic[T]):
 
 @frozen
 class _Pending(Generic[T]):
-    """A decision on its way. `proposals` are those that its answer waits for, in order."""
+    """Decision in flight. Its answer waits for `proposals`, in order."""
 
     answer: T
     end_offset: int
@@ -74,7 +77,7 @@ class _Pending(Generic[T]):
 
 
 class Proposer:
-    """The decisions of this controller, for as long as it is the active one."""
+    """Decisions of this controller while it is active."""
 
     def __init__(
         self,
@@ -83,25 +86,25 @@ class Proposer:
         clock: Clock,
         first_records: Sequence[MetadataRecord] = (),
     ) -> None:
-        """`first_records` are what a new cluster has from its beginning."""
+        """Create the proposer. `first_records` are the initial records of a new cluster."""
         self._first_records = first_records
         self._quorum = quorum
         self._loader = loader
         self._clock = clock
         self._deciding = trio.Lock()
         self._decided = loader.image
-        self._last: Proposal | None = None  # the one that brings the log to `_decided`
+        self._last: Proposal | None = None  # last proposal included in `_decided`
         self._term = -1
         self._generation = 0
 
     async def decided(self) -> MetadataImage:
-        """What the next decision would be made on. KafkaError when this is not the active one."""
+        """Return the decided image. Raises KafkaError if this controller is not active."""
         async with self._deciding:
             await self._rebase()
             return self._decided
 
     async def change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Committed[T]:
-        """The answer, once what it says is committed. KafkaError."""
+        """Decide, and return the answer once it is committed. Raises KafkaError if it cannot be."""
         try:
             pending: _Pending[T] | NotCommittedError = await self._start(decide)
         except NotCommittedError as error:
@@ -114,7 +117,10 @@ class Proposer:
         decide: Callable[[MetadataImage, W], Decision[T]],
         refused: Callable[[W, KafkaError], T],
     ) -> Committed[list[T]]:
-        """An answer for each wish, decided in order; those of one slice are committed as one."""
+        """Decide the specs in order and return their answers; specs of a slice share a batch.
+
+        `refused` turns the KafkaError of a spec into its answer.
+        """
         decisions = [partial(_decide, decide, spec) for spec in specs]
         started: list[_Pending[T] | KafkaError | NotCommittedError] = []
         while len(started) < len(decisions):
@@ -140,9 +146,9 @@ class Proposer:
     async def _start_some(
         self, decisions: Sequence[Callable[[MetadataImage], Decision[T]]], first: int
     ) -> list[_Pending[T] | KafkaError]:
-        """Of the decisions from `first` on, what a slice of the loop takes, in one batch.
+        """Propose the decisions from `first` on that fit one time slice, in one batch.
 
-        KafkaError, NotCommittedError: none of these is made.
+        Raises KafkaError or NotCommittedError if none of them is proposed.
         """
         async with self._deciding:
             await self._rebase()
@@ -160,20 +166,23 @@ class Proposer:
             ]
 
     async def _start(self, decide: Callable[[MetadataImage], Decision[T]]) -> _Pending[T]:
-        """Decided, and on its way. KafkaError, NotCommittedError."""
+        """Decide and propose. Raises KafkaError or NotCommittedError if nothing is proposed."""
         async with self._deciding:
             await self._rebase()
             decision = decide(self._decided)
-            with trio.CancelScope(shield=True):  # whole, also where whoever asked is gone
+            with trio.CancelScope(shield=True):  # complete even if the caller is cancelled
                 proposals = await self._propose(decision)
             if not proposals and self._last is not None:
-                proposals = [self._last]  # what the answer was read from is not committed yet
+                proposals = [self._last]  # the answer was read from uncommitted records
             return _Pending(
                 decision.answer, self._decided.end_offset, self._generation, tuple(proposals)
             )
 
     async def _rebase(self) -> None:
-        """Decide on the committed image wherever nothing of this term is on its way."""
+        """Reset `_decided` to the committed image if no proposal of this term is in flight.
+
+        Raises KafkaError (NOT_CONTROLLER) if this controller is not active.
+        """
         status = self._quorum.status
         if not status.is_active:
             known = "no" if status.leader_id is None else f"{status.leader_id} is the"
@@ -195,14 +204,14 @@ class Proposer:
         self._generation += 1
 
     async def _propose(self, decision: Decision[T]) -> list[Proposal]:
-        """The decision's records are on their way, and `_decided` holds them."""
+        """Propose the decision's records, and replay them into `_decided`."""
         packing = _Packing(decision, self._decided, _TimeSlice(self._clock))
         proposals: list[Proposal] = []
         while True:
             steps = Replay(self._decided)
             try:
                 encoded = await packing.next_batch(steps)
-            except ValueError as error:  # a text longer than records hold, for one
+            except ValueError as error:  # for example a string that is too long for the record
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.") from None
             if not encoded:
                 return proposals
@@ -213,7 +222,7 @@ class Proposer:
     def _send(
         self, encoded: Sequence[bytes], image: MetadataImage, delta: MetadataDelta
     ) -> Proposal:
-        """The records are on their way, and in `_decided`. NotCommittedError, KafkaError."""
+        """Propose one batch and update `_decided`. Raises NotCommittedError or KafkaError."""
         try:
             proposal = self._quorum.propose(self._term, self._decided.end_offset, encoded)
         except BatchTooLargeError as error:
@@ -228,9 +237,9 @@ class Proposer:
         pending: _Pending[T] | KafkaError | NotCommittedError,
         committed: set[Proposal] | None = None,
     ) -> Committed[T]:
-        """The answer and the end offset of its change, committed; decided anew where need be.
+        """Wait until the decision is committed and return its answer; decide again on a conflict.
 
-        `committed`: those known to be; what is waited for joins them.
+        `committed` holds proposals known to be committed; proposals waited for are added to it.
         """
         committed = set() if committed is None else committed
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -243,13 +252,13 @@ class Proposer:
                         committed.add(proposal)
             except OutcomeUnknownError as error:
                 raise KafkaError(
-                    ErrorCode.REQUEST_TIMED_OUT, f"The change may or may not be made: {error}."
+                    ErrorCode.REQUEST_TIMED_OUT, f"The change may or may not be committed: {error}."
                 ) from None
             except NotCommittedError as error:
                 if isinstance(pending, _Pending) and pending.generation == self._generation:
                     self._forget_pending()
                 if not error.retry or attempt == MAX_ATTEMPTS:
-                    raise KafkaError(error.code, f"The change is not made: {error}.") from None
+                    raise KafkaError(error.code, f"The change is not committed: {error}.") from None
             else:
                 return Committed(pending.answer, pending.end_offset)
             try:
@@ -266,7 +275,7 @@ def _decide(
 
 
 class _TimeSlice:
-    """How long the loop has been kept since it last had its turn."""
+    """Work and time spent since the last checkpoint of the event loop."""
 
     __slots__ = ("_clock", "_end", "_left")
 
@@ -279,7 +288,7 @@ class _TimeSlice:
         self._end = self._clock.monotonic() + SLICE_S
 
     def charge(self, records: int) -> bool:
-        """So many records were decided and encoded since; whether the turn is over."""
+        """Charge decided and encoded records, and return whether the slice is used up."""
         self._left -= records
         return self._left <= 0 or self._clock.monotonic() >= self._end
 
@@ -289,7 +298,7 @@ class _TimeSlice:
 
 
 class _Group(Generic[T]):
-    """Small decisions, each on the image that the ones before lead to, for one batch."""
+    """Small decisions for one batch, each made on the image after the previous one."""
 
     def __init__(self, image: MetadataImage, clock: Clock) -> None:
         self.image = image
@@ -301,7 +310,7 @@ class _Group(Generic[T]):
     async def decided(
         self, decisions: Iterable[Callable[[MetadataImage], Decision[T]]]
     ) -> AsyncIterator[Decision[T] | KafkaError]:
-        """What becomes of each, up to the end of the slice, or of what a batch takes."""
+        """Yield the result of each decision until the time slice or the batch is full."""
         size_bytes = 0
         for decide in decisions:
             try:
@@ -318,7 +327,7 @@ class _Group(Generic[T]):
                     size_bytes > MAX_BATCH_BYTES
                     or len(self.encoded) + len(encoded) > MAX_BATCH_RECORDS
                 ):
-                    return  # it begins the next batch, decided anew
+                    return  # the next batch decides it again
                 if encoded:
                     self.image, delta = steps.finish()
                     self.delta = self.delta.then(delta)
@@ -329,7 +338,7 @@ class _Group(Generic[T]):
 
 
 class _Packing(Generic[T]):
-    """The records of one decision, encoded batch by batch."""
+    """Encoder of one decision's records, batch by batch."""
 
     def __init__(self, decision: Decision[T], image: MetadataImage, turn: _TimeSlice) -> None:
         self._records: Iterator[MetadataRecord | None] = iter(decision.records)
@@ -337,13 +346,13 @@ class _Packing(Generic[T]):
         self._divisible = decision.divisible
         self._encode = RecordEncoder(image.features).encode
         self._turn = turn
-        # What did not fit the batch before.
+        # Record that did not fit into the previous batch.
         self._left: tuple[MetadataRecord, bytes] | None = None
 
     async def next_batch(self, steps: Replay) -> list[bytes]:
-        """The bytes of the next records, which are replayed into `steps`; none: that was all.
+        """Encode the next batch and replay it into `steps`; empty after the last record.
 
-        Those of an indivisible decision are all in the first batch, be it as large as it may.
+        All records of an indivisible decision are in the first batch, regardless of its size.
         """
         encoded: list[bytes] = []
         part: list[MetadataRecord] = []

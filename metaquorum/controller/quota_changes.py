@@ -1,7 +1,7 @@
-"""The active controller's rules for client quotas, and which of them a filter meets.
+"""The active controller's rules for client quotas, and the filters that describe them.
 
-All changes of one entity are one batch: taken whole or refused whole. Only what differs is written.
-Source: KIP-546, KIP-599, KIP-612; words and codes of Apache Kafka 4.3.
+All changes of one entity are one batch: either all are accepted or none. Only values that differ
+are written. Source: KIP-546, KIP-599, KIP-612; messages and error codes of Apache Kafka 4.3.
 """
 
 import math
@@ -33,7 +33,7 @@ from metaquorum.metadata.records import ClientQuotaRecord
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-# The quotas that clients may have, and whether each takes whole numbers only.
+# Quotas of clients, and whether each accepts whole numbers only.
 CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
     PRODUCER_BYTE_RATE: True,
     CONSUMER_BYTE_RATE: True,
@@ -43,7 +43,7 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
     OBSERVED_CONSUMER_BYTE_RATE: True,
     OBSERVED_REQUEST_PERCENTAGE: False,
 }
-# Those of addresses, whose rate Kafka holds in 32 bits.
+# Quotas of IP addresses, whose rate Kafka stores in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
@@ -52,7 +52,7 @@ _WHOLE_WITHIN: Final = 1e-6
 
 @frozen
 class QuotaOp:
-    """The quota `key` is to have this value; None: none of its own."""
+    """New value of the quota `key`; None removes it."""
 
     key: str
     value: float | None
@@ -60,14 +60,14 @@ class QuotaOp:
 
 @frozen
 class QuotaChange:
-    """Wishes for one entity, as a client said whom it means."""
+    """Quota changes of one entity, which is unchecked as the client sent it."""
 
     parts: tuple[EntityPart, ...]
     ops: Sequence[QuotaOp]
 
 
 def change_quotas(image: MetadataImage, change: QuotaChange) -> Decision[KafkaError | None]:
-    """The entity has the quotas that the change asks for; or why it cannot."""
+    """Decide the quota changes of one entity; the answer is None or the error."""
     try:
         entity = checked_entity(change.parts)
         values = IP_QUOTAS if entity.parts()[0].type == IP else CLIENT_QUOTAS
@@ -80,7 +80,7 @@ def change_quotas(image: MetadataImage, change: QuotaChange) -> Decision[KafkaEr
 
 
 def checked_entity(parts: Sequence[EntityPart]) -> QuotaEntity:
-    """The entity that is meant; KafkaError where that is nobody to whom quotas can be given."""
+    """Return the entity of `parts`. Raises KafkaError if such an entity cannot have quotas."""
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
             raise _invalid(f"Unhandled client quota entity type: {kind}")
@@ -105,8 +105,10 @@ def checked_entity(parts: Sequence[EntityPart]) -> QuotaEntity:
 
 
 def _canonical(address: str) -> str:
-    """As connections are told apart. Kafka takes host names too, which every node may resolve to
-    something else; here they are refused."""
+    """Return the address in the form that identifies connections.
+
+    Host names are rejected, because nodes may resolve them differently; Kafka accepts them.
+    """
     try:
         return canonical(address)
     except ValueError:
@@ -140,16 +142,16 @@ def _records(
 
 
 class MatchType(IntEnum):
-    """What a filter asks of one part of an entity, numbered as DescribeClientQuotas does."""
+    """Condition on one part of an entity, numbered as in DescribeClientQuotas."""
 
     EXACT = 0
     DEFAULT = 1
-    ANY = 2  # there is such a part
+    ANY = 2  # the entity has such a part, with any name or the default
 
 
 @frozen
 class FilterPart:
-    """`match_type` is a `MatchType`, or the number that a client thinks is one."""
+    """Condition of a filter. `match_type` is a `MatchType`, or an unknown number from a client."""
 
     type: str
     match_type: int
@@ -157,10 +159,10 @@ class FilterPart:
 
 
 class QuotaFilter:
-    """What entities have to look like; `strict`: and have no part that the filter does not name."""
+    """Filter of entities. If `strict`, entities must not have parts that the filter omits."""
 
     def __init__(self, parts: Sequence[FilterPart], *, strict: bool) -> None:
-        """KafkaError for a filter that makes no sense."""
+        """Check and create the filter. Raises KafkaError if it is invalid."""
         self._exact: dict[str, str | None] = {}
         self._any: set[str] = set()
         self._strict = strict
@@ -184,7 +186,7 @@ class QuotaFilter:
         if part.match_type == MatchType.EXACT:
             if name is None:
                 raise _invalid("Request specified MATCH_TYPE_EXACT, but set match string to null.")
-            with suppress(ValueError):  # what is no address has no quota
+            with suppress(ValueError):  # a name that is not an address matches no quota
                 name = canonical(name) if kind == IP else name
             self._exact[kind] = name
             return

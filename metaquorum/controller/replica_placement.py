@@ -1,20 +1,21 @@
-"""Where the replicas of new partitions go.
+"""Replica placement of new partitions.
 
-Leaders go round the workers, from a random one on, in an order that goes round the racks and hosts
-first; so any number of partitions is led within one of evenly. Each further replica goes to the
-worker that comes first by
+Leaders are assigned round robin over a ring of the workers, from a random position on. The ring
+alternates between racks, then between hosts. So the numbers of partitions that two workers lead
+differ by at most one. Each further replica is placed on the worker with the smallest
 
-    1. how many replicas of this partition its host has: hosts are separated first (several workers
-       may run on one machine, and a machine fails as one)
-    2. how many its rack has
-    3. how many replicas it has of this placement, with all that it is going to lead
-    4. how often it follows that leader already, so that the load of a worker that fails falls on
-       all others; then its distance from the leader
+    1. number of replicas of this partition on its host: hosts are separated first (several workers
+       may run on one machine, and they fail together with it)
+    2. number of replicas of this partition in its rack
+    3. number of replicas on the worker in this placement, including all that it is going to lead
+    4. number of times that it follows this leader, so that the load of a failed worker is spread
+       over all others; then distance from the leader
 
-Workers that are away are given replicas only where there are fewer live ones than replicas: so a
-topic can be made while a worker is restarted, and is whole when it is back.
+Fenced workers receive replicas only if there are fewer live workers than replicas. So a topic can
+be created while a worker restarts, and has all replicas when the worker is back.
 
-Source: KIP-36 for racks; StripedReplicaPlacer of Apache Kafka for who is away; hosts are ours.
+Source: KIP-36 for racks; StripedReplicaPlacer of Apache Kafka for fenced workers. Placement by host
+is specific to this project.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 @frozen
 class PlacementCandidate:
-    """A worker that may be given replicas."""
+    """Worker that may receive replicas."""
 
     worker_id: int
     host: str
@@ -43,7 +44,10 @@ def place(
     random: Random,
     away: Sequence[PlacementCandidate] = (),
 ) -> Iterator[tuple[int, ...]]:
-    """The replicas of each partition, its first leader in front; `away`: not live, so behind."""
+    """Yield the replicas of each partition, its first leader in front.
+
+    `places` are the live workers, at least one; `away` are fenced workers, used last.
+    """
     count = len(places)
     live = min(replication_factor, count)
     assert live > 0
@@ -58,7 +62,7 @@ def place(
         }
     )
     known: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal placements share one tuple
-    given_away: Counter[int] = Counter()  # worker that is away: replicas
+    given_away: Counter[int] = Counter()  # fenced worker: replicas
     for number in range(partitions):
         leader = (start + number) % count
         chosen = [leader]
@@ -81,7 +85,7 @@ def _next(
     given: Counter[int],
     pairs: Counter[tuple[int, int]],
 ) -> int:
-    """The position in the ring that the next replica of a partition goes to."""
+    """Return the position in the ring of the partition's next replica."""
     count, leader = len(ring), chosen[0]
     hosts = Counter([ring[position].host for position in chosen])
     racks = Counter([ring[position].rack for position in chosen])
@@ -112,7 +116,7 @@ def _next_away(
 
 
 def _ring(places: Sequence[PlacementCandidate]) -> list[PlacementCandidate]:
-    """The workers so that neighbours are on different racks and hosts, as far as may be."""
+    """Return the workers in an order that separates racks and hosts as far as possible."""
     by_rack: dict[str, dict[str, list[PlacementCandidate]]] = {}
     for each in sorted(places, key=lambda place: place.worker_id):
         by_rack.setdefault(each.rack or "", {}).setdefault(each.host, []).append(each)
@@ -120,6 +124,6 @@ def _ring(places: Sequence[PlacementCandidate]) -> list[PlacementCandidate]:
 
 
 def _alternating(rows: Sequence[Sequence[T]]) -> list[T]:
-    """The first of each row, then the second of each, and so on."""
+    """Return the first item of each row, then the second of each, and so on."""
     longest = max(len(row) for row in rows)
     return [row[number] for number in range(longest) for row in rows if number < len(row)]

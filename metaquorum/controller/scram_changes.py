@@ -1,4 +1,4 @@
-"""The controller's rules for SCRAM credentials: which changes are taken. Source: KIP-554."""
+"""The controller's rules for changes of SCRAM credentials. Source: KIP-554."""
 
 from itertools import islice
 from typing import Final
@@ -16,15 +16,15 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 MAX_NAME_CHARS: Final = 249
-# Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it one of them is forgotten for
-# each that is deleted, and shown as a user that never existed.
+# Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it, each deletion drops one of
+# them; authentication then treats its user like a user that never existed.
 MAX_DELETED: Final = 10_000
 _MECHANISMS: Final = frozenset(int(mechanism) for mechanism in ScramMechanism)
 
 
 @frozen
 class ScramUpsertion:
-    """A user's password, salted by the client, for one mechanism."""
+    """User's password for one mechanism, salted by the client."""
 
     mechanism: int
     iterations: int
@@ -34,7 +34,7 @@ class ScramUpsertion:
 
 @frozen
 class UserScramChange:
-    """What one request wants of one user: all of it is done, or nothing."""
+    """Credential changes of one user in one request; either all of them are made or none."""
 
     name: str
     deletions: tuple[int, ...] = ()  # mechanisms
@@ -44,7 +44,7 @@ class UserScramChange:
 def change_scram_credentials(
     image: MetadataImage, change: UserScramChange
 ) -> Decision[KafkaError | None]:
-    """The user has the credentials that are asked for; or why not."""
+    """Decide the credential changes of one user; the answer is None or the error."""
     try:
         _check(image, change)
     except KafkaError as error:
@@ -53,7 +53,7 @@ def change_scram_credentials(
         _removal(image.scram[change.name, mechanism]) for mechanism in change.deletions
     ]
     too_many = max(0, len(image.deleted_scram) + len(records) - MAX_DELETED)
-    # In the order of a hash: no user, and no time of deletion, is preferred.
+    # The map is ordered by hash, so no user and no time of deletion is preferred.
     for name, mechanism in islice(image.deleted_scram, min(too_many, len(records))):
         records.append(RemoveScramCredentialRecord(name, mechanism))
     records += [scram_record(change.name, upsertion) for upsertion in change.upsertions]
@@ -98,7 +98,7 @@ def _check(image: MetadataImage, change: UserScramChange) -> None:
 
 
 def check_upsertion(upsertion: ScramUpsertion) -> None:
-    """KafkaError."""
+    """Raise KafkaError if the iterations, the salt or the salted password are invalid."""
     complaint = None
     if upsertion.iterations < MIN_ITERATIONS:
         complaint = "Too few iterations"

@@ -1,8 +1,8 @@
-"""The active controller's rules: from the metadata as it will stand, and a wish, to records.
+"""The active controller's rules for topics, partitions and producer ids.
 
-Plain functions of their arguments: no I/O, no clock; randomness is passed in. Each returns a
-`Decision`: the answer, and the records that make it true. Records of large decisions are made while
-they are consumed, so that the loop need not wait for all; they depend on the given image only.
+Pure functions from the decided image and a request to a `Decision`: no I/O, no clock; randomness is
+passed in. Records of large decisions are generated while they are consumed, so that the event loop
+is not blocked; they depend only on the given image.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 
-MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
-MAX_SPECS: Final = 10_000  # in one request; Kafka's bound of records by one operation
+MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # one batch creates a whole topic
+MAX_SPECS: Final = 10_000  # in one request; Kafka's limit of records per operation
 TOO_MANY: Final = KafkaError(
     ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
 )
@@ -43,7 +43,7 @@ USE_DEFAULT: Final = -1
 
 @frozen
 class NewTopic:
-    """A wish for a topic. -1 asks for the default; `assignments`: partition to its replicas."""
+    """Topic to create. -1 requests the default; `assignments` map a partition to its replicas."""
 
     name: str
     partitions: int = USE_DEFAULT
@@ -54,7 +54,7 @@ class NewTopic:
 
 @frozen
 class NewPartitions:
-    """A wish that a topic have `count` partitions; `assignments`: the replicas of the new ones."""
+    """Request to grow a topic to `count` partitions; `assignments`: replicas of the new ones."""
 
     topic: str
     count: int
@@ -63,7 +63,7 @@ class NewPartitions:
 
 @frozen
 class TopicDefaults:
-    """What a topic gets that does not say."""
+    """Partition count and replication factor of topics that do not specify them."""
 
     partitions: int = 1
     replication_factor: int = 1
@@ -71,7 +71,7 @@ class TopicDefaults:
 
 @frozen
 class TopicOutcome:
-    """What became of one topic of a request. Of a refused one, only name and id as asked."""
+    """Outcome for one topic of a request; with an error, name and id are those requested."""
 
     name: str | None
     topic_id: bytes | None = None
@@ -79,7 +79,7 @@ class TopicOutcome:
     message: str | None = None
     partitions: int = -1
     replication_factor: int = -1
-    configs: Mapping[str, str] = field(default_factory=dict)  # its own ones
+    configs: Mapping[str, str] = field(default_factory=dict)  # configs of the topic itself
 
     @staticmethod
     def refused(
@@ -90,7 +90,7 @@ class TopicOutcome:
 
 @frozen
 class ProducerIdBlock:
-    """The producer ids from `first` on, `count` of them."""
+    """Block of `count` producer ids, from `first` on."""
 
     first: int
     count: int
@@ -102,7 +102,7 @@ def create_topic(
     defaults: TopicDefaults,
     random: Random,
 ) -> Decision[TopicOutcome]:
-    """The topic exists, with all its partitions and configs; or why it cannot."""
+    """Decide the creation of a topic with its partitions and configs."""
     try:
         _check_new_name(image, topic.name)
         configs = _checked_configs(topic.configs)
@@ -146,7 +146,7 @@ def _topic_records(
 def _partition_records(
     image: MetadataImage, topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
 ) -> Iterator[MetadataRecord]:
-    """New partitions, numbered from `first` on, led by the first of their live replicas."""
+    """Yield new partitions, numbered from `first` on, led by their first live replica."""
     for number, workers in enumerate(replicas, first):
         live = workers
         if not all(map(image.is_live, workers)):
@@ -156,7 +156,7 @@ def _partition_records(
 
 def _check_new_name(image: MetadataImage, name: str) -> None:
     check_topic_name(name)
-    if name == METADATA_TOPIC:  # in Kafka's words
+    if name == METADATA_TOPIC:  # Kafka's message
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited."
         )
@@ -187,11 +187,11 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
 def _placed(
     image: MetadataImage, partitions: int, factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
-    """The replicas of new partitions; KafkaError where there are too few workers."""
+    """Return the replicas of new partitions. Raises KafkaError if there are too few workers."""
     live: list[PlacementCandidate] = []
     away: list[PlacementCandidate] = []
     for worker_id, worker in sorted(image.workers.items()):
-        if image.is_live(worker_id) or worker.fenced:  # else it is just leaving
+        if image.is_live(worker_id) or worker.fenced:  # not in controlled shutdown
             usable = away if worker.fenced else live
             usable.append(PlacementCandidate(worker_id, worker.host, worker.rack))
     reason = None
@@ -211,7 +211,7 @@ def _placed(
 
 
 def _checked_counts(topic: NewTopic, defaults: TopicDefaults) -> tuple[int, int]:
-    """Partitions and replicas of each."""
+    """Return the partition count and the replication factor."""
     count = defaults.partitions if topic.partitions == USE_DEFAULT else topic.partitions
     factor = topic.replication_factor
     if factor == USE_DEFAULT:
@@ -230,7 +230,7 @@ def _checked_counts(topic: NewTopic, defaults: TopicDefaults) -> tuple[int, int]
 
 
 def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
-    """The replicas of every partition, in order."""
+    """Return the replicas of every partition, in partition order."""
     assert topic.assignments is not None
     if topic.replication_factor != USE_DEFAULT:
         raise KafkaError(
@@ -288,7 +288,7 @@ def _bad_assignment(message: str) -> KafkaError:
 def create_partitions(
     image: MetadataImage, spec: NewPartitions, random: Random
 ) -> Decision[KafkaError | None]:
-    """The topic has so many partitions, those it had unchanged; or why it cannot (KIP-195)."""
+    """Decide the addition of partitions (KIP-195); existing partitions do not change."""
     topic = image.topic(spec.topic)
     try:
         if topic is None:
@@ -347,7 +347,7 @@ def _checked_additions(
 def delete_topic(
     image: MetadataImage, name: str | None, topic_id: bytes | None
 ) -> Decision[TopicOutcome]:
-    """The topic of that name, or of that id, is gone; or why it cannot go."""
+    """Decide the deletion of the topic with that name or that id."""
     topic: TopicImage | None
     if topic_id is not None:
         topic = image.topic_by_id(topic_id)
@@ -367,7 +367,10 @@ def delete_topic(
 def allocate_producer_ids(
     image: MetadataImage, worker_id: int, broker_epoch: int
 ) -> Decision[ProducerIdBlock]:
-    """A block of producer ids belongs to that worker, and to nobody else ever. KafkaError."""
+    """Decide the allocation of a block of producer ids, which no other worker ever receives.
+
+    Raises KafkaError if the broker epoch is not current.
+    """
     check_epoch(image, worker_id, broker_epoch)
     first = image.next_producer_id
     return Decision(
@@ -377,7 +380,7 @@ def allocate_producer_ids(
 
 
 def check_epoch(image: MetadataImage, worker_id: int, broker_epoch: int) -> None:
-    """KafkaError unless it is the worker's current registration that speaks."""
+    """Raise KafkaError unless `broker_epoch` is that of the worker's current registration."""
     worker = image.workers.get(worker_id)
     if worker is None:
         raise KafkaError(
@@ -386,6 +389,6 @@ def check_epoch(image: MetadataImage, worker_id: int, broker_epoch: int) -> None
     if worker.broker_epoch != broker_epoch:
         raise KafkaError(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"Worker {worker_id} is registered with epoch {worker.broker_epoch},"
+            f"Worker {worker_id} is registered with broker epoch {worker.broker_epoch},"
             f" not {broker_epoch}.",
         )

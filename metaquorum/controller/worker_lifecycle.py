@@ -1,7 +1,7 @@
-"""Who is in the cluster, and who may lead: workers register, are live, fenced, and go.
+"""Lifecycle of workers: registration, unfencing, fencing, controlled shutdown, unregistration.
 
-The active controller's part that waits for workers. What it knows of them beside the log is in
-`worker_sessions`, which also says when a step is due; the rules are in `registrations`.
+The part of the active controller that waits for workers. `heartbeats` keeps the session state that
+is not in the metadata log and decides when a step is due; the rules are in `worker_registration`.
 """
 
 import logging
@@ -40,15 +40,15 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
-MAX_STEPS: Final = 4  # of one heartbeat: at most SHUT_DOWN, FENCE, and what others did between
-TRY_AGAIN_S: Final = 0.5  # after a change of the controller's own that failed
-STARTUP_REGISTRATION_CHECKS: Final = 75  # for 1.5 s in all: a new term's grace, and the fencing
+MAX_STEPS: Final = 4  # per heartbeat: at most SHUT_DOWN, FENCE, and changes by others in between
+TRY_AGAIN_S: Final = 0.5  # pause after a failed maintenance run
+STARTUP_REGISTRATION_CHECKS: Final = 75  # 1.5 s in total: grace period of a new term, and fencing
 STARTUP_REGISTRATION_CHECK_S: Final = 0.02
-STANDSTILL_S: Final = 0.2  # by which this process is late, before it blames itself
+STANDSTILL_S: Final = 0.2  # a timer this late means that this process itself was suspended
 
 
 class WorkerLifecycle:
-    """Every voter has one; on one that is not active, what waits raises NOT_CONTROLLER."""
+    """Worker lifecycle of one voter. If inactive, its async methods raise NOT_CONTROLLER."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class WorkerLifecycle:
         timeout_ms = configs.of(loader.image).integer("broker.session.timeout.ms")
         self._sessions = WorkerSessions(timeout_ms / 1000)
         self._sessions_term = -1
-        self._wants_election = False  # a worker came, and not all that it may lead was given it
+        self._wants_election = False  # a partition may have no leader although a replica may lead
         self._maintenance_due = trio.Event()
 
     def elect_soon(self) -> None:
-        """`run_maintenance` looks for partitions that somebody may lead now."""
+        """Let `run_maintenance` elect leaders for partitions without one."""
         self._wants_election = True
         self._maintenance_due.set()
 
     async def register_worker(self, worker: WorkerRegistration) -> Committed[int]:
-        """The worker is registered, and fenced until it is caught up; its broker epoch.
+        """Register the worker, fenced until it is caught up, and return its broker epoch.
 
-        What it led is led by others, or by none.
+        Partitions that its previous process led get another leader or none. Raises KafkaError.
         """
 
         identity = worker.worker_id, worker.incarnation_id
@@ -85,7 +85,7 @@ class WorkerLifecycle:
         def decide(image: MetadataImage) -> Decision[PartitionChangeSummary]:
             is_held = self._sessions.is_held(*identity, self._clock.monotonic())
             committed = self._loader.image
-            # One that is not committed yet is another process's, and that is alive.
+            # An uncommitted registration is by another process, which is alive.
             is_coming = image.broker_epoch(identity[0]) != committed.broker_epoch(identity[0])
             return register_worker(
                 image,
@@ -101,19 +101,19 @@ class WorkerLifecycle:
             await self._wait_startup_registrations(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
-        log_summary(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)
+        log_summary(f"worker {worker.worker_id} has restarted", changed.answer, quietly=True)
         self._follow()
         self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)
         if known is None or known.incarnation_id != worker.incarnation_id:
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                f"Another process registered as worker {worker.worker_id} meanwhile.",
+                f"Another process registered as worker {worker.worker_id} at the same time.",
             )
         return Committed(known.broker_epoch, changed.end_offset)
 
     async def _wait_startup_registrations(self, worker_id: int) -> None:
-        """It is known who of the others has survived the last reign, or long enough was waited."""
+        """Wait until it is known which other live workers have survived, at most 1.5 s."""
         for _ in range(STARTUP_REGISTRATION_CHECKS):
             self._follow()
             if not self._sessions.awaits_others(worker_id):
@@ -121,7 +121,7 @@ class WorkerLifecycle:
             await self._clock.sleep_until(self._clock.monotonic() + STARTUP_REGISTRATION_CHECK_S)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
-        """The worker's session goes on; what the controller makes of it."""
+        """Record a heartbeat, take the steps that it requires, and return the answer."""
         await trio.lowlevel.checkpoint()
         self._check(heartbeat)
         self._sessions.heard(heartbeat, self._clock.monotonic())
@@ -133,33 +133,33 @@ class WorkerLifecycle:
         return self._sessions.answer(heartbeat, self._loader.image.end_offset)
 
     def connected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process has one more connection to this controller, active or not."""
+        """Count a new connection of that process to this controller, active or not."""
         self._sessions.connected(worker_id, incarnation_id, self._clock.monotonic())
 
     def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process has one connection less to this controller."""
+        """Count a closed connection of that process to this controller."""
         self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
         self._maintenance_due.set()
 
     def peer_came(self, voter_id: int) -> None:
-        """The process of another voter, which may be a worker, too, is there."""
+        """Note that the process of another voter, which may be a worker too, is connected."""
         self._sessions.peer_came(voter_id)
 
     def peer_closed(self, voter_id: int) -> None:
-        """Its process has closed its stream to this one, or is no more."""
+        """Note that the voter's process has closed its stream to this process, or has died."""
         self._sessions.peer_closed(voter_id, self._clock.monotonic())
         self._maintenance_due.set()
 
     async def unregister_worker(self, worker_id: int) -> Committed[None]:
-        """The worker is not registered any more. KafkaError; INVALID_REQUEST: it may be alive.
+        """Unregister the worker. Raises KafkaError, INVALID_REQUEST if it may be alive.
 
-        A process that was only paused registers anew when it is resumed.
+        A process that was only suspended registers again when it resumes.
         """
 
         def decide(image: MetadataImage) -> Decision[PartitionChangeSummary]:
             self._follow()
             committed = self._loader.image
-            # One that is not committed yet is of a process that is alive.
+            # An uncommitted registration is by a process that is alive.
             is_coming = image.broker_epoch(worker_id) != committed.broker_epoch(worker_id)
             is_alive = self._sessions.may_be_alive(worker_id, self._clock.monotonic())
             return unregister_worker(
@@ -172,7 +172,7 @@ class WorkerLifecycle:
         return Committed(None, changed.end_offset)
 
     async def worker_statuses(self) -> list[WorkerStatus]:
-        """What is known of every worker beside its registration."""
+        """Return the session status of every worker."""
         await trio.lowlevel.checkpoint()
         self._follow()
         return list(self._sessions.statuses(self._clock.monotonic()))
@@ -180,7 +180,10 @@ class WorkerLifecycle:
     # Sessions
 
     def _follow(self) -> None:
-        """Sessions are of this term, and of the workers that are registered. KafkaError."""
+        """Update the sessions to this term and the registered workers.
+
+        Raises KafkaError (NOT_CONTROLLER) if this controller is not active.
+        """
         status, image, now = self._quorum.status, self._loader.image, self._clock.monotonic()
         if not status.is_active:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "Not the active controller.")
@@ -191,12 +194,12 @@ class WorkerLifecycle:
             self._sessions.follow(image.workers, image.end_offset, now)
 
     def _check(self, heartbeat: WorkerHeartbeat) -> None:
-        """Sessions are as they should be, and it is the worker's current registration."""
+        """Update the sessions, and raise KafkaError if the broker epoch is not current."""
         self._follow()
         check_epoch(self._loader.image, heartbeat.worker_id, heartbeat.broker_epoch)
 
     async def _take(self, step: SessionAction, worker_id: int, broker_epoch: int) -> None:
-        """The step is taken, and committed."""
+        """Take the step, and wait until it is committed."""
         if step is SessionAction.UNFENCE:
             try:
                 changed = await self._proposer.change(
@@ -209,22 +212,20 @@ class WorkerLifecycle:
                 raise
             finally:
                 self._maintenance_due.set()
-            log_summary(f"worker {worker_id} is live", changed.answer)
+            log_summary(f"worker {worker_id} is unfenced", changed.answer)
         elif step is SessionAction.SHUT_DOWN:
             changed = await self._proposer.change(
                 lambda image: shut_down_worker(image, worker_id, broker_epoch, self._may_be_unclean)
             )
-            log_summary(
-                f"worker {worker_id} shuts down, and leads nothing any more", changed.answer
-            )
+            log_summary(f"worker {worker_id} is in controlled shutdown", changed.answer)
         elif step is SessionAction.FENCE:
             await self._proposer.change(
                 lambda image: fence_workers(image, {worker_id}, self._may_be_unclean)
             )
-            logger.info("worker %d has shut down", worker_id)
+            logger.info("worker %d has completed its controlled shutdown", worker_id)
 
     async def run_maintenance(self) -> None:
-        """Overdue workers are fenced, and what can be led is; until cancelled."""
+        """Fence overdue workers and elect missing leaders, until cancelled."""
         self._wants_election = True
         while True:
             again = self._maintenance_due = trio.Event()
@@ -232,7 +233,9 @@ class WorkerLifecycle:
                 await self._maintain_once()
                 deadline = self._sessions.next_deadline()
             except KafkaError as error:
-                logger.warning("the controller cannot tend its workers: %s", error.message)
+                logger.warning(
+                    "cannot fence workers or elect leaders: %s; retrying in 500 ms", error.message
+                )
                 deadline = self._clock.monotonic() + TRY_AGAIN_S
             async with trio.open_nursery() as nursery:
                 if deadline < inf:
@@ -258,7 +261,7 @@ class WorkerLifecycle:
             except BaseException:
                 self._wants_election = True
                 raise
-            log_summary("leaders were looked for", changed.answer, quietly=True)
+            log_summary("elected missing leaders", changed.answer, quietly=True)
             self._follow()
         if overdue := self._overdue():
             changed = await self._proposer.change(
@@ -273,7 +276,7 @@ class WorkerLifecycle:
             logger.warning("worker %d is fenced: %s", worker_id, why)
         if worker_ids:
             one = len(worker_ids) == 1
-            log_summary(f"without {'it' if one else 'them'}", summary, quietly=True)
+            log_summary(f"fenced {'one worker' if one else 'workers'}", summary, quietly=True)
 
     def _overdue(self) -> set[int]:
         return set(self._sessions.overdue(self._clock.monotonic()))

@@ -1,9 +1,10 @@
-"""The active controller's rules for who is in the cluster, and what becomes of partitions then.
+"""The active controller's rules for registering, fencing and unregistering workers.
 
-Each decision that takes much is divisible: any prefix of its records is sound, and whoever is the
-active controller when it was cut short makes up the rest. Hence the order. Where a worker goes, its
-partitions go first: a worker that is not live leads nothing, ever. Where it comes, it comes first,
-and partitions without a leader follow; a new active controller looks for those that are left.
+Each large decision is divisible: any prefix of its records leaves the metadata consistent, and if
+it is cut short, the next active controller completes it. This determines the order. If a worker
+leaves, the changes of its partitions come first, because a fenced worker must never be a leader. If
+it joins, its own record comes first, then the partitions without a leader; a new active controller
+searches for those that remain.
 
 Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 """
@@ -38,9 +39,9 @@ from metaquorum.metadata.records import (
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms
+SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
 
-# Whether a replica of that topic may lead that was not in sync (unclean.leader.election.enable).
+# Whether the topic allows unclean leader election (unclean.leader.election.enable).
 MayBeUnclean: TypeAlias = Callable[[MetadataImage, str], bool]
 
 
@@ -56,12 +57,12 @@ class _Change(Protocol):
 
 @frozen
 class WorkerRegistration:
-    """What a worker says of itself. A new incarnation id for each start of its process.
+    """Registration that a worker sends. Each start of its process has a new incarnation id.
 
-    `previous_broker_epoch`: of the process before it of which its logs have all that it wrote, as
-    that was stopped in good order, or killed without a loss of power since; -1 for none (KIP-966).
-    A process that registers again, as it was unregistered, need not change it: the incarnation id
-    says that it never stopped.
+    `previous_broker_epoch`: broker epoch of the previous process whose records are all still in the
+    logs, because it stopped cleanly, or was killed without a later power loss; -1 for none
+    (KIP-966). A process that registers again after it was unregistered need not change it: the same
+    incarnation id proves that the process never stopped.
     """
 
     worker_id: int
@@ -76,7 +77,7 @@ class WorkerRegistration:
 
 @frozen
 class ControllerRegistration:
-    """What a controller says of itself: the levels it can run at, and where its peers reach it."""
+    """Registration that a controller sends: its supported feature levels and its quorum address."""
 
     controller_id: int
     incarnation_id: bytes
@@ -92,13 +93,14 @@ def register_worker(
     is_held: bool = False,
     may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[PartitionChangeSummary]:
-    """The worker is registered by this incarnation, and fenced; its broker epoch is in the image.
+    """Decide the registration of a worker, which is fenced at first; the image has its epoch.
 
-    What it led before is led by others, or by none until it is live, so that no incarnation leads
-    in an epoch in which an earlier one did (KAFKA-10527). Where its logs may have lost something,
-    as after a loss of power, it is not in sync but as the last one. Asking again with the same
-    incarnation changes nothing, unless it was unregistered meanwhile: then it has a new broker
-    epoch. `is_held`: another process of that number is alive. KafkaError.
+    Partitions that it led get another leader, or none until it is live, so that no incarnation
+    leads in an epoch in which an earlier incarnation led (KAFKA-10527). If its logs may have lost
+    records, for example in a power loss, it leaves the ISRs in which it is not the last replica. A
+    repeated registration with the same incarnation id changes nothing, unless the worker was
+    unregistered in between: then it receives a new broker epoch. `is_held`: another process with
+    that worker id is alive. Raises KafkaError.
     """
     known = image.workers.get(worker.worker_id)
     if known is not None and known.incarnation_id == worker.incarnation_id:
@@ -106,8 +108,8 @@ def register_worker(
     if is_held:
         raise KafkaError(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-            f"Another process is registered as worker {worker.worker_id}, and alive. If the worker"
-            " was restarted just now, this resolves itself once the session of the earlier process"
+            f"Another live process is registered as worker {worker.worker_id}. If the worker was"
+            " restarted just now, registration succeeds once the session of the earlier process"
             " expires.",
         )
     check_covered(image, worker.features, f"worker {worker.worker_id}")
@@ -143,7 +145,7 @@ def _registration(
 def fence_workers(
     image: MetadataImage, worker_ids: Set[int], may_be_unclean: MayBeUnclean = never_unclean
 ) -> Decision[PartitionChangeSummary]:
-    """None of these workers leads, or is thought to be in sync, until it is unfenced."""
+    """Decide the fencing of workers, which lose their leaderships and leave the ISRs."""
     gone = [
         worker_id
         for worker_id in sorted(worker_ids)
@@ -168,7 +170,10 @@ def unfence_worker(
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[PartitionChangeSummary]:
-    """The worker is live, and leads what only it can. KafkaError when it is not that one."""
+    """Decide the unfencing of a worker, which becomes leader of partitions without one.
+
+    Raises KafkaError if the broker epoch is not current.
+    """
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if not worker.fenced:
@@ -190,7 +195,10 @@ def shut_down_worker(
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[PartitionChangeSummary]:
-    """The worker leads nothing and will not, while it serves what it still has. KafkaError."""
+    """Decide the controlled shutdown of a worker: it loses its leaderships, but stays unfenced.
+
+    Raises KafkaError if the broker epoch is not current.
+    """
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if worker.fenced or worker.in_controlled_shutdown:
@@ -212,11 +220,10 @@ def unregister_worker(
     *,
     is_alive: bool = False,
 ) -> Decision[PartitionChangeSummary]:
-    """The worker is not registered any more; its last registration is kept in the image.
+    """Decide the unregistration of a worker; the image keeps its last registration.
 
-    A worker that is not fenced, or of which the controller has a live session (`is_alive`), is not
-    unregistered: any client could take its replicas out of every ISR, over and over. Kafka
-    unregisters every worker. KafkaError.
+    Raises KafkaError if the worker is not fenced or has a live session (`is_alive`): otherwise any
+    client could repeatedly remove its replicas from every ISR. Kafka unregisters such workers too.
     """
     worker = image.workers.get(worker_id)
     if worker is None:
@@ -227,9 +234,9 @@ def unregister_worker(
     if is_alive or not worker.fenced:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"Worker {worker_id} is alive, or was within its session timeout: stop it first, and"
-            " unregister it once it is fenced and was not heard of for broker.session.timeout.ms."
-            " A controller that has just become active waits as long.",
+            f"Worker {worker_id} is alive, or its session has not timed out yet: stop the worker,"
+            " and unregister it once it is fenced and broker.session.timeout.ms have passed since"
+            " its last heartbeat. A controller that has just become active waits as long.",
         )
 
     summary = PartitionChangeSummary()
@@ -244,7 +251,7 @@ def unregister_worker(
 def elect_leaders(
     image: MetadataImage, may_be_unclean: MayBeUnclean = never_unclean
 ) -> Decision[PartitionChangeSummary]:
-    """Every partition that somebody live may lead is led."""
+    """Decide elections for all partitions that have no leader and a live replica that may lead."""
     summary = PartitionChangeSummary()
     change = partial(with_workers, is_live=image.is_live)
     records = _changes(image, may_be_unclean, change, summary)
@@ -260,16 +267,17 @@ def lose_log(
     was_recreated: bool = False,
     may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[KafkaError | None]:
-    """The worker cannot use its log of that partition (topic id, number): others lead, or none.
+    """Decide the loss of a worker's log of the partition `at` (topic id, number).
 
-    `was_recreated`: it has come back without that log, and begun an empty one.
-    Source: KIP-858, by partition instead of by directory.
+    The replica stops leading and leaves the ISR. `was_recreated`: the worker restarted without the
+    log and created an empty one. Source: KIP-858, by partition instead of by directory. Raises
+    KafkaError if the broker epoch is not current.
     """
     check_epoch(image, worker_id, broker_epoch)
     topic_id, number = at
     topic = image.topic_by_id(topic_id)
     if topic is None or not 0 <= number < len(topic.partitions):
-        return Decision(None)  # gone meanwhile
+        return Decision(None)  # deleted in the meantime
     rule = recreated if was_recreated else without_log
     unclean = partial(may_be_unclean, image, topic.name)
     after = rule(
@@ -285,7 +293,7 @@ def lose_log(
 
 
 def register_controller(image: MetadataImage, controller: ControllerRegistration) -> Decision[None]:
-    """It is known at which levels that controller can run. KafkaError."""
+    """Decide the registration of a controller. Raises KafkaError if it misses a feature level."""
     check_covered(image, controller.features, f"controller {controller.controller_id}")
     record = RegisterControllerRecord(
         controller.controller_id,
@@ -318,7 +326,7 @@ def _restarted(
     may_be_unclean: MayBeUnclean,
     summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
-    """The process before leads nothing, and no replica is known to be without its log."""
+    """Yield the changes of partitions whose replica is on a worker that has restarted."""
     known = image.workers.get(worker.worker_id)
     last = image.last_registration(worker.worker_id)
     change = partial(
@@ -328,19 +336,21 @@ def _restarted(
         was_live=known is not None and not known.fenced,
         is_intact=last is not None and _has_all_of(worker, last),
         is_same=last is not None and last.incarnation_id == worker.incarnation_id,
-        # With new disks it has nothing, as it will say itself: it is not the last who knows.
+        # A worker with only new log directories has no records, which it will report itself; so it
+        # is not the last replica with all records.
         is_new=last is not None and set(last.log_dirs).isdisjoint(worker.log_dirs),
     )
     return _changes(image, may_be_unclean, change, summary)
 
 
 def _has_all_of(worker: WorkerRegistration, last: RegisterWorkerRecord) -> bool:
-    """The logs of the process that registers have all that was written under `last`.
+    """Return whether the logs of the registering process have all records written under `last`.
 
-    The evidence: it is the same process, which never stopped (the incarnation id is drawn anew at
-    each start), or the start marks of its log directories name the broker epoch of `last`. An
-    older epoch is none: an earlier image of the disk may have been put back. But a process that was
-    never live under `last` may have been killed before it noted that epoch.
+    Evidence is the same process, which never stopped (each start draws a new incarnation id), or
+    start marks in its log directories with the broker epoch of `last`. An older epoch is not
+    evidence, because an earlier disk image may have been restored. Exception: the epoch before
+    `last` counts if no process was live under `last`, because that process may have been killed
+    before it wrote the new epoch (`previous_broker_epoch` of `last`).
     """
     return last.incarnation_id == worker.incarnation_id or (
         worker.previous_broker_epoch >= 0
@@ -349,7 +359,7 @@ def _has_all_of(worker: WorkerRegistration, last: RegisterWorkerRecord) -> bool:
 
 
 def _marked(last: RegisterWorkerRecord | None, worker: WorkerRegistration) -> int | None:
-    """What its marks name until it notes the new broker epoch, if they are evidence."""
+    """Return the broker epoch in the start marks before this start; None if they prove nothing."""
     if last is None or not _has_all_of(worker, last):
         return None
     is_same = last.incarnation_id == worker.incarnation_id
@@ -375,7 +385,7 @@ def _changes(
     change: _Change,
     summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
-    """A record for each partition that `change` changes."""
+    """Yield a record for each partition that `change` affects, and count it in `summary`."""
     looked_at = 0
     for topic in image.topics.each():
         unclean = cache(partial(may_be_unclean, image, topic.name))

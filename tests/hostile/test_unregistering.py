@@ -133,7 +133,7 @@ def test_live_workers_are_not_unregistered(clients: Clients) -> None:
     for number in range(12):
         code, why = unregister(clients[WORKERS[number % 3]], WORKERS[number // 2 % 3])
         assert code == E.INVALID_REQUEST
-        assert "stop it first" in why
+        assert "stop the worker" in why
         produce(clients, number % PARTITIONS, b"%d" % number)
     assert isrs(clients[1]) == [WORKERS] * PARTITIONS
     assert losses(clients.cluster) == []

@@ -108,7 +108,7 @@ def test_a_live_worker_is_not_unregistered(admin: Admin) -> None:
         pytest.skip("Kafka unregisters every broker")
     admin("workers", "unregister", 1, "--yes", code=1)
     assert "Worker 1 is alive" in admin.errors
-    assert "stop it first" in admin.errors
+    assert "stop the worker" in admin.errors
     (row,) = admin.json("workers", "list")
     assert row["state"] == "live"
 

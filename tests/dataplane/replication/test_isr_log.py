@@ -109,4 +109,4 @@ def test_a_leader_and_the_controller_tell_why_a_replica_left_and_that_it_is_back
     told = lines(caplog)
     assert any(line.startswith("replica 3 left the ISR (") for line in told)
     assert "replica 3 joined the ISR (it has caught up): t-0" in told
-    assert "without it: 1 ISR is smaller" in told
+    assert "fenced one worker: 1 ISR shrank" in told

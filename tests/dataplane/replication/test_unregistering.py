@@ -54,7 +54,7 @@ def test_a_live_worker_is_not_unregistered() -> None:
             answer = await unregister(await cluster.connect(1), worker_id)
             assert answer.error_code == E.INVALID_REQUEST
             assert f"Worker {worker_id} is alive" in answer.error_message
-            assert "stop it first" in answer.error_message
+            assert "stop the worker" in answer.error_message
         assert cluster.worker(1).image.workers == before.workers
         assert cluster.state("t", 1).isr == (1, 2, 3)
 

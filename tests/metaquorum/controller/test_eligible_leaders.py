@@ -318,7 +318,7 @@ def test_what_only_the_feature_says_is_written_with_it_and_not_before() -> None:
     notification = partition_record(TOPIC_ID, 0, partition("1", 1, "2"))
     without = RecordEncoder({METADATA_VERSION: 1})
     assert without.encode(plain) == encode_record(plain, 2)
-    with pytest.raises(ValueError, match="cannot be said in version 2"):
+    with pytest.raises(ValueError, match="does not exist in version 2"):
         without.encode(notification)
     having = RecordEncoder({METADATA_VERSION: 1, ELIGIBLE_LEADERS: 1}).encode(notification)
     assert decode_record(having) == notification

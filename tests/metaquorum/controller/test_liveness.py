@@ -315,7 +315,7 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
     await quorum.beat(1)
     for seconds in (0.0, 8.9):
         await trio.sleep(seconds)
-        with pytest.raises(KafkaError, match=r"Worker 1 is alive.* stop it first") as alive:
+        with pytest.raises(KafkaError, match=r"Worker 1 is alive.* stop the worker") as alive:
             await quorum.controller.worker_lifecycle.unregister_worker(1)
         assert alive.value.code is E.INVALID_REQUEST
     await trio.sleep(0.2)
