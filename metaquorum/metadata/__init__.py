@@ -1,5 +1,6 @@
-"""The metadata log's records, the image they add up to, and its replay.
+"""The records of the metadata log, the image that results from them, and the replay.
 
-Imports `metaquorum.config` and below. No I/O but through the `ReplicatedLog` interface. Start with
-`records` and `image`; `replay` folds one into the other, `loader` keeps an image up to date.
+Imports `metaquorum.config` and below. No I/O: `replicated_log` only declares the interface of the
+log. Start with `records` and `image`; `replay` applies records to an image, `loader` keeps a node's
+image up to date.
 """

@@ -1,12 +1,13 @@
-"""The atomic unit of the metadata log: a batch of records, all replayed or none.
+"""Record batch, the atomic unit of the metadata log: all its records are replayed or none.
 
 Bytes: the msgpack array `[format, term, proposer, sequence, expected_offset, count]`, then `count`
-records, each a msgpack array of its own (so that they can be packed and read in slices).
+records, each a separate msgpack array (so that they can be packed and read in slices).
 
-`expected_offset` is where the proposer knew the log to end when it decided; a batch that arrives
-anywhere else was decided on another state and is dropped by every replica alike, as is one whose
-`term` is not the term it was committed in. A batch sent twice is therefore replayed once: its first
-copy moves the end. (`proposer`, `sequence`) names the proposal, for its proposer to recognise.
+`expected_offset` is the log end offset on which the proposer decided. Every replica drops a batch
+that is committed at another offset, because it was decided on another state, and a batch whose
+`term` differs from the term in which it was committed. So a batch sent twice is replayed once: its
+first copy moves the log end offset. (`proposer`, `sequence`) identifies the proposal to its
+proposer.
 """
 
 from collections.abc import Iterator
@@ -24,10 +25,10 @@ from metaquorum.metadata.records import (
 from wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
-# Within one batch, as proposed. The journal, the transport and followers rely on both.
+# Limits of one batch as proposed. The journal, the transport and followers rely on both.
 MAX_BATCH_BYTES: Final = 2 << 20
 MAX_BATCH_RECORDS: Final = 12_000
-# Records to encode, decode or replay before the loop gets its turn: 3 ms or less.
+# Records to encode, decode or replay between two checkpoints of the event loop: 3 ms or less.
 SLICE_RECORDS: Final = 300
 
 _INT64_MAX: Final = 2**63 - 1
@@ -35,12 +36,12 @@ _HEADER_FIELDS: Final = ("format", "term", "proposer", "sequence", "expected off
 
 
 class BatchTooLargeError(Exception):
-    """More records or bytes than one batch may have."""
+    """Raised if a batch has more records or bytes than allowed."""
 
 
 @frozen
 class Batch:
-    """A batch with its records still packed, one behind the other, in `body`."""
+    """Batch whose records are still packed, one after the other, in `body`."""
 
     term: int
     proposer: int
@@ -68,49 +69,49 @@ class Batch:
         return packed + self.body
 
     def records(self) -> Iterator[MetadataRecord]:
-        """The records, read one by one; RecordError where they are not what `count` says."""
+        """Yield the records. Raises RecordError if they are malformed or do not match `count`."""
         unpacker = _unpacker(self.body)
         for number in range(self.count):
             try:
                 row = unpacker.unpack()
             except _UNPACK_ERRORS as error:
-                raise RecordError(f"batch: record {number} is no msgpack ({error!r})") from None
+                raise RecordError(f"batch: record {number} is not msgpack ({error!r})") from None
             yield record_from(row)
         if unpacker.tell() != len(self.body):
-            raise RecordError(f"batch: bytes left behind its {self.count} records")
+            raise RecordError(f"batch: excess bytes after its {self.count} records")
 
 
 def check_size(count: int, body_bytes: int) -> None:
-    """BatchTooLargeError where one batch does not take so many records or bytes."""
+    """Raise BatchTooLargeError if the records or bytes exceed the limits of one batch."""
     if count > MAX_BATCH_RECORDS or body_bytes > MAX_BATCH_BYTES:
         raise BatchTooLargeError(
-            f"{count} metadata records of {body_bytes} bytes in all; one batch takes"
-            f" {MAX_BATCH_RECORDS} and {MAX_BATCH_BYTES}"
+            f"{count} metadata records of {body_bytes} bytes in total; one batch can have"
+            f" {MAX_BATCH_RECORDS} records and {MAX_BATCH_BYTES} bytes"
         )
 
 
 def decode_batch(data: bytes) -> Batch:
-    """The batch, its records not yet looked at; RecordError."""
+    """Return the batch with its records still packed. Raises RecordError if it is malformed."""
     unpacker = _unpacker(data)
     try:
         row = unpacker.unpack()
     except _UNPACK_ERRORS as error:
-        raise RecordError(f"batch: header is no msgpack ({error!r})") from None
+        raise RecordError(f"batch: header is not msgpack ({error!r})") from None
     if type(row) is not tuple or not row or type(row[0]) is not int:
         raise RecordError("batch: header is not an array")
     if row[0] > FORMAT:
         raise NewerVersionError(
-            f"batch: format {row[0]} was written by a newer version; this one reads {FORMAT}"
+            f"batch: format {row[0]} was written by a newer version; this version reads {FORMAT}"
         )
     if row[0] != FORMAT or len(row) != len(_HEADER_FIELDS):
         raise RecordError("batch: header has the wrong length")
     for name, value in zip(_HEADER_FIELDS, row, strict=True):
         if type(value) is not int or not 0 <= value <= _INT64_MAX:
-            raise RecordError(f"batch: {name} is no number")
+            raise RecordError(f"batch: {name} is not a number from 0 to 2**63 - 1")
     _, term, proposer, sequence, expected_offset, count = row
     body = data[unpacker.tell() :]
     if count > MAX_BATCH_RECORDS or len(body) > MAX_BATCH_BYTES:
-        raise RecordError(f"batch: {count} records in {len(body)} bytes are too many")
+        raise RecordError(f"batch: {count} records in {len(body)} bytes exceed the limits")
     return Batch(term, proposer, sequence, expected_offset, count, body)
 
 

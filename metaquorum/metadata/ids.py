@@ -1,4 +1,4 @@
-"""Ids that the metadata hands out."""
+"""Generated ids of the metadata."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from metaquorum.metadata.records import UUID_BYTES
 
 
 def new_topic_id(random: Random) -> bytes:
-    """A random (version 4) UUID; never one of those the protocol keeps for itself."""
+    """Return a random (version 4) UUID, which is never an id reserved by the protocol."""
     bits = random.getrandbits(8 * UUID_BYTES)
     bits = bits & ~(0xF << 76) | 4 << 76
     bits = bits & ~(0x3 << 62) | 2 << 62

@@ -1,8 +1,9 @@
-"""The metadata as it stands after so many records: an immutable image, and what changed since one.
+"""Immutable image of the metadata after a number of records, and the delta between two images.
 
-Images share what they have in common, so that keeping one costs what changed. `replay` makes them.
+Images share unchanged parts, so keeping an older image costs memory only for the changes. `replay`
+creates images.
 
-    end_offset    the number of records replayed; the offset of the next one
+    end_offset    number of replayed records, which is the offset of the next record
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,19 +34,20 @@ NO_EPOCH: Final = -1
 
 @frozen
 class PartitionImage:
-    """One partition; `leader` is NO_LEADER (-1) where none is there."""
+    """State of one partition; `leader` is NO_LEADER (-1) if there is none."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
     leader_epoch: int
     partition_epoch: int
-    offline: tuple[int, ...] = ()  # replicas on log directories that failed
-    blank: tuple[int, ...] = ()  # those that began anew, and were not in sync since
-    unclean_epoch: int = NO_EPOCH  # the last that began with a possible loss (`elections`)
-    # Not in sync any more, but they have all that is committed (KIP-966).
+    offline: tuple[int, ...] = ()  # replicas in failed log directories
+    blank: tuple[int, ...] = ()  # replicas that restarted with an empty log and are not yet in sync
+    # Last leader epoch that began with a possible loss of records (`controller.leader_selection`).
+    unclean_epoch: int = NO_EPOCH
+    # Eligible leader replicas: no longer in sync, but with all committed records (KIP-966).
     elr: tuple[int, ...] = ()
-    last_leader: int = NO_LEADER  # of a partition that is led by nobody, where it is known
+    last_leader: int = NO_LEADER  # while the partition has no leader, if known
 
     def in_next_epoch(self) -> "PartitionImage":
         return PartitionImage(
@@ -64,7 +66,7 @@ class PartitionImage:
 
 @frozen
 class TopicImage:
-    """One topic; `partitions` in order of their number, from 0."""
+    """State of one topic; `partitions` are in order of their number, from 0."""
 
     name: str
     topic_id: bytes
@@ -101,39 +103,40 @@ def _scram_user_bytes(user: ScramUser) -> bytes:
 
 
 def collision_name(name: str) -> str:
-    """Topics of equal collision names would have the same metric names ('.' and '_' are one)."""
+    """Return the name by which topics collide: metric names do not distinguish '.' and '_'."""
     return name.replace(".", "_")
 
 
 @frozen
 class MetadataImage:
-    """Everything the metadata log says, after `end_offset` records. Never changed."""
+    """Immutable state of the metadata log after `end_offset` records."""
 
     cluster_id: str
     end_offset: int
     features: Mapping[str, int]
     topics: PersistentMap[str, TopicImage]
     topic_names: PersistentMap[bytes, str]  # by topic id
-    # Of the topics with a '.' or '_' in their name: collision name to topic name.
+    # Collision name to topic name, for topics with a '.' or '_' in their name.
     collisions: PersistentMap[str, str]
     configs: PersistentMap[ConfigResource, Mapping[str, str]]  # only resources with configs
     workers: Mapping[int, RegisterWorkerRecord]
-    # The last registration of each worker that is unregistered: whether a process that registers
-    # under that id has all that the worker wrote is judged by it. One for each id there ever was.
+    # Last registration of each unregistered worker. If a process registers under that id again, it
+    # decides whether the process has all records that the worker wrote. Entries are never removed
+    # otherwise.
     departed: Mapping[int, RegisterWorkerRecord]
     controllers: Mapping[int, RegisterControllerRecord]
     next_producer_id: int
-    producer_ids: ProducerIdsRecord | None  # the last block given
+    producer_ids: ProducerIdsRecord | None  # last allocated block
     partition_count: int
-    # Of users, client-ids and addresses; only entities that have any.
+    # Quotas of users, client ids and IP addresses; only entities with quotas.
     client_quotas: PersistentMap[QuotaEntity, Mapping[str, float]]
     scram: PersistentMap[ScramUser, ScramCredentialRecord]
-    # Of deleted users: the salt and the iteration count that are still shown of them.
+    # Salt and iteration count of deleted users, which authentication continues to send.
     deleted_scram: PersistentMap[ScramUser, RemoveScramCredentialRecord]
 
     @staticmethod
     def empty(cluster_id: str) -> "MetadataImage":
-        """The image of no records at all."""
+        """Return the image of an empty log."""
         return MetadataImage(
             cluster_id,
             0,
@@ -161,16 +164,16 @@ class MetadataImage:
         return None if name is None else self.topics[name]
 
     def is_live(self, worker_id: int) -> bool:
-        """The worker is registered, and may lead."""
+        """Return whether the worker is registered, not fenced and not in controlled shutdown."""
         worker = self.workers.get(worker_id)
         return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
 
     def last_registration(self, worker_id: int) -> RegisterWorkerRecord | None:
-        """The worker's registration, or the one it had when it was unregistered."""
+        """Return the worker's registration, or its last one if it is unregistered."""
         return self.workers.get(worker_id) or self.departed.get(worker_id)
 
     def broker_epoch(self, worker_id: int) -> int:
-        """Of the worker's registration; -1 where there is none."""
+        """Return the broker epoch of the worker's registration; -1 if it is not registered."""
         worker = self.workers.get(worker_id)
         return -1 if worker is None else worker.broker_epoch
 
@@ -178,18 +181,18 @@ class MetadataImage:
         return {worker_id for worker_id, worker in self.workers.items() if worker.fenced}
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """The topic's own configs, as text: the first layer for `WorkerLayers.topic_configs`."""
+        """Return the topic's own configs as text, for `WorkerLayers.topic_configs`."""
         return self.configs.get((Scope.TOPIC, name), _NO_CONFIGS)
 
     def worker_configs(self, worker_id: int | None) -> Mapping[str, str]:
-        """The worker's dynamic configs; None: those of all workers."""
+        """Return the worker's dynamic configs; with None, the cluster-wide ones."""
         name = "" if worker_id is None else str(worker_id)
         return self.configs.get((Scope.WORKER, name), _NO_CONFIGS)
 
     def records(self) -> Iterator[MetadataRecord]:
-        """Records that replay into this image (but for its end offset), in an order of their own.
+        """Yield records that replay into this image, except for its end offset, as for a snapshot.
 
-        Equal images give equal records, whatever the history that led to them.
+        Equal images yield equal records in equal order, regardless of their history.
         """
         for name, level in sorted(self.features.items()):
             yield FeatureLevelRecord(name, level)
@@ -219,7 +222,7 @@ class MetadataImage:
 
 
 def partition_record(topic_id: bytes, number: int, partition: PartitionImage) -> PartitionRecord:
-    """The record that gives the partition this state."""
+    """Return the record that sets the partition to this state."""
     return PartitionRecord(
         topic_id,
         number,
@@ -238,9 +241,9 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
 
 @frozen
 class MetadataDelta:
-    """What is different in `image` from `before`, by name; the values stand in the images.
+    """Names and ids of everything that differs between `before` and `image`.
 
-    Mappings to None serve as sets that keep their order, which is the log's.
+    The values are in the images. Mappings to None serve as sets in log order.
     """
 
     before: MetadataImage
@@ -256,7 +259,7 @@ class MetadataDelta:
         return MetadataDelta(image, image, {}, {}, {}, {}, {})
 
     def then(self, later: "MetadataDelta") -> "MetadataDelta":
-        """Both changes as one; `later` begins where this one ends."""
+        """Return the combined delta; `later` must begin at the end offset of this delta."""
         assert later.before.end_offset == self.image.end_offset
         return MetadataDelta(
             self.before,
@@ -269,9 +272,9 @@ class MetadataDelta:
         )
 
     def topics(self) -> Iterator[tuple[TopicImage | None, TopicImage | None]]:
-        """Every touched topic as (before, after); None where it is not there.
+        """Yield every changed topic as (before, after); None where it does not exist.
 
-        A topic that was deleted and made again appears twice, under its two ids.
+        A topic that was deleted and created again appears twice, once for each id.
         """
         for topic_id in self.topic_ids:
             yield self.before.topic_by_id(topic_id), self.image.topic_by_id(topic_id)

@@ -1,11 +1,11 @@
-"""Folds the committed log into the image and tells this node's parts of every change.
+"""Replays the committed log into the image, and publishes every change to parts of this node.
 
-    committed batches --apply--> image --(a task of its own)--> publish(delta, image) ... visible
+    committed batches --apply--> image --(a separate task)--> publish(delta, image) ... visible
 
-Applying is never held up by publishing: changes that come while publishers are busy are gathered
-into one delta. A *publisher* (the partitions, the quotas ...) is told in offset order, first of
-everything there is, then of each change. What all of them have taken in is *visible*: an answer
-that promises a client that its topic is usable waits for that.
+Applying never waits for publishing: changes that arrive while publishers are busy are combined into
+one delta. A *publisher* (the partitions, the quotas, ...) receives first the whole image, then each
+change, in offset order. An offset is *visible* once all publishers have processed it: an answer
+that guarantees a client that its topic is usable waits for that.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,19 @@ V = TypeVar("V")
 
 
 class Publisher(Protocol):
-    """A part of a node that follows the metadata."""
+    """Part of a node that follows the metadata."""
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """This part is now as `image` says; `delta.before` is the image of the last call.
+        """Update this part to `image`; `delta.before` is the image of the previous call.
 
-        The first call's `before` is empty. Calls never overlap. What it raises ends the node.
+        In the first call `delta.before` is the empty image. Calls never overlap. An exception stops
+        the node.
         """
 
 
 @frozen
 class _SpeculativeReplay:
-    """A batch that was replayed when it was decided, on the image that it was decided on."""
+    """Batch that the active controller replayed when it decided the batch."""
 
     term: int
     body: bytes
@@ -46,37 +47,37 @@ class _SpeculativeReplay:
 
 
 class MetadataLoader:
-    """The image of one node, and its publishers. It is the quorum's `StateMachine`."""
+    """Image of one node, and its publishers. Implements the quorum's `StateMachine`."""
 
     def __init__(self, cluster_id: str) -> None:
         self._image = MetadataImage.empty(cluster_id)
-        # What publishers have not been told; None: to be found by comparing images.
+        # Changes that are not published yet; None: to be computed by comparing images.
         self._unpublished: MetadataDelta | None = MetadataDelta.none(self._image)
         self._published = self._image
         self._publishers: list[Publisher] = []
         self._publishing = False
         self._load: Replay | None = None
-        self._speculative: dict[int, _SpeculativeReplay] = {}  # by the offset that it begins at
+        self._speculative: dict[int, _SpeculativeReplay] = {}  # by first offset
         self._changed: Final = trio.lowlevel.ParkingLot()
         self.dropped_batches = 0
 
     @property
     def image(self) -> MetadataImage:
-        """After everything committed and replayed here."""
+        """Image after all records committed and replayed on this node."""
         return self._image
 
     @property
     def visible(self) -> MetadataImage:
-        """The image that every publisher has taken in."""
+        """Image that every publisher has processed."""
         return self._published
 
     def register(self, publisher: Publisher) -> None:
-        """`publisher` will be told of everything, after those registered before. Before `run`."""
+        """Add a publisher, called after those registered before. Must be called before `run`."""
         assert not self._publishing
         self._publishers.append(publisher)
 
     async def apply(self, term: int, batch: Batch) -> bool:
-        """The batch is in the image, all of it; False: dropped, as on every replica."""
+        """Replay the batch into the image; False if it is dropped, as on every replica."""
         if batch.term != term or batch.expected_offset != self.image.end_offset:
             self.dropped_batches += 1
             return False
@@ -96,19 +97,19 @@ class MetadataLoader:
         return True
 
     def speculate(self, term: int, body: bytes, image: MetadataImage, delta: MetadataDelta) -> None:
-        """When this batch is committed at `delta.before`, it leads to `image`.
+        """Store the image that results if this batch is committed at `delta.before`.
 
-        The active controller has replayed it already, to decide further; bytes that are the same
-        need not be read again.
+        The active controller has already replayed the batch, in order to decide on its result. If
+        the same bytes are committed, they need not be decoded again.
         """
         self._speculative[delta.before.end_offset] = _SpeculativeReplay(term, body, image, delta)
 
     def discard_speculation(self) -> None:
-        """What was foreseen is not going to happen."""
+        """Drop the stored images, because their batches will not be committed."""
         self._speculative.clear()
 
     def begin_load(self) -> None:
-        """A snapshot follows; until `end_load`, `image` stays what it was."""
+        """Begin to load a snapshot; `image` does not change until `end_load`."""
         self._load = Replay(MetadataImage.empty(self.image.cluster_id))
 
     async def load(self, records: Iterable[MetadataRecord]) -> None:
@@ -122,7 +123,7 @@ class MetadataLoader:
         self._take(image, delta if self.image.end_offset == 0 else None)
 
     def _take(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        """`delta` None: what differs from the image before is not known yet."""
+        """Replace the image. With `delta` None the differences are computed when published."""
         if delta is None or self._unpublished is None:
             self._unpublished = None
         else:
@@ -131,7 +132,7 @@ class MetadataLoader:
         self._changed.unpark_all()
 
     async def run(self) -> None:
-        """Publishers are told of every change, for ever."""
+        """Publish every change, until cancelled."""
         self._publishing = True
         first = True
         while True:
@@ -148,12 +149,12 @@ class MetadataLoader:
             await trio.lowlevel.checkpoint()
 
     async def wait_applied(self, end_offset: int) -> None:
-        """The image holds everything before `end_offset`."""
+        """Wait until the image includes all records before `end_offset`."""
         while self._image.end_offset < end_offset:
             await self._changed.park()
 
     async def wait_visible(self, end_offset: int) -> None:
-        """Every publisher has taken in everything before `end_offset`."""
+        """Wait until every publisher has processed all records before `end_offset`."""
         while self._published.end_offset < end_offset:
             await self._changed.park()
 
@@ -169,7 +170,7 @@ async def _in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> None:
 
 
 async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
-    """What changed between two images of one cluster, where the records between are not known."""
+    """Return the delta of two images of one cluster without the records between them."""
     topics, resources, quotas = [], [], []
     for one, other in (before, image), (image, before):
         topics += await _differing(one.topics, other.topics)
@@ -198,7 +199,7 @@ async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDel
 
 
 async def _differing(one: PersistentMap[K, V], other: PersistentMap[K, V]) -> list[tuple[K, V]]:
-    """The items of `one` that are not in `other`; the loop has its turn between."""
+    """Return the items of `one` that are not in `other`, with checkpoints of the event loop."""
     found: list[tuple[K, V]] = []
     for items in one.without(other):
         found += items

@@ -1,9 +1,9 @@
-"""An immutable mapping whose changed copy shares all but what changed.
+"""Immutable mapping whose changed copies share the unchanged parts.
 
-Keys are spread over a fixed number of small dicts by a checksum of their bytes, not by `hash`: that
-differs from process to process: iteration order has to be the same on every replica and in every
-simulated run. A change copies the row of dicts and the dicts it touches: microseconds, however
-large the map.
+Keys are distributed over a fixed number of small dicts by a checksum of their bytes. `hash` is not
+used because it differs between processes, and the iteration order must be the same on every replica
+and in every simulated run. A change copies the tuple of dicts and the changed dicts, which takes
+microseconds regardless of the size of the map.
 """
 
 import zlib
@@ -17,7 +17,7 @@ BUCKETS: Final = 512
 
 
 class PersistentMap(Mapping[K, V]):
-    """`key_bytes` gives the bytes of a key; equal keys have equal bytes."""
+    """Immutable mapping. `key_bytes` returns the bytes of a key; equal keys have equal bytes."""
 
     __slots__ = ("_buckets", "_key_bytes", "_size")
 
@@ -38,19 +38,19 @@ class PersistentMap(Mapping[K, V]):
         return self._size
 
     def __iter__(self) -> Iterator[K]:
-        """Every key, in an order that depends on when keys were set."""
+        """Yield every key, in an order that depends on when keys were set."""
         for bucket in self._buckets:
             if bucket:
                 yield from bucket
 
     def each(self) -> Iterator[V]:
-        """Every value, in the order of `__iter__`, without looking each key up."""
+        """Yield every value, in the order of `__iter__`, without a lookup for each key."""
         for bucket in self._buckets:
             if bucket:
                 yield from bucket.values()
 
     def in_order(self) -> Iterator[tuple[K, V]]:
-        """Every item, in an order that depends on the items only."""
+        """Yield every item, in an order that depends only on the items."""
         for bucket in self._buckets:
             if len(bucket) > 1:
                 yield from sorted(bucket.items(), key=lambda item: self._key_bytes(item[0]))
@@ -58,9 +58,9 @@ class PersistentMap(Mapping[K, V]):
                 yield from bucket.items()
 
     def without(self, other: "PersistentMap[K, V]") -> Iterator[list[tuple[K, V]]]:
-        """The items that are not the same in `other`, a part of the map at a time.
+        """Yield the items that differ in `other` or are missing there, one dict at a time.
 
-        What both share is passed over.
+        Dicts that both maps share are skipped.
         """
         for mine, its in zip(self._buckets, other._buckets, strict=True):
             if mine and mine is not its:
@@ -71,7 +71,7 @@ class PersistentMap(Mapping[K, V]):
 
 
 class MapEdit(Generic[K, V]):
-    """Changes to a `PersistentMap`, gathered; `finish` gives the changed map."""
+    """Collected changes of a `PersistentMap`; `finish` returns the changed map."""
 
     __slots__ = ("_base", "_buckets", "_owned", "_size")
 
@@ -104,7 +104,7 @@ class MapEdit(Generic[K, V]):
         return bucket
 
     def finish(self) -> PersistentMap[K, V]:
-        """The changed map; this edit begins anew upon it."""
+        """Return the changed map; later changes of this edit apply to it."""
         if self._owned:
             buckets = list(self._buckets)
             for number, bucket in self._owned.items():

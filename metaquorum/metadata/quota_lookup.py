@@ -1,19 +1,19 @@
-"""Which quota applies to a client, with whom it shares it, and why: eight rules in one order.
+"""Lookup of the quota that applies to a client, and of the clients that share it, by eight rules.
 
     1  user          client-id        5  default user  default client-id
     2  user          default          6  default user  -
     3  user          -                7  -             client-id
     4  default user  client-id        8  -             default client-id
 
-The first rule that has a value for the quota in question applies. A default stands for every name
-of its kind, and for none: who gives no client-id is taken by 2, 5 and 8 like who gives any. (So the
-documents say that this follows; Apache Kafka of today lets a client without a client-id pass by.)
+The first rule with a value for the quota applies. A default matches every name of its kind, and
+also clients without a client-id: rules 2, 5 and 8 apply to them as to any other client. (This
+follows Kafka's documentation; Apache Kafka itself does not limit a client without a client-id.)
 
-Who shares: a rule that speaks of both, by name or by default, gives each pair of user and client-id
-its own allowance; a rule that speaks of one gives one to all that are alike in that one, whatever
-the other. A default is therefore never shared between those it stands for.
+Sharing: a rule with both a user and a client-id, by name or by default, gives each pair of user and
+client-id a separate quota. A rule with only one of them gives one quota to all clients with the
+same user, or with the same client-id. So users or client-ids that match a default never share it.
 
-Plain state. Source: KIP-55, KIP-257.
+No I/O and no state. Source: KIP-55, KIP-257.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ from wire.primitives.frozen import frozen
 
 
 class SpecialName(Enum):
-    """What an entity may say of a user, a client-id or an address instead of a name."""
+    """Value of a user, a client-id or an address of an entity that is not a name."""
 
     DEFAULT = "<default>"
     ABSENT = "-"
@@ -37,13 +37,13 @@ USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 
-# What can be limited. The eight rules are for the first four; the last is of addresses.
+# Names of quotas. The eight rules apply to the first four; the last one is per IP address.
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
-# Before the name of a quota: it is counted like that one, and delays nobody.
+# Prefix of a quota that is measured like the quota of that name, but throttles no client.
 OBSERVED: Final = "observed_"
 OBSERVED_PRODUCER_BYTE_RATE: Final = OBSERVED + PRODUCER_BYTE_RATE
 OBSERVED_CONSUMER_BYTE_RATE: Final = OBSERVED + CONSUMER_BYTE_RATE
@@ -51,14 +51,14 @@ OBSERVED_REQUEST_PERCENTAGE: Final = OBSERVED + REQUEST_PERCENTAGE
 
 
 class EntityPart(NamedTuple):
-    """One part of an entity, as clients and the metadata log say it; a name of None is default."""
+    """Part of an entity, as in requests and the metadata log; the name None is the default."""
 
     type: str
     name: str | None
 
 
 class QuotaEntity(NamedTuple):
-    """Whom a quota is for. What speaks of an address speaks of nothing else."""
+    """Entity of a quota: a user, a client-id or both; or an IP address, never with others."""
 
     user: Name = SpecialName.ABSENT
     client_id: Name = SpecialName.ABSENT
@@ -66,7 +66,7 @@ class QuotaEntity(NamedTuple):
 
     @classmethod
     def of(cls, parts: Iterable[EntityPart]) -> "QuotaEntity":
-        """The entity that has these parts, each of another one of the types that there are."""
+        """Return the entity of these parts, which must have different known types."""
         names = {kind: SpecialName.DEFAULT if name is None else name for kind, name in parts}
         return cls(*(names.get(kind, SpecialName.ABSENT) for kind in (USER, CLIENT_ID, IP)))
 
@@ -87,7 +87,7 @@ class QuotaEntity(NamedTuple):
 
 
 class Sharers(NamedTuple):
-    """All clients with this user and this client-id (None: whatever it is) use one allowance."""
+    """Clients that share one quota: those with this user and this client-id (None: any)."""
 
     user: str | None
     client_id: str | None
@@ -95,16 +95,16 @@ class Sharers(NamedTuple):
 
 @frozen
 class Rule:
-    """One of the eight, as it looks to one client."""
+    """One of the eight rules, resolved for one client."""
 
     precedence: int  # from 1 to 8, or `BY_CONFIG`
     entity: QuotaEntity
-    value: float | None  # None: nothing is set here
+    value: float | None  # None: no quota is set
     sharers: Sharers
 
 
 NO_CLIENT_ID: Final = ""
-BY_CONFIG: Final = 9  # the precedence of a worker's own default, behind all rules
+BY_CONFIG: Final = 9  # precedence of the worker's default quota, after all rules
 
 
 def rules_for(
@@ -115,12 +115,12 @@ def rules_for(
     *,
     default: float | None = None,
 ) -> Iterator[Rule]:
-    """The eight rules for that client in their order, each with its value of the quota `key`.
+    """Yield the eight rules for that client in order, each with its value of the quota `key`.
 
-    `default`: the worker's own, of which each client-id has its share: a ninth rule, of nobody.
+    `default` adds the worker's default quota as a ninth rule, separate for each client-id.
     """
     name = client_id or NO_CLIENT_ID
-    # Nobody can be called by no name: who gives none is met by defaults alone.
+    # No quota can name an empty client-id, so only defaults match a client without one.
     named: Name = name or SpecialName.DEFAULT
     for precedence, entity in enumerate(
         (
@@ -140,7 +140,7 @@ def rules_for(
             None if entity.user is SpecialName.ABSENT else user,
             None if entity.client_id is SpecialName.ABSENT else name,
         )
-        # By name, a client without one matches nothing; the default of that row is the next rule.
+        # Without a client-id, the named rules do not match; the next rule is the default.
         is_named_row = precedence in (1, 4, 7) and not name
         value = None if values is None or is_named_row else values.get(key)
         yield Rule(precedence, entity, value, sharers)
@@ -156,7 +156,7 @@ def applying(
     *,
     default: float | None = None,
 ) -> Rule | None:
-    """The first rule with a value; None: the client is not limited."""
+    """Return the first rule with a value; None if the client has no quota."""
     for rule in rules_for(quotas, key, user, client_id, default=default):
         if rule.value is not None:
             return rule

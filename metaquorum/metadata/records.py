@@ -1,13 +1,13 @@
-"""Metadata records: the facts that the metadata log is made of, and their bytes.
+"""Records of the metadata log, and their encoding.
 
 A record is a frozen dataclass with one row in `SCHEMAS`: its id, its newest version, and for each
-field what it holds and since which version. On disk and between nodes it is the msgpack array
-`[id, version, field...]`. Ids are never used again; a new version only adds fields at the end, with
-a default for older records. A record version may be written only once every node reads it: the
-cluster's level of metadata.version says so (`Schema.levels`).
+field its type and the version that added it. On disk and between nodes it is the msgpack array
+`[id, version, field...]`. Ids are never reused. A new version only adds fields at the end, with a
+default for older records. A record version may be written only if every node can read it, which
+the cluster's level of metadata.version guarantees (`Schema.levels`).
 
-Reading is strict: types, ranges and lengths are checked, nothing is guessed. A record of a newer
-version is refused in words, since passing it over would make replicas differ.
+Decoding is strict: types, ranges and lengths are checked. A record of a newer version raises
+NewerVersionError, because skipping it would make replicas differ.
 """
 
 import math
@@ -37,8 +37,8 @@ _EPOCH_MAX: Final = 2**31 - 1
 _OFFSET_MAX: Final = 2**63 - 1
 UUID_BYTES: Final = 16
 
-# msgpack allocates an array as long as its bytes claim, at every level of nesting, before it reads
-# the items: what records need is the bound.
+# msgpack allocates arrays of the claimed length, at every level of nesting, before it reads the
+# items. So the limits are the largest values that records need.
 UNPACK_LIMITS: Final[Mapping[str, Any]] = {
     "use_list": False,
     "max_array_len": 256,
@@ -50,15 +50,15 @@ UNPACK_LIMITS: Final[Mapping[str, Any]] = {
 
 
 class RecordError(WireError):
-    """Bytes that are no metadata record of ours."""
+    """Raised if bytes are not a valid metadata record."""
 
 
 class NewerVersionError(RecordError):
-    """A record, or a format, that only a newer version can read."""
+    """Raised if a record or a format was written by a newer version."""
 
 
 class Endpoint(NamedTuple):
-    """Where clients reach a worker, as it is to be told them."""
+    """Advertised listener of a worker."""
 
     listener: str
     host: str
@@ -67,7 +67,7 @@ class Endpoint(NamedTuple):
 
 
 class FeatureRange(NamedTuple):
-    """The levels of a feature that a worker can run at, both included."""
+    """Levels of a feature that a node supports, both included."""
 
     name: str
     least: int
@@ -76,7 +76,7 @@ class FeatureRange(NamedTuple):
 
 @frozen
 class FeatureLevelRecord:
-    """From here on the cluster runs at this level of the feature; 0 is without it."""
+    """Sets the cluster's level of a feature; level 0 disables it."""
 
     name: str
     level: int
@@ -84,7 +84,7 @@ class FeatureLevelRecord:
 
 @frozen
 class TopicRecord:
-    """The topic exists; its partitions follow in the same batch, from 0 without a gap."""
+    """Creates a topic. Its partitions follow in the same batch, from 0 without a gap."""
 
     name: str
     topic_id: bytes
@@ -92,13 +92,13 @@ class TopicRecord:
 
 @frozen
 class PartitionRecord:
-    """The partition's whole state from here on; `leader` -1 is none.
+    """Sets the whole state of a partition; `leader` is -1 if there is none.
 
-    `offline`: replicas whose worker is there, but not the log directory. `blank`: those that have
-    begun anew, empty, and were not in sync since. `unclean_epoch`: the last leader epoch that began
-    with a possible loss of what was committed, or -1. `elr`: eligible leader replicas, which are
-    not in sync any more, and have all that is committed. `last_leader`: of a partition without a
-    leader, or -1.
+    `offline`: replicas in failed log directories. `blank`: replicas that restarted with an empty
+    log and have not been in sync since. `unclean_epoch`: the last leader epoch that began with a
+    possible loss of committed records, or -1. `elr`: eligible leader replicas, which are no longer
+    in sync but have all committed records. `last_leader`: the last leader while the partition has
+    none, or -1.
     """
 
     topic_id: bytes
@@ -117,16 +117,16 @@ class PartitionRecord:
 
 @frozen
 class RemoveTopicRecord:
-    """The topic is gone, and its partitions and configs with it."""
+    """Deletes a topic with its partitions and configs."""
 
     topic_id: bytes
 
 
 @frozen
 class ConfigRecord:
-    """The config of that resource has this value; None: its own value is gone.
+    """Sets a config of a resource; the value None removes it.
 
-    `resource_type` is a `config.Scope`; the worker named "" stands for all workers.
+    `resource_type` is a `config.Scope`; the worker name "" means all workers.
     """
 
     resource_type: int
@@ -137,10 +137,11 @@ class ConfigRecord:
 
 @frozen
 class RegisterWorkerRecord:
-    """The worker is known by this incarnation. `broker_epoch` is this record's own offset.
+    """Registers a worker process. `broker_epoch` is the offset of this record.
 
-    `previous_broker_epoch`: until the worker is live for the first time, what the start marks of
-    its log directories may still name though they hold all that was written; None for nothing.
+    `previous_broker_epoch`: until the worker is unfenced for the first time, the broker epoch that
+    the start marks of its log directories may still have although no record is lost; otherwise
+    None.
     """
 
     worker_id: int
@@ -158,7 +159,7 @@ class RegisterWorkerRecord:
 
 @frozen
 class UnregisterWorkerRecord:
-    """The worker is forgotten."""
+    """Unregisters a worker."""
 
     worker_id: int
     broker_epoch: int
@@ -166,7 +167,7 @@ class UnregisterWorkerRecord:
 
 @frozen
 class ProducerIdsRecord:
-    """The block of producer ids before `next_producer_id` belongs to that worker."""
+    """Allocates the block of producer ids before `next_producer_id` to a worker."""
 
     worker_id: int
     broker_epoch: int
@@ -175,7 +176,7 @@ class ProducerIdsRecord:
 
 @frozen
 class WorkerChangeRecord:
-    """The registered worker is so from here on; None leaves what it was."""
+    """Changes the state of a registered worker; None keeps a value."""
 
     worker_id: int
     broker_epoch: int
@@ -185,7 +186,7 @@ class WorkerChangeRecord:
 
 @frozen
 class RegisterControllerRecord:
-    """The controller is known by this incarnation, at its quorum address."""
+    """Registers a controller process and its quorum address."""
 
     controller_id: int
     incarnation_id: bytes
@@ -196,7 +197,7 @@ class RegisterControllerRecord:
 
 @frozen
 class ClientQuotaRecord:
-    """The quota `key` of that entity has this value; None: it has none any more."""
+    """Sets the quota `key` of an entity; the value None removes it."""
 
     entity: tuple[EntityPart, ...]
     key: str
@@ -205,7 +206,7 @@ class ClientQuotaRecord:
 
 @frozen
 class ScramCredentialRecord:
-    """The user can be known by this from here on; `mechanism` is a `scram.ScramMechanism`."""
+    """Sets a user's credential for one mechanism; `mechanism` is a `scram.ScramMechanism`."""
 
     name: str
     mechanism: int
@@ -217,10 +218,10 @@ class ScramCredentialRecord:
 
 @frozen
 class RemoveScramCredentialRecord:
-    """The user has no credential for this mechanism any more.
+    """Removes a user's credential for one mechanism.
 
-    Whoever claims to be that user is still shown `salt` and `iterations`, those of the deleted
-    credential, so that nobody learns of the deletion; an empty salt ends that.
+    Authentication as that user still returns `salt` and `iterations` of the deleted credential, so
+    that clients cannot detect the deletion. A record with an empty salt ends this.
     """
 
     name: str
@@ -245,8 +246,8 @@ MetadataRecord: TypeAlias = (
     | RemoveScramCredentialRecord
 )
 
-# A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
-# Kinds are plain objects, so that tests make values of every row of `SCHEMAS`.
+# A kind converts an unpacked value to the value of a field, or raises ValueError with the expected
+# type. Kinds are plain objects, so that tests can generate values for every row of `SCHEMAS`.
 Kind: TypeAlias = Callable[[Any], Any]
 
 
@@ -258,8 +259,8 @@ class Integer:
         self.most = most
 
     def __call__(self, value: Any) -> int:
-        # No enumeration either: the image is the same whether it was replayed before the record
-        # was encoded or from its bytes.
+        # Enumerations are rejected too: the image must be the same whether a record is replayed
+        # before encoding or from its bytes.
         if type(value) is not int or not self.least <= value <= self.most:
             raise ValueError(f"is not an integer from {self.least} to {self.most}")
         return value
@@ -273,7 +274,7 @@ class Text:
 
     def __call__(self, value: Any) -> str:
         if type(value) is not str or len(value) > self.max_chars:
-            raise ValueError(f"is not a text of at most {self.max_chars} characters")
+            raise ValueError(f"is not a string of at most {self.max_chars} characters")
         return value
 
 
@@ -367,9 +368,9 @@ class Struct:
 
 @frozen
 class Field:
-    """What a field holds. Records older than version `since` are read as having `default` there.
+    """Field of a record. Records older than version `since` are decoded with `default`.
 
-    What `is_secret` is shown to nobody.
+    Dumps and logs hide the value if `is_secret`.
     """
 
     name: str
@@ -381,11 +382,11 @@ class Field:
 
 @frozen
 class Schema:
-    """The bytes of one kind of record.
+    """Encoding of one record type.
 
-    `levels`: for each version, the least level of metadata.version that the cluster must run at for
-    it to be written. Version n of the record may be written from levels[n] on. `features`: of a
-    version that is for a feature of its own, that feature, which the cluster must have, too.
+    `levels`: version n of the record may be written if the cluster's level of metadata.version is
+    at least `levels[n]`. `features`: (version, feature) pairs; the cluster must also have that
+    feature enabled for the version to be written.
     """
 
     id: int
@@ -396,9 +397,9 @@ class Schema:
     features: tuple[tuple[int, str], ...] = ()
 
     def version_at(self, level: int, features: Container[str] = ()) -> int:
-        """The newest version that every node reads of a cluster at that level with these features.
+        """Return the newest version that every node of a cluster with these levels can read.
 
-        ValueError where there is none: such a record is not to be decided there.
+        Raises ValueError if there is none; the record must not be written in such a cluster.
         """
         for version in range(self.version, -1, -1):
             needed = [feature for of_version, feature in self.features if of_version == version]
@@ -444,7 +445,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("elr", _REPLICAS, since=3, default=()),
             Field("last_leader", _LEADER, since=3, default=-1),
         ),
-        levels=(0, 0, 0, 0),  # as below
+        levels=(0, 0, 0, 0),  # as for RegisterWorkerRecord
         features=((3, ELIGIBLE_LEADERS),),
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", Uuid()),)),
@@ -476,7 +477,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("in_controlled_shutdown", Boolean(), since=1, default=False),
             Field("previous_broker_epoch", Nullable(_OFFSET), since=2, default=None),
         ),
-        # Nothing was released that reads older versions only, so none needs a level of its own.
+        # No release reads only the older versions, so the newer ones need no level of their own.
         levels=(0, 0, 0),
     ),
     Schema(
@@ -551,7 +552,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("salt", Data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
             Field("iterations", Integer(0, 2**31 - 1), since=1, default=0),
         ),
-        levels=(0, 0),  # as with RegisterWorkerRecord
+        levels=(0, 0),  # as for RegisterWorkerRecord
     ),
 )
 
@@ -564,10 +565,10 @@ def schema_of(record: MetadataRecord) -> Schema:
 
 
 def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
-    """The record's bytes, at its newest version unless an older one is asked for.
+    """Encode the record in `version`, by default its newest version.
 
-    ValueError for a field that could not be read again, or that is not its default where the
-    version does not have it: what is read is what was written, or nothing is proposed.
+    Raises ValueError if a field is invalid, or if `version` does not have a field that differs from
+    its default. So decoding always returns the same record.
     """
     schema = _BY_TYPE[type(record)]
     written = schema.version if version is None else version
@@ -582,7 +583,7 @@ def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
             row.append(value)
         elif value != field.default:
             raise ValueError(
-                f"{type(record).__name__}.{field.name} cannot be said in version {written}"
+                f"{type(record).__name__}.{field.name} does not exist in version {written}"
             )
     packed = msgpack.packb(row)
     assert isinstance(packed, bytes)
@@ -590,17 +591,17 @@ def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
 
 
 class RecordEncoder:
-    """Records to bytes, in the versions that every node of a cluster at these levels reads."""
+    """Encoder that writes record versions which every node of a cluster can read."""
 
     __slots__ = ("_features", "_versions")
 
     def __init__(self, features: Mapping[str, int]) -> None:
-        """`features`: the levels of those that the cluster has."""
+        """Create an encoder for the cluster's feature levels."""
         self._features = features
         self._versions: dict[type, int] = {}
 
     def encode(self, record: MetadataRecord) -> bytes:
-        """As `encode_record`; ValueError also where the cluster is not at the record's level."""
+        """Encode a record. Raises ValueError also if the cluster's level is too low for it."""
         kind = type(record)
         version = self._versions.get(kind)
         if version is None:
@@ -611,27 +612,27 @@ class RecordEncoder:
 
 
 def record_from(row: object) -> MetadataRecord:
-    """The record that an unpacked row is; RecordError naming what is wrong with it."""
+    """Return the record of an unpacked row. Raises RecordError if it is invalid."""
     if type(row) is not tuple or len(row) < 2 or type(row[0]) is not int:
         raise RecordError("metadata record: not an array of id, version and fields")
     schema = _BY_ID.get(row[0])
     if schema is None:
         raise NewerVersionError(
-            f"metadata record: id {row[0]} is unknown; written by a newer version?"
+            f"metadata record: id {row[0]} is unknown, probably written by a newer version"
         )
     name, version = schema.record.__name__, row[1]
     if type(version) is not int or version < 0:
-        raise RecordError(f"{name}: no version number")
+        raise RecordError(f"{name}: the version is not a number from 0 on")
     if version > schema.version:
         raise NewerVersionError(
             f"{name}: version {version} was written by a newer version;"
-            f" this one reads up to {schema.version}"
+            f" this version reads up to {schema.version}"
         )
     fields = schema.fields
     if version < schema.version:
         fields = tuple(field for field in fields if field.since <= version)
     if len(row) != len(fields) + 2:
-        raise RecordError(f"{name}: {len(row) - 2} fields where {len(fields)} belong")
+        raise RecordError(f"{name}: {len(row) - 2} fields instead of {len(fields)}")
     values = []
     for field, value in zip(fields, row[2:], strict=True):
         try:
@@ -643,20 +644,20 @@ def record_from(row: object) -> MetadataRecord:
 
 
 def decode_record(data: bytes | memoryview) -> MetadataRecord:
-    """The record that `data` is, all of it; RecordError."""
+    """Decode the record that fills `data`. Raises RecordError if it is invalid."""
     return record_from(unpack(data))
 
 
 def unpack(data: bytes | memoryview) -> object:
-    """The msgpack value that `data` is; arrays become tuples. RecordError."""
+    """Unpack the msgpack value that fills `data`; arrays become tuples. Raises RecordError."""
     try:
         return msgpack.unpackb(data, **UNPACK_LIMITS)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError(f"metadata record: no msgpack ({error})") from None
+        raise RecordError(f"metadata record: not msgpack ({error})") from None
 
 
 def record_text(record: MetadataRecord) -> str:
-    """One readable line, for dumps and logs: `Topic name=a topic_id=...`."""
+    """Return one readable line for dumps and logs: `Topic name=a topic_id=...`."""
     schema = schema_of(record)
     words = [type(record).__name__.removesuffix("Record")]
     for field in schema.fields:

@@ -1,7 +1,7 @@
-"""Image = fold(log): the one fold, for controllers and workers.
+"""Replay of the metadata log into an image, the same for controllers and workers.
 
-It takes records in order and never refuses one, since every rule was applied when the record was
-decided. What it asserts is our own doing.
+Applies records in order and rejects none, because the controller checked all rules when it decided
+the record. A failed assertion here is a bug.
 """
 
 from collections.abc import Iterable
@@ -35,11 +35,11 @@ from metaquorum.metadata.records import (
     WorkerChangeRecord,
 )
 
-MAX_OPEN_TOPICS: Final = 300  # of a replay, so that its last step is a short one
+MAX_OPEN_TOPICS: Final = 300  # topics under change in one replay; keeps `finish` short
 
 
 class Replay:
-    """Records folded into an image, in as many steps as the caller likes."""
+    """Replay of records into an image, in any number of steps."""
 
     __slots__ = (
         "_before",
@@ -83,7 +83,9 @@ class Replay:
         self._quotas = image.client_quotas.edit()
         self._scram = image.scram.edit()
         self._deleted_scram = image.deleted_scram.edit()
-        self._partitions: dict[bytes, list[PartitionImage]] = {}  # of topics being changed
+        self._partitions: dict[
+            bytes, list[PartitionImage]
+        ] = {}  # partitions of topics under change
         self._topic_ids: dict[bytes, None] = {}
         self._resources: dict[ConfigResource, None] = {}
         self._worker_ids: dict[int, None] = {}
@@ -91,7 +93,7 @@ class Replay:
         self._quota_entities: dict[QuotaEntity, None] = {}
 
     def apply(self, records: Iterable[MetadataRecord]) -> None:
-        """The image will be that of these records, too."""
+        """Apply the records."""
         for record in records:
             self._count += 1
             match record:
@@ -128,9 +130,9 @@ class Replay:
             self._close_topics(last)
 
     def finish(self, end_offset: int | None = None) -> tuple[MetadataImage, MetadataDelta]:
-        """The image after all records, and the change that they made. Ends this replay.
+        """Return the image after all records, and the delta. No call may follow.
 
-        `end_offset`: where the log stands when the records were a snapshot's, not the log's.
+        `end_offset` is that of the snapshot if the records come from one.
         """
         self._close_topics()
         before = self._before
@@ -164,7 +166,7 @@ class Replay:
         return image, delta
 
     def _close_topics(self, but: bytes | None = None) -> None:
-        """The topics being changed are in the image; `but` this one, if more of it may follow."""
+        """Put the topics under change into the image, except `but`, of which more may follow."""
         for topic_id, partitions in self._partitions.items():
             if topic_id != but:
                 name = self._topic_names.get(topic_id)
@@ -173,7 +175,7 @@ class Replay:
         self._partitions = {} if but is None else {but: self._partitions[but]}
 
     def _add_topic(self, record: TopicRecord) -> None:
-        assert self._topics.get(record.name) is None, f"topic {record.name} is there already"
+        assert self._topics.get(record.name) is None, f"topic {record.name} exists already"
         self._topics[record.name] = TopicImage(record.name, record.topic_id, ())
         self._topic_names[record.topic_id] = record.name
         if (normalized := _collision_key(record.name)) is not None:
@@ -283,7 +285,7 @@ class Replay:
 
     def _change_worker(self, record: WorkerChangeRecord) -> None:
         worker = self._workers[record.worker_id]
-        assert worker.broker_epoch == record.broker_epoch, "a change of an earlier registration"
+        assert worker.broker_epoch == record.broker_epoch, "change of an earlier registration"
         fenced, in_shutdown = record.fenced, record.in_controlled_shutdown
         self._workers[record.worker_id] = replace(
             worker,
@@ -310,7 +312,7 @@ def _collision_key(name: str) -> str | None:
 def replay(
     image: MetadataImage, records: Iterable[MetadataRecord]
 ) -> tuple[MetadataImage, MetadataDelta]:
-    """The image after these records, and the change that they made."""
+    """Return the image after these records, and the delta."""
     steps = Replay(image)
     steps.apply(records)
     return steps.finish()

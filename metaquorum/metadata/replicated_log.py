@@ -1,15 +1,14 @@
-"""What the rest of a node knows of the replicated log: propose, follow, read.
+"""Interface of the replicated metadata log to the rest of a node: propose, follow, read.
 
-One of the voters leads, in a term of its own. It may propose batches; a batch is *committed* once
-it can no longer be lost, and every voter then hands it to its `StateMachine`, in the log's order.
-The state machine decides, by rules that are the same everywhere, whether the batch takes effect or
-is dropped (`batch.py`).
+One voter is the leader of each term and may propose batches. A batch is *committed* once it can no
+longer be lost; every voter then passes it to its `StateMachine`, in log order. The state machine
+applies the batch or drops it, by rules that are the same on all voters (`batch.py`).
 
-Outcomes of a proposal, which must not be mixed up:
+A proposal has three distinct outcomes:
 
-    returned            committed, replayed here, and took effect
-    NotCommittedError   it has not taken effect and never will; deciding anew is safe
-    OutcomeUnknownError it may take effect, now or later; only reading the log can tell
+    returned            committed, replayed here, and applied
+    NotCommittedError   not applied, now or later; it is safe to decide again
+    OutcomeUnknownError may be applied, now or later; only the log shows which
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +22,9 @@ from wire.primitives.frozen import frozen
 
 
 class NotCommittedError(Exception):
-    """The batch did not take effect and never will.
+    """Raised if a batch is not applied, now or later.
 
-    `retry`: deciding anew, at once, may well succeed. Else `code` is for whoever asked.
+    `retry`: deciding again at once may succeed. Otherwise `code` is the answer to the client.
     """
 
     def __init__(self, code: ErrorCode, reason: str, *, retry: bool = False) -> None:
@@ -35,15 +34,18 @@ class NotCommittedError(Exception):
 
 
 class OutcomeUnknownError(Exception):
-    """The batch may or may not take effect."""
+    """Raised if a batch may or may not be applied."""
 
 
 class RaftFatalError(Exception):
-    """The voter found what cannot be in a quorum that keeps its rules; it stops."""
+    """Raised if a voter finds a state that Raft excludes; the voter stops."""
 
 
 class Leadership(NamedTuple):
-    """Who leads, as one voter knows it; `is_active`: that voter does, and may decide."""
+    """Leader of the quorum, as one voter knows it.
+
+    `is_active`: this voter is the active controller.
+    """
 
     leader_id: int | None
     term: int
@@ -52,21 +54,21 @@ class Leadership(NamedTuple):
 
 @frozen
 class VoterStatus:
-    """How far a voter has followed the leader, as the leader knows. Times are its wall clock's."""
+    """Replication progress of a voter, as the leader knows it, in the leader's wall-clock time."""
 
     voter_id: int
-    last_index: int  # durable there, and as in the leader's log
-    lag: int  # entries that the leader has and it has not
-    answered_ms: int  # when it was heard last; -1: never in this term
-    caught_up_ms: int  # when it was known to have all of the leader's log; -1: never
+    last_index: int  # last entry that is durable on the voter and matches the leader's log
+    lag: int  # entries of the leader's log that the voter does not have
+    answered_ms: int  # time of its last answer; -1: none in this term
+    caught_up_ms: int  # last time at which it had the leader's whole log; -1: never
 
 
 @frozen
 class QuorumStatus:
-    """Where this voter stands. `leader_id` None: it knows of none.
+    """Status of this voter. `leader_id` is None if it knows no leader.
 
-    `is_active`: it leads in `term`, and has replayed all that earlier terms left; it may decide.
-    `replicas`: of all voters where this one leads, else none.
+    `is_active`: this voter leads in `term` and has replayed all entries of earlier terms, so its
+    controller may make decisions. `replicas`: all voters if this voter leads, otherwise empty.
     """
 
     node_id: int
@@ -74,7 +76,7 @@ class QuorumStatus:
     leader_id: int | None
     term: int
     commit_index: int
-    end_offset: int  # of the image here
+    end_offset: int  # end offset of this node's image
     is_active: bool
     replicas: tuple[VoterStatus, ...] = ()
 
@@ -84,32 +86,32 @@ class QuorumStatus:
 
 
 class StateMachine(Protocol):
-    """What committed batches are handed to. One task calls, and awaits each call."""
+    """Receiver of committed batches. One task makes all calls, one after the other."""
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata after everything handed over so far; what a snapshot is made of."""
+        """Metadata after all applied batches; the source of snapshots."""
 
     async def apply(self, term: int, batch: Batch) -> bool:
-        """The batch, committed in `term`, has been replayed; False: it was one to drop."""
+        """Replay the batch, committed in `term`; return False if it is dropped."""
 
     def begin_load(self) -> None:
-        """A snapshot follows, which replaces everything."""
+        """Begin to load a snapshot, which replaces the whole image."""
 
     async def load(self, records: Iterable[MetadataRecord]) -> None:
-        """The next records of the snapshot."""
+        """Load the next records of the snapshot."""
 
     def end_load(self, end_offset: int) -> None:
-        """That was all of it: the image is the snapshot's, and ends at `end_offset`."""
+        """Replace the image with that of the snapshot, which ends at `end_offset`."""
 
 
 class Proposal(Protocol):
-    """A batch on its way."""
+    """Proposed batch."""
 
     async def wait(self) -> None:
-        """The batch is committed, was replayed here and took effect. See the errors above.
+        """Wait until the batch is committed and applied here. For errors see the module.
 
-        May be called any number of times. Cancelling a wait does not call the proposal back.
+        May be called any number of times. Cancelling a wait does not withdraw the proposal.
         """
 
 
@@ -120,26 +122,26 @@ class Quorum(Protocol):
     def status(self) -> QuorumStatus: ...
 
     def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> Proposal:
-        """The encoded `records` are on their way as one batch, behind all proposed before.
+        """Propose the encoded `records` as one batch, after all earlier proposals.
 
-        `term` is the one this was decided in. NotCommittedError: not leading in it, or too much
-        is under way; BatchTooLargeError.
+        `term` is the term of the decision. Raises NotCommittedError if this voter does not lead in
+        that term or has too many proposals in flight, and BatchTooLargeError.
         """
 
     async def wait_active(self) -> int:
-        """The term in which this voter is active, once it is."""
+        """Wait until this voter is active, and return the term."""
 
     async def wait_change(self, known: Leadership) -> Leadership:
-        """What this voter knows of the leadership, once it is something else than `known`."""
+        """Wait until the leadership differs from `known`, and return it."""
 
     def end_offset_at(self, index: int) -> int:
-        """Where the metadata ends that the log has up to the entry at `index`; -1: not known.
+        """Return the end offset of the metadata up to the log entry `index`; -1 if unknown.
 
-        For people: what is not applied yet may be a batch that will be dropped.
+        For display only: an entry that is not applied yet may be a batch that will be dropped.
         """
 
     async def read_barrier(self) -> int:
-        """Everything committed before the call has been replayed here; the image's end offset.
+        """Wait until everything committed before the call is replayed here; return the end offset.
 
-        OutcomeUnknownError when the quorum cannot be asked.
+        Raises OutcomeUnknownError if a majority of the voters cannot be reached.
         """

@@ -1,6 +1,6 @@
-"""Which topic names are legal, and which of them cannot stand beside each other.
+"""Validation of topic names, and detection of names that collide.
 
-Source: Kafka's Topic.validate and its metrics, in which '.' and '_' are one.
+Source: Kafka's Topic.validate, and its metric names, which do not distinguish '.' and '_'.
 """
 
 import re
@@ -10,13 +10,13 @@ from metaquorum.metadata.image import MetadataImage, collision_name
 from metaquorum.metadata.records import MAX_TOPIC_CHARS
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# The metadata log, which DescribeQuorum calls so. It is no topic, and none may stand for it.
+# Name of the metadata log in DescribeQuorum. It is not a topic, and no topic may have this name.
 METADATA_TOPIC: Final = "__cluster_metadata"
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_complaint(name: str) -> str | None:
-    """What is wrong with the name, in Kafka's words; None when nothing is."""
+    """Return why the name is invalid, with Kafka's message; None if it is valid."""
     if not name:
         return "the empty string is not allowed"
     if name in (".", ".."):
@@ -35,13 +35,13 @@ def topic_name_complaint(name: str) -> str | None:
 
 
 def check_topic_name(name: str) -> None:
-    """KafkaError (INVALID_TOPIC_EXCEPTION) for a name that no topic can have."""
+    """Raise KafkaError (INVALID_TOPIC_EXCEPTION) if the name is invalid."""
     if (complaint := topic_name_complaint(name)) is not None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {complaint}")
 
 
 def colliding_topic(image: MetadataImage, name: str) -> str | None:
-    """The topic whose name differs from `name` only by '.' for '_', if there is one."""
+    """Return the existing topic whose name differs from `name` only in '.' and '_'; or None."""
     if "." not in name and "_" not in name:
         return None
     other = image.collisions.get(collision_name(name))

@@ -108,11 +108,11 @@ def test_mutated_bytes_are_another_record_or_a_record_error(
     [
         ((99, 0), "id 99 is unknown"),
         ((2, 1, "name", bytes(16)), "TopicRecord: version 1 was written by a newer version"),
-        ((2, 0, "name"), "TopicRecord: 1 fields where 2 belong"),
+        ((2, 0, "name"), "TopicRecord: 1 fields instead of 2"),
         ((2, 0, "name", b"short"), "TopicRecord.topic_id is not 16 bytes"),
-        ((2, 0, "n" * 250, bytes(16)), "TopicRecord.name is not a text of at most 249"),
+        ((2, 0, "n" * 250, bytes(16)), "TopicRecord.name is not a string of at most 249"),
         ((1, 0, "name", True), "FeatureLevelRecord.level is not an integer"),
-        ((2, "0", "name", bytes(16)), "TopicRecord: no version number"),
+        ((2, "0", "name", bytes(16)), "TopicRecord: the version is not a number"),
         ((), "not an array"),
         ("text", "not an array"),
     ],
@@ -172,14 +172,14 @@ def test_a_batch_beyond_its_bounds_is_neither_written_nor_read() -> None:
         with pytest.raises(BatchTooLargeError):
             batch.encode()
         header = (1, 1, 1, 1, 0, batch.count)
-        with pytest.raises(RecordError, match="too many"):
+        with pytest.raises(RecordError, match="exceed the limits"):
             decode_batch(msgpack.packb(header) + batch.body)
 
 
 def test_bytes_behind_the_last_record_are_refused() -> None:
     batch = batch_of([RemoveTopicRecord(bytes(16))])
     extended = Batch(1, 1, 1, 0, 1, batch.body + b"\x00")
-    with pytest.raises(RecordError, match="left behind"):
+    with pytest.raises(RecordError, match="excess bytes"):
         list(extended.records())
 
 
