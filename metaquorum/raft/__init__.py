@@ -1,6 +1,6 @@
-"""The replicated log over several voters: pysyncobj behind a guard.
+"""The Raft log over several voters: the library pysyncobj behind a guard.
 
-Imports `metaquorum.storage` and below; never `controller`. Disk I/O through `storage`; messages
-leave through the peers that `metaquorum.channel` provides. Start with `voter` (one voter's loop)
-and `core` (the rules that make the library safe).
+Imports `metaquorum.storage` and below; never `controller`. Disk I/O goes through `storage`; the
+peers of `metaquorum.channel` send messages. Start with `voter` (the loop of one voter) and `core`
+(the rules that make the library safe).
 """

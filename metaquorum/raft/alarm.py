@@ -1,4 +1,4 @@
-"""A deadline that moves, on a clock that can only be slept on."""
+"""Movable deadline on a clock that only offers sleep."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from metaquorum.runtime.interfaces import Clock
 
 
 class Alarm:
-    """Calls `ring` once the deadline that was set last has come."""
+    """Timer that calls `ring` at the deadline that was set last."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class Alarm:
         self._sleep = trio.CancelScope()
 
     def set(self, deadline: float) -> None:
-        """In place of the one before. Later ones cost nothing: it wakes early, and sleeps on."""
+        """Replace the deadline. A later one costs little: the timer wakes early, sleeps again."""
         if deadline < self._deadline:
             self._sleep.cancel()
         self._deadline = deadline

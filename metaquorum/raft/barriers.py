@@ -1,4 +1,4 @@
-"""Who waits until a majority has confirmed that this voter leads."""
+"""Read barriers: readers wait until a majority confirms that this voter leads."""
 
 import trio
 
@@ -6,7 +6,7 @@ from metaquorum.metadata.replicated_log import OutcomeUnknownError
 
 
 class Barrier:
-    """Everything committed up to `commit_index` is what its asker wants to see."""
+    """Barrier of one reader, which needs all entries up to `commit_index`."""
 
     def __init__(self, round_number: int, commit_index: int) -> None:
         self.round = round_number
@@ -15,10 +15,13 @@ class Barrier:
         self.done = trio.Event()
 
     async def wait(self) -> None:
-        """This voter led when the barrier was made. OutcomeUnknownError: nobody knows."""
+        """Wait until it is confirmed that this voter led when the barrier was created.
+
+        Raises OutcomeUnknownError if it cannot be confirmed.
+        """
         await self.done.wait()
         if not self.is_confirmed:
-            raise OutcomeUnknownError("no majority of the quorum answered")
+            raise OutcomeUnknownError("no majority of the voters answered")
 
 
 class Barriers:
@@ -26,7 +29,7 @@ class Barriers:
         self._waiting: list[Barrier] = []
 
     def add(self, round_number: int, commit_index: int) -> Barrier:
-        """Confirmed once a majority has answered that round, or a later one."""
+        """Add a barrier, confirmed once a majority has answered this round or a later one."""
         barrier = Barrier(round_number, commit_index)
         self._waiting.append(barrier)
         return barrier

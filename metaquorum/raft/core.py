@@ -1,29 +1,31 @@
-"""The guard around pysyncobj: what a voter says and does, as plain state, without I/O.
+"""The guard around pysyncobj: the Raft protocol of one voter as plain state, without I/O.
 
-pysyncobj as it is loses committed entries; `library.py` says what of it is used. The guard stands
-between it and the peers, and keeps these rules of Raft that it does not:
+Unguarded, pysyncobj loses committed entries; `library.py` lists the parts in use. The guard is
+between the library and the peers, and enforces these rules of Raft that the library violates:
 
-    rule                                                            or else
+    rule                                                            consequence of a violation
     --------------------------------------------------------------  -------------------------------
-    An append cuts off only what contradicts it; what is here       a late append takes back entries
-    already is skipped, a longer log is kept, and the answer says   that were acknowledged
-    no more than what matches.
-    Commit moves only over entries known to match the leader's;     lost writes count as committed
-    never by a heartbeat, nor by a snapshot on its way.
-    A snapshot replaces the log only where the log does not hold    a longer, acknowledged log goes
-    its last entry; else it is answered as if taken in.
-    Nothing that was committed is ever cut off: the voter stops.    replicas differ, quietly
-    Answers carry the term, and count in that term only. A later    entries of a dead leader count
-    term in an answer makes its receiver give way.                  as held; a voter is stuck
-    One vote of each voter and term counts.                         two leaders in a term
-    At most one leader in a term: what a second one sends is        the same
-    passed over.
-    Nothing leaves, and nothing counts as held here, before the     the same, after a loss of power
-    journal has synced it (`voter.py`).
-    A voter asks before it becomes a candidate (`election.py`).     every cut deposes the leader
+    An append truncates only conflicting entries; it skips entries  a late append removes entries
+    that the log already has, keeps a longer log, and acknowledges  that were acknowledged
+    only entries that match.
+    The commit index moves only over entries known to match those   lost writes count as committed
+    of the leader; never because of a heartbeat or an unfinished
+    snapshot.
+    A snapshot replaces the log only if the log does not hold the   a longer, acknowledged log is
+    snapshot's last entry; otherwise it is answered as installed.   lost
+    A committed entry is never truncated: the voter stops instead.  replicas differ silently
+    Answers carry the term, and count only in that term. A later    entries of a dead leader count
+    term in an answer makes its receiver step down.                 as replicated; a voter is stuck
+    Only one vote per voter and term counts.                        two leaders in a term
+    A voter follows one leader per term: messages of a second one   the same
+    are ignored.
+    No message is sent, and no entry counts as stored here, before  the same, after a power loss
+    the journal has synced it (`voter.py`).
+    A voter holds a pre-vote before it becomes a candidate          every network partition deposes
+    (`election.py`).                                                the leader
 
-The owner calls `received` and the like, `tick`, and `append`; then syncs the journal; then calls
-`replicate`, and sends what is in `outbox`.
+The owner calls `connected`, `disconnected`, `received`, `tick` and `append`; then syncs the
+journal; then calls `replicate`, and sends the messages in `outbox`.
 """
 
 import logging
@@ -55,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class RaftCore:
-    """One voter's part of the protocol. Indices are the journal's; `now` is its monotonic clock."""
+    """Protocol state of one voter. Indices are those of the journal; `now` is monotonic seconds."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class RaftCore:
         self.voters = voters
         self.log = log
         self.outbox: list[tuple[int, Message]] = []
-        self.pieces: list[tuple[int, SnapshotChunk]] = []  # of a snapshot, to be taken in
+        self.pieces: list[tuple[int, SnapshotChunk]] = []  # received snapshot chunks, by sender
         self._peers = tuple(each for each in voters if each != node_id)
         self._connected: set[int] = set()
         self._votes: set[int] = set()
@@ -78,8 +80,8 @@ class RaftCore:
         self._answering: AppendEntries | None = None
         self._matched_next_index: int | None = None
         self._led_term: int | None = None
-        self._term_leader: tuple[int, int] = (0, 0)  # (term, leader) as heard last
-        self.term_start_index = 0  # of the entry that began the term that this voter leads
+        self._term_leader: tuple[int, int] = (0, 0)  # (term, leader) of the last leader message
+        self.term_start_index = 0  # index of the first entry of the term that this voter leads
         self.replication = Replication(self._peers, log, timings, self.send)
         self._at(now)
         self._library = Library(node_id, voters, log, timings, self)
@@ -107,7 +109,7 @@ class RaftCore:
 
     @property
     def deadline(self) -> float:
-        """When to `tick` at the latest."""
+        """Latest time for the next `tick`."""
         if not self.is_leader:
             return self._election.deadline
         return self.replication.deadline
@@ -116,7 +118,7 @@ class RaftCore:
         self._now = now
         Library.set_time(now)
 
-    # What the owner calls
+    # Calls of the owner
 
     def connected(self, voter_id: int, now: float) -> None:
         self._at(now)
@@ -133,7 +135,7 @@ class RaftCore:
         self.replication.disconnected(voter_id)
 
     def received(self, voter_id: int, message: Message, now: float) -> None:
-        """RaftFatalError."""
+        """Handle a message. Raises RaftFatalError if it contradicts a committed entry."""
         self._at(now)
         match message:
             case PreVoteRequest():
@@ -157,7 +159,7 @@ class RaftCore:
         self._note_role(now)
 
     def tick(self, now: float) -> None:
-        """What is due by now has been done."""
+        """Do everything that is due by `now`."""
         self._at(now)
         if not self.is_leader and now >= self._election.deadline:
             self._seek_votes(now)
@@ -166,17 +168,20 @@ class RaftCore:
         self._note_role(now)
 
     def append(self, payload: bytes) -> int:
-        """Of the leader: staged as the log's next entry; its index."""
+        """Stage the next entry of the log and return its index. Only the leader may call this."""
         assert self.is_leader
         return self.log.append(payload, self.term)
 
     def replicate(self, now: float) -> None:
-        """Of the leader: the outbox holds what the peers can be told. All of the log is synced."""
+        """Put the messages for the peers into the outbox, if this voter leads.
+
+        The whole log must be synced.
+        """
         if self.is_leader:
             self.replication.replicate(self.commit_index, now)
 
     def storage_full(self, last_index: int) -> None:
-        """Entries behind `last_index` could not be written; nobody was told of them."""
+        """Drop entries after `last_index`, which could not be written and were not acknowledged."""
         self.log.cut(last_index)
         self._library.commit_index = min(self.commit_index, last_index)
         answered: dict[int, AppendResponse] = {}
@@ -193,13 +198,13 @@ class RaftCore:
             self.outbox.append((voter_id, refusal))
 
     def resign(self, now: float) -> None:
-        """It leads no more, and lets others try first."""
+        """Step down, and let other voters try to become leader first."""
         self._at(now)
         self._library.step_down(self.term)
         self._note_role(now)
 
     def install(self, position: LogPosition) -> bool:
-        """A snapshot stands for the log, staged; False: the log is no worse without it."""
+        """Stage the replacement of the log by a snapshot; False if the log already includes it."""
         if position.index <= self.commit_index or self._holds(position):
             return False
         self.log.reset(position)
@@ -212,7 +217,7 @@ class RaftCore:
     # Elections
 
     def _seek_votes(self, now: float) -> None:
-        self._library.step_down(self.term)  # the leader that it had, it has no more
+        self._library.step_down(self.term)  # forget the previous leader
         if self._election.ask(now):
             self._library.campaign()
         elif self._election.can_win:
@@ -253,7 +258,7 @@ class RaftCore:
             self._votes.add(voter_id)
             self._library.voted(voter_id, message.term)
 
-    # What the library says
+    # Output of the library
 
     def request_vote(self, voter_id: int) -> None:
         last = self.log.last
@@ -276,13 +281,18 @@ class RaftCore:
         self, voter_id: int, message: AppendEntries | Heartbeat | SnapshotChunk
     ) -> bool:
         if message.term < self.term:
-            # It may not know that it was deposed, and would go on for ever.
+            # A deposed leader may not know of the later term; the answer makes it step down.
             number = 0 if isinstance(message, SnapshotChunk) else message.round
             self.send(voter_id, AppendResponse(self.term, number, LogMatch.HEARD, 0))
             return False
         term, leader_id = self._term_leader
         if (message.term == term and voter_id != leader_id) or self._leads_in(message.term):
-            logger.error("voters %d and %d both lead in term %d", leader_id, voter_id, term)
+            logger.error(
+                "voters %d and %d both lead in term %d; messages of the second one are ignored",
+                leader_id,
+                voter_id,
+                term,
+            )
             return False
         self._term_leader = (message.term, voter_id)
         return True
@@ -308,7 +318,7 @@ class RaftCore:
         log, entries = self.log, list(message.entries)
         previous = LogPosition(message.previous_index, message.previous_term)
         if previous.index < log.anchor.index:
-            # Everything up to there was committed: it matches.
+            # All entries up to the anchor are committed, so they match.
             skipped = log.anchor.index - previous.index
             if len(entries) < skipped:
                 self._library.heard(voter_id, message.term)
@@ -342,13 +352,13 @@ class RaftCore:
         matched_index, rest = previous.index + known, entries[known:]
         if rest and matched_index < self.commit_index:
             raise RaftFatalError(
-                f"voter {voter_id} leads term {message.term} with another entry"
-                f" {matched_index + 1} than was committed here"
+                f"leader {voter_id} of term {message.term} sent an entry"
+                f" {matched_index + 1} that differs from the entry committed here"
             )
         is_full = bool(rest) and log.size_bytes > MAX_LOG_BYTES
         if is_full:
-            rest = []  # what is here is applied first, as far as it is committed
-        # Where nothing is left to add, a log that is longer stays as it is.
+            rest = []  # committed entries must be applied first, to shrink the log
+        # If there is no entry to add, a longer log is not truncated.
         base_index = matched_index if rest else log.last.index
         commit_index = min(message.commit_index, matched_index + len(rest))
         self._answering = message
@@ -389,7 +399,7 @@ class RaftCore:
                 SnapshotChunkResponse(self.term, piece.transfer, ChunkStatus.HAVE, position.index),
             )
         else:
-            self.pieces = [(voter_id, piece)]  # one is under way at a time
+            self.pieces = [(voter_id, piece)]  # only one transfer is in progress at a time
 
     # Leading
 

@@ -1,18 +1,18 @@
-"""When a voter that does not lead asks for an election, and who would vote for it.
+"""Election timeouts and pre-votes of a voter that does not lead.
 
-    silence (0.5 to 1 s), or the leader's connection closing (50 ms)
-        -> pre-votes: would you vote for me in the next term?        nothing has changed yet
-        -> a majority would: a candidate in the next term (the library's part from here on)
-        -> none, or not elected: asked again a little later
+    no message from the leader for 0.5 to 1 s, or its connection closed up to 50 ms ago
+        -> pre-vote: would you vote for me in the next term?         no state has changed yet
+        -> granted by a majority: candidate in the next term (the library's part from here on)
+        -> not granted, or not elected: asks again after a short time
 
-Of two that ask at once, the one with the shorter log (of equal ones, the lower id) stands back: it
-would vote for the other, and for a moment does not ask itself. So one is elected, not none.
+If two voters ask at the same time, the one with the shorter log (with equal logs, the lower id)
+yields: it grants the other's pre-vote and does not ask for a short time. So the votes do not split.
 
-A peer would vote when the log is no shorter than its own and it has no leader itself: not one that
-it has heard lately on a connection that still stands. So a voter that was cut off, or whose
-connection to the leader alone has closed, changes nothing when it comes back: its term has not
-moved, and the leader's followers refuse. Without pre-votes (the library has none) it would return
-with a later term each time and take the leader down. Source: Raft thesis, 9.6.
+A voter grants a pre-vote if the asking voter's log is not behind its own, and it has no leader: no
+recent leader message on a connection that is still open. So a voter that was partitioned, or that
+lost only its connection to the leader, does not disturb the quorum when it returns: its term is
+unchanged, and the leader's followers refuse. Without pre-votes (the library has none) it would
+return with a later term each time and depose the leader. Source: Raft thesis, 9.6.
 """
 
 import math
@@ -22,7 +22,7 @@ from metaquorum.raft.timings import RaftTimings
 
 
 class Election:
-    """Deadlines and pre-votes of one voter; times are its monotonic clock's."""
+    """Election deadlines and pre-votes of one voter; times are monotonic seconds."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Election:
         self._connected: set[int] = set()
         self._would_vote: set[int] = set()
         self._heard_at = -math.inf
-        # Whoever starts knows of no leader, and asking does no harm.
+        # A voter that starts knows no leader, and a pre-vote does no harm.
         self.deadline = -math.inf if self._majority == 1 else self._soon(now)
 
     @property
     def can_win(self) -> bool:
-        """Whether a majority can be asked at all."""
+        """Whether a majority of the voters is connected."""
         return len(self._connected) + 1 >= self._majority
 
     def connected(self, voter_id: int, now: float, leader_id: int | None) -> None:
@@ -59,7 +59,7 @@ class Election:
             self._at_most(now + self._random.uniform(0, self._timings.evidence_max_s))
 
     def has_leader(self, leader_id: int | None, now: float) -> bool:
-        """Whether there is no reason to doubt that a leader is at work."""
+        """Return whether the voter leads, or is connected to a leader with recent messages."""
         if leader_id == self._node_id:
             return True
         return leader_id in self._connected and now < self._heard_at + self._timings.election_min_s
@@ -69,13 +69,13 @@ class Election:
         self.postpone(now)
 
     def postpone(self, now: float) -> None:
-        """A leader lives, or is being made: silence begins anew."""
+        """Restart the election timeout, because a leader is alive or is being elected."""
         self._would_vote.clear()
         timings = self._timings
         self.deadline = now + self._random.uniform(timings.election_min_s, timings.election_max_s)
 
     def ask(self, now: float) -> bool:
-        """A round of pre-votes begins; whether this voter's own is enough."""
+        """Begin a round of pre-votes; return whether this voter's own pre-vote is a majority."""
         self._would_vote = {self._node_id}
         self.deadline = self._soon(now)
         return self._is_candidate(now)
@@ -85,12 +85,12 @@ class Election:
         return self._node_id in self._would_vote
 
     def yield_to_candidate(self, now: float) -> None:
-        """This voter said that it would vote for another."""
+        """Stop asking for a short time, because this voter granted another's pre-vote."""
         self._would_vote.clear()
         self.deadline = max(self.deadline, self._soon(now))
 
     def agreed(self, voter_id: int, now: float) -> bool:
-        """That peer would vote for this one; whether a majority would, now."""
+        """Count a granted pre-vote; return whether a majority has granted it now."""
         if not self.is_asking:
             return False
         self._would_vote.add(voter_id)

@@ -1,4 +1,4 @@
-"""What has come from peers, until the driver takes it: plain state, bounded for each peer."""
+"""Queue of messages and connection events from peers for the driver, bounded for each peer."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ News: TypeAlias = Message | InboxEvent
 
 
 class Inbox:
-    """A `PeerReceiver` that calls `wake` for everything that comes."""
+    """`PeerReceiver` that queues every message and event and calls `wake`."""
 
     def __init__(self, node_id: int, voters: tuple[int, ...], wake: Callable[[], None]) -> None:
         self._peers: Final = frozenset(voters) - {node_id}
@@ -35,13 +35,15 @@ class Inbox:
 
     def received(self, voter_id: int, message: bytes) -> None:
         if voter_id not in self._peers:
-            raise PeerProtocolError(f"{voter_id} is no other voter")
+            raise PeerProtocolError(f"node {voter_id} is not another voter of this quorum")
         decoded = decode_message(message)
         if (
             self._bytes[voter_id] + len(message) > MAX_QUEUE_BYTES
             or self._messages[voter_id] == MAX_QUEUE_MESSAGES
         ):
-            raise PeerProtocolError("more than a voter sends without waiting for answers")
+            raise PeerProtocolError(
+                "the peer sent more messages or bytes than it may have in flight"
+            )
         self._bytes[voter_id] += len(message)
         self._messages[voter_id] += 1
         self._put(voter_id, decoded)
@@ -51,7 +53,7 @@ class Inbox:
         self._wake()
 
     def take(self) -> Iterator[tuple[int, News]]:
-        """All of it, in the order in which it came."""
+        """Yield and remove all queued messages and events, in order of arrival."""
         while self._news:
             yield self._news.popleft()
         for voter_id in self._bytes:

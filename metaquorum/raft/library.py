@@ -1,16 +1,16 @@
-"""pysyncobj 0.3.17, and every place where its insides are reached into.
+"""Adapter of pysyncobj 0.3.17, with every access to its private parts.
 
-It decides who leads and what is committed: terms, votes, matching indices, the commit rule, the
-step-down of a leader that nobody answers. It keeps the log through an object of ours (`log.py`),
-sends through one of ours, and knows the time from us. It never opens a file or a socket here,
-starts no thread, and packs or unpacks no object. Everything else of it is cut off.
+The library decides elections and commits: terms, votes, matching indices, the commit rule, the
+step-down of a leader without a majority. This adapter provides its log (`log.py`), its transport
+and its clock. The library never opens a file or a socket here, starts no thread, and pickles no
+object. All other functions of it are disabled.
 
-    name                                    what is done                                     why
+    name                                    change                                           reason
     --------------------------------------  -----------------------------------------------  ---
     module pysyncobj.encryptor              replaced: no passwords                           k
-    syncobj.monotonicTime                   replaced: the time of the voter being driven     a
-    syncobj.createJournal                   replaced: the log object as it is                b
-    syncobj.createPoller                    replaced: nothing to poll                        c
+    syncobj.monotonicTime                   replaced: time of the voter that runs now        a
+    syncobj.createJournal                   replaced: returns the log object unchanged       b
+    syncobj.createPoller                    replaced: polls nothing                          c
     SyncObj._checkCommandsToApply           overridden: does nothing                         d
     SyncObj.__applyLogEntries               overridden: does nothing                         e
     SyncObj.__sendAppendEntries             overridden: does nothing                         f
@@ -18,27 +18,26 @@ starts no thread, and packs or unpacks no object. Everything else of it is cut o
     SyncObj.__loadDumpFile                  overridden: raises                               g
     SyncObj.__generateRaftTimeout           overridden: infinite                             h
     SyncObj.__serializer                    removed                                          g
-    SyncObj.__raftElectionDeadline          written: an election now                         h
-    SyncObj.__setCurrentTerm, __setState,   called, written: give way to a later term,       i
+    SyncObj.__raftElectionDeadline          written: start an election now                   h
+    SyncObj.__setCurrentTerm, __setState,   called, written: step down to a later term,      i
       __raftLeader                          or resign
-    SyncObj.__raftCommitIndex               written: a snapshot was installed; entries that  j
-                                            could not be written were cut off
-    SyncObj.__onMessageReceived,            through the transport's callbacks, which is
-      __onNodeConnected, -Disconnected      what they are for
+    SyncObj.__raftCommitIndex               written: a snapshot was installed, or entries    j
+                                            that could not be written were dropped
+    SyncObj.__onMessageReceived,            called through the transport's callbacks, their
+      __onNodeConnected, -Disconnected      intended use
 
-    a  several voters in one process, each with its own clock
+    a  several voters may run in one process, each with its own clock
     b  its own journal is not synced, not checked, and not crash-atomic
-    c  our driver waits
-    d  it forwards commands to the leader and reports outcomes that it does not know; ours appends
-    e  applying waits, and a failure there must not be repeated or passed over; ours is a task
-    f  it has no flow control, sends only every period, and pickles what is large
-    g  snapshots are ours (`metaquorum/storage/snapshot.py`); its own are pickled, and installing
-    one clears
-       entries that were acknowledged
-    h  there is a round of pre-votes before an election, and evidence beside silence
-    i  it is never told of a later term by an answer, because its answers carry no term
-    j  these happen outside of it
-    k  unused, and it imports a large package where that is installed
+    c  the driver (`voter.py`) waits instead
+    d  it forwards commands to the leader and reports unknown outcomes; `core.py` appends instead
+    e  applying may wait, and a failure must not be repeated or ignored; `voter.py` has a task
+    f  it has no flow control, sends only once per period, and pickles large data
+    g  `metaquorum/storage/snapshot.py` writes snapshots; those of the library are pickled, and
+       installing one deletes acknowledged entries
+    h  elections need a pre-vote first, and also start when the leader's connection closes
+    i  its answers carry no term, so it never learns of a later term from an answer
+    j  these changes happen outside of the library
+    k  unused, and it imports a large package if that is installed
 """
 
 import math
@@ -59,13 +58,15 @@ from pysyncobj.transport import Transport  # noqa: E402
 from pysyncobj.version import VERSION  # noqa: E402
 
 if VERSION != "0.3.17":
-    raise ImportError(f"pysyncobj {VERSION}: its insides are known for 0.3.17 only")
+    raise ImportError(
+        f"pysyncobj {VERSION} is installed; metaquorum.raft works only with version 0.3.17"
+    )
 
 _FOLLOWER: Final = 0
 
 
 class _Now:
-    """The monotonic time of the voter that is being driven."""
+    """Monotonic time of the voter whose library is called now."""
 
     seconds = 0.0
 
@@ -93,18 +94,18 @@ syncobj.createPoller = _no_poller
 
 
 class LibraryOutput(Protocol):
-    """What the library wants said to others."""
+    """Messages that the library sends to other voters."""
 
     def request_vote(self, voter_id: int) -> None: ...
 
     def grant_vote(self, voter_id: int) -> None: ...
 
     def acknowledge(self, voter_id: int, next_index: int) -> None:
-        """All entries before `next_index` are in the log, as in that leader's."""
+        """Acknowledge to the leader that all its entries before `next_index` are in the log."""
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """Between the library's dictionaries and the calls of `LibraryOutput`."""
+    """Transport that converts the library's dictionaries to calls of `LibraryOutput`."""
 
     def __init__(self, output: LibraryOutput) -> None:
         super().__init__(None, None, None)
@@ -118,7 +119,7 @@ class _Transport(Transport):  # type: ignore[misc]
             self._output.grant_vote(node.id)
         else:
             assert kind == "next_node_idx", kind
-            assert message["success"], "an append that does not fit got through"
+            assert message["success"], "the guard passed on an append that does not match the log"
             self._output.acknowledge(node.id, journal_index(message["next_node_idx"]))
         return True
 
@@ -146,16 +147,16 @@ class _SyncObj(syncobj.SyncObj):  # type: ignore[misc]
         pass
 
     def _SyncObj__loadDumpFile(self, clear_journal: bool) -> None:  # noqa: N802
-        raise AssertionError("the library would load a snapshot of its own")
+        raise AssertionError("the library tried to load its own snapshot")
 
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
         return math.inf
 
 
 class Library:
-    """The library as the guard (`core.py`) uses it: typed, in our indices, without I/O.
+    """Library as the guard (`core.py`) uses it: typed, with indices of the journal, without I/O.
 
-    `set_time` comes before every other call.
+    `set_time` must be called before every other call.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Library:
             useFork=False,
             dynamicMembershipChange=False,
             leaderFallbackTimeout=timings.fallback_s,
-            # Unused, but checked against each other.
+            # Unused, but the library checks them against each other.
             appendEntriesPeriod=min(timings.heartbeat_s, timings.fallback_s / 2),
             raftMinTimeout=1e6,
             raftMaxTimeout=2e6,
@@ -211,16 +212,16 @@ class Library:
         self._sync_obj._SyncObj__raftCommitIndex = library_index(index)
 
     def tick(self) -> None:
-        """What is committed has been counted; a leader without a majority has resigned."""
+        """Advance the commit index; a leader without a majority resigns."""
         self._sync_obj.doTick(0)
 
     def campaign(self) -> None:
-        """This voter is a candidate in the next term; the leader, where it is alone."""
+        """Become a candidate in the next term, or the leader if this is the only voter."""
         self._sync_obj._SyncObj__raftElectionDeadline = -math.inf
         self.tick()
 
     def step_down(self, term: int) -> None:
-        """A follower of nobody, in `term`."""
+        """Become a follower without a leader, in `term` if it is later."""
         if term > self.term:
             self._sync_obj._SyncObj__setCurrentTerm(term, None)
         self._sync_obj._SyncObj__setState(_FOLLOWER)
@@ -244,7 +245,7 @@ class Library:
         )
 
     def voted(self, voter_id: int, term: int) -> None:
-        """To be told once of each voter and term."""
+        """Count a vote. Must be called at most once for each voter and term."""
         self._receive(voter_id, {"type": "response_vote", "term": term})
 
     def append(
@@ -256,9 +257,10 @@ class Library:
         commit_index: int,
         entries: list[tuple[int, bytes]],
     ) -> None:
-        """The entries follow on the previous one, which is in the log, in place of what did.
+        """Append the entries after the previous entry, truncate the rest, and acknowledge.
 
-        The last entry of the log, unless what follows on it must go. Acknowledged.
+        The previous entry must be in the log. It is the last entry of the log unless entries after
+        it must be truncated.
         """
         first = library_index(previous_index) + 1
         rows = [(payload, first + number, term) for number, (term, payload) in enumerate(entries)]
@@ -275,14 +277,17 @@ class Library:
         )
 
     def heard(self, leader_id: int, term: int) -> None:
-        """That voter leads; nothing is known of how its log and this one compare."""
+        """Follow that leader, without any claim about its log."""
         self._receive(
             leader_id,
             {"type": "append_entries", "term": term, "commit_index": 0, "serialized": None},
         )
 
     def answered(self, voter_id: int, matched_next_index: int | None) -> None:
-        """In this leader's term. All before that index is durable there; None: it lives."""
+        """Record an answer in this leader's term.
+
+        All entries before `matched_next_index` are durable on the voter; None: it is only alive.
+        """
         is_match = matched_next_index is not None
         self._receive(
             voter_id,

@@ -1,15 +1,15 @@
-"""The log as pysyncobj indexes it, on our journal.
+"""The Raft log in memory, in the form that pysyncobj requires, over the journal on disk.
 
-pysyncobj wants a list that is never empty, of (command, index, term), and to call `add` and
-`deleteEntriesFrom`. Its first item stands for everything before the first entry held; a new log of
-its own begins with an empty entry of index 1, so that our index 0, before the first entry, is its
-index 1. Here alone is counted its way: everywhere else, indices are the journal's.
+pysyncobj requires a non-empty list of (command, index, term), with the methods `add` and
+`deleteEntriesFrom`. The first item, the anchor, represents all entries before the first one in
+memory. An empty log of pysyncobj has one empty entry with index 1, so its index 1 is index 0 of the
+journal (before the first entry). Only this module uses its indices; all others use the journal's.
 
     journal     (base)   entry 1    entry 2   ...      after a snapshot of entry 7:  (7)  entry 8
     rows[0..]   (1)      2          3         ...                                    (8)  9
 
-All entries behind the older of the two snapshots are in memory, as they are on disk: a few
-intervals between snapshots. What is staged in the journal is not on disk before its `sync`.
+All entries after the older of the two snapshots are in memory as well as on disk: a few snapshot
+intervals. Entries staged in the journal are on disk only after its `sync`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ from typing import Any, Final, TypeAlias
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.journal_ops import NO_VOTE, Entry, LogPosition
 
-# A log that grew to this (a snapshot cannot be written, or applying cannot keep up) takes no more.
+# A log of this size accepts no more entries: snapshots fail, or applying is too slow.
 MAX_LOG_BYTES: Final = 256 << 20
-# An entry that pysyncobj adds when a term begins. The journal has it with an empty payload, and no
-# batch looks like it.
+# Entry that pysyncobj adds at the beginning of a term. The journal stores it with an empty payload;
+# no encoded batch equals it.
 NO_OP: Final = b"\x01"
-_ROW_BYTES: Final = 100  # of memory beside the payload
+_ROW_BYTES: Final = 100  # memory per row in addition to the payload
 
 Row: TypeAlias = tuple[bytes, int, int]  # command, pysyncobj's index, term
 
@@ -37,23 +37,23 @@ def journal_index(index: int) -> int:
 
 
 class RaftLog:
-    """Entries in memory over the journal that keeps them."""
+    """Log entries in memory, over the journal that stores them."""
 
     def __init__(self, journal: Journal, anchor: LogPosition) -> None:
-        """Empty behind `anchor`, until `load` has brought the journal's entries."""
+        """Create a log without entries after `anchor`; `load` adds those of the journal."""
         self._journal = journal
         self._rows: list[Row] = [_anchor_row(anchor)]
         self.size_bytes = 0
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """The journal's own next entries are in memory, too."""
+        """Add the next entries of the journal, which are on disk already."""
         for entry in entries:
             assert entry.index == self.last.index + 1
             self._push(entry.payload, entry.index, entry.term)
 
     @property
     def anchor(self) -> LogPosition:
-        """The position before the first entry in memory."""
+        """Position before the first entry in memory."""
         return _position(self._rows[0])
 
     @property
@@ -61,14 +61,14 @@ class RaftLog:
         return _position(self._rows[-1])
 
     def term_at(self, index: int) -> int:
-        """The term of the entry at `index`, or of the anchor."""
+        """Return the term of the entry at `index`, or of the anchor."""
         return self._rows[index - self.anchor.index][2]
 
     def entry(self, index: int) -> Entry:
         return _entry(self._rows[index - self.anchor.index])
 
     def entries(self, first_index: int, limit: int, limit_bytes: int) -> list[Entry]:
-        """One at least, and no more than either limit allows."""
+        """Return entries from `first_index` on, within both limits but at least one."""
         start = first_index - self.anchor.index
         found = [_entry(self._rows[start])]
         room_bytes = limit_bytes - len(found[0].payload)
@@ -80,27 +80,27 @@ class RaftLog:
         return found
 
     def append(self, payload: bytes, term: int) -> int:
-        """Staged behind the last entry; its index."""
+        """Stage a new last entry and return its index."""
         index = self.last.index + 1
         self._journal.append(Entry(index, term, payload))
         self._push(payload, index, term)
         return index
 
     def forget(self, position: LogPosition) -> None:
-        """Entries up to there are no longer in memory; a snapshot holds them."""
+        """Drop entries up to `position` from memory; a snapshot includes them."""
         if self.anchor.index < position.index <= self.last.index:
             gone = position.index - self.anchor.index
             self.size_bytes -= sum(_row_bytes(row) for row in self._rows[1 : gone + 1])
             self._rows[: gone + 1] = [_anchor_row(position)]
 
     def reset(self, position: LogPosition) -> None:
-        """Staged: all entries are gone, and the next one comes behind a snapshot's position."""
+        """Stage the deletion of all entries; the next one follows `position`, of a snapshot."""
         self._journal.reset(position)
         self._rows = [_anchor_row(position)]
         self.size_bytes = 0
 
     def cut(self, last_index: int) -> None:
-        """The journal has given up the entries behind `last_index`, which it could not write."""
+        """Drop the entries after `last_index`, which the journal could not write."""
         self._drop(last_index + 1 - self.anchor.index)
 
     def _push(self, payload: bytes, index: int, term: int) -> None:
@@ -113,7 +113,7 @@ class RaftLog:
         self.size_bytes -= sum(_row_bytes(row) for row in self._rows[start:])
         del self._rows[start:]
 
-    # What pysyncobj calls
+    # Calls of pysyncobj
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -143,7 +143,7 @@ class RaftLog:
         return library_index(self.anchor.index)
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Not kept: after a start, the leader tells it again."""
+        """Do nothing: after a start, the leader sends the commit index again."""
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
         pass

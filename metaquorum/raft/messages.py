@@ -1,18 +1,18 @@
-"""What voters say to each other, as msgpack arrays: a number for the kind, then its fields.
+"""Messages between voters: msgpack arrays of a type number and the fields.
 
-    1  PreVote         would you vote for me in this term?
-    2  PreVoteAnswer
-    3  VoteRequest     a candidate's
-    4  Vote            granted; what is not granted is not answered
-    5  Append          entries behind a position, or none: then it only says who leads
-    6  Heartbeat       who leads, to a peer whose log the leader does not know yet
-    7  Answer          to Append and Heartbeat
-    8  Piece           of a snapshot's file
-    9  PieceAnswer
+    1  PreVoteRequest         would you vote for me in this term?
+    2  PreVoteResponse
+    3  VoteRequest            from a candidate
+    4  VoteResponse           a granted vote; a refused vote is not answered
+    5  AppendEntries          entries after a position; none to announce leader and commit index
+    6  Heartbeat              announces the leader to a peer whose log position is unknown
+    7  AppendResponse         to AppendEntries and Heartbeat
+    8  SnapshotChunk          part of a snapshot file
+    9  SnapshotChunkResponse
 
-Entries have no index of their own: they follow on the position. Nothing else is understood; kinds,
-number and types of fields, and all sizes are checked. A message is only ever answered in the term
-it was sent in, or with a later term, upon which its sender gives way.
+Entries have no index: they follow the position. Type, number and types of fields, and all sizes are
+checked; any other message is malformed. A response has the term of the request, or a later term,
+which makes the sender of the request step down.
 """
 
 from enum import IntEnum
@@ -24,26 +24,26 @@ from metaquorum.raft.peers import MAX_MESSAGE_BYTES, PeerProtocolError
 from metaquorum.storage.journal_ops import MAX_PAYLOAD_BYTES
 
 MAX_ENTRIES: Final = 1_024
-MAX_ENTRIES_BYTES: Final = 1 << 20  # of payloads; a single entry may be larger
+MAX_ENTRIES_BYTES: Final = 1 << 20  # sum of payloads; a single entry may be larger
 PIECE_BYTES: Final = 256 << 10
 _INT64_MAX: Final = 2**63 - 1
 
 
 class LogMatch(IntEnum):
-    """What an `AppendResponse` says of the log of its sender."""
+    """Statement of an `AppendResponse` about its sender's log."""
 
-    MATCHED = 0  # it holds, durably, all of the leader's entries before `next_index`
-    REFUSED = 1  # the entries do not fit, or cannot be taken now; try from `next_index`
-    HEARD = 2  # nothing; it knows who leads
+    MATCHED = 0  # all of the leader's entries before `next_index` are durable in it
+    REFUSED = 1  # the entries do not match, or cannot be stored now; retry from `next_index`
+    HEARD = 2  # no statement; the sender follows the leader
 
 
 class ChunkStatus(IntEnum):
-    """What a `SnapshotChunkResponse` says."""
+    """Result in a `SnapshotChunkResponse`."""
 
-    CONTINUE = 0  # `value` is the offset of the next piece
-    HAVE = 1  # the log is as the leader's up to the entry `value`, the snapshot's or a later one
-    FAILED = 2  # begin anew, later
-    DAMAGED = 3  # begin anew, with another snapshot
+    CONTINUE = 0  # `value` is the offset of the next chunk
+    HAVE = 1  # the log equals the leader's up to entry `value`, the snapshot's last or a later one
+    FAILED = 2  # restart the transfer later
+    DAMAGED = 3  # restart the transfer with another snapshot
 
 
 class PreVoteRequest(NamedTuple):
@@ -53,7 +53,7 @@ class PreVoteRequest(NamedTuple):
 
 
 class PreVoteResponse(NamedTuple):
-    term: int  # of its sender
+    term: int  # term of the sender
     asked_term: int
     is_granted: bool
 
@@ -69,7 +69,7 @@ class VoteResponse(NamedTuple):
 
 
 class AppendEntries(NamedTuple):
-    """`round` numbers what a leader sends; answers repeat it."""
+    """Entries from the leader. `round` numbers its messages; responses repeat it."""
 
     term: int
     round: int
@@ -92,10 +92,10 @@ class AppendResponse(NamedTuple):
 
 
 class SnapshotChunk(NamedTuple):
-    """Bytes of the file of a snapshot that holds everything up to its last entry."""
+    """Part of a snapshot file. The snapshot includes all entries up to `last_index`."""
 
     term: int
-    transfer: int  # names this sending of it
+    transfer: int  # number of this transfer
     last_index: int
     last_term: int
     end_offset: int
@@ -148,9 +148,9 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """PeerProtocolError."""
+    """Decode a message. Raises PeerProtocolError if it is malformed."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise PeerProtocolError(f"a message of {len(data)} bytes")
+        raise PeerProtocolError(f"a Raft message of {len(data)} bytes exceeds the limit")
     try:
         row = msgpack.unpackb(
             data,
@@ -162,11 +162,11 @@ def decode_message(data: bytes) -> Message:
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise PeerProtocolError(f"no msgpack ({error})") from None
+        raise PeerProtocolError(f"a Raft message is not msgpack ({error})") from None
     if type(row) is not tuple or not row:
-        raise PeerProtocolError("a message that is no array")
+        raise PeerProtocolError("a Raft message is not an array")
     if type(row[0]) is not int or not 1 <= row[0] <= len(_KINDS):
-        raise PeerProtocolError("a message of no known kind")
+        raise PeerProtocolError("a Raft message has an unknown type")
     try:
         return _message(_KINDS[row[0] - 1], row[1:])
     except ValueError as error:
@@ -175,7 +175,7 @@ def decode_message(data: bytes) -> Message:
 
 def _message(kind: type[Message], fields: tuple[Any, ...]) -> Message:
     if len(fields) != len(kind._fields):
-        raise ValueError("the wrong number of fields")
+        raise ValueError("wrong number of fields")
     if kind is AppendEntries:
         term, number, index, index_term, commit_index = _numbers(fields[:-1])
         return AppendEntries(
@@ -185,7 +185,7 @@ def _message(kind: type[Message], fields: tuple[Any, ...]) -> Message:
         return _piece(_numbers(fields[:-1]), fields[-1])
     if kind is PreVoteResponse:
         if type(fields[2]) is not bool:
-            raise ValueError("neither granted nor refused")
+            raise ValueError("is_granted is not a boolean")
         term, asked_term = _numbers(fields[:2])
         return PreVoteResponse(term, asked_term, is_granted=fields[2])
     numbers = _numbers(fields)
@@ -201,28 +201,28 @@ def _message(kind: type[Message], fields: tuple[Any, ...]) -> Message:
 def _numbers(fields: Any) -> list[int]:
     for field in fields:
         if type(field) is not int or not 0 <= field <= _INT64_MAX:
-            raise ValueError("a field that is no number")
+            raise ValueError("a field is not a number from 0 to 2**63 - 1")
     return list(fields)
 
 
 def _entries(flat: Any, last_term: int) -> tuple[tuple[int, bytes], ...]:
     if type(flat) is not tuple or len(flat) % 2:
-        raise ValueError("entries that are none")
+        raise ValueError("entries are not an array of terms and payloads")
     terms, payloads = flat[::2], flat[1::2]
     _numbers(terms)
     if any(type(payload) is not bytes for payload in payloads):
-        raise ValueError("an entry that is no bytes")
+        raise ValueError("the payload of an entry is not bytes")
     if any(before > after for before, after in zip(terms, (*terms[1:], last_term), strict=False)):
-        raise ValueError("terms that go back")
+        raise ValueError("terms of entries decrease")
     return tuple(zip(terms, payloads, strict=True))
 
 
 def _piece(numbers: list[int], data: Any) -> SnapshotChunk:
     if type(data) is not bytes or not 0 < len(data) <= PIECE_BYTES:
-        raise ValueError("a piece of the wrong size")
+        raise ValueError("the data is empty or larger than a chunk may be")
     term, transfer, last_index, last_term, end_offset, file_bytes, offset = numbers
     if offset + len(data) > file_bytes:
-        raise ValueError("a piece beyond the end")
+        raise ValueError("the data extends beyond the end of the file")
     return SnapshotChunk(
         term, transfer, last_index, last_term, end_offset, file_bytes, offset, data
     )

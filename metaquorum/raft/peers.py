@@ -1,56 +1,56 @@
-"""The seam between a voter and the streams to its peers.
+"""Interface between a voter and the connections to its peers.
 
-Between two voters there is at most one connection at a time. On it, messages arrive whole, in the
-order in which they were sent and without a hole, until it ends; whatever was under way then is
-lost. The voter above relies on this: it never sends twice on one connection, and begins anew on the
-next. Every message of a peer comes between `connected` and `disconnected` of that peer.
+There is at most one connection between two voters. On it, messages arrive whole, in the order in
+which they were sent and without gaps, until it closes; messages in flight at that time are lost.
+The voter relies on this: it never sends a message twice on one connection, and restarts replication
+on the next. All messages of a peer arrive between `connected` and `disconnected` of that peer.
 
-All calls are plain and return at once. Neither side calls the other out of such a call, except for
-`disconnected`, which a refused `send` may bring about.
+All calls are synchronous and do not block. Neither side calls the other during such a call, except
+`disconnected`, which may result from a refused `send`.
 """
 
 from typing import Final, Protocol
 
 MAX_MESSAGE_BYTES: Final = 8 << 20
-# What a voter may have handed over to one peer and not yet be answered, and a little: a queue that
-# takes this much never fills up as long as the peer is heard.
+# A little more than a voter may have in flight to one peer: a queue of this size never fills up as
+# long as the peer answers.
 MAX_QUEUE_BYTES: Final = 32 << 20
 MAX_QUEUE_MESSAGES: Final = 1_024
 
 
 class PeerProtocolError(Exception):
-    """The peer sent what no voter of this version sends, or more than it may; close on it."""
+    """Raised if a peer sends a malformed message or exceeds a limit; close its connection."""
 
 
 class PeerReceiver(Protocol):
-    """A voter, as its transport sees it."""
+    """Voter, as its transport sees it."""
 
     def connected(self, voter_id: int) -> None:
-        """Messages can be sent to, and will come from, this peer."""
+        """Note that this peer is connected, in both directions."""
 
     def disconnected(self, voter_id: int) -> None:
-        """That connection is no more."""
+        """Note that the connection of this peer is closed."""
 
     def received(self, voter_id: int, message: bytes) -> None:
-        """A whole message, proven to come from that voter. PeerProtocolError."""
+        """Receive a whole message of the authenticated voter. Raises PeerProtocolError."""
 
 
 class Peers(Protocol):
-    """The other voters, as far as they can be reached."""
+    """Connections to the other voters."""
 
     def attach(self, receiver: PeerReceiver) -> None:
-        """`receiver` is told from now on. Called once, before anything else."""
+        """Set the receiver of messages and events. Called once, before any other call."""
 
     def send(self, voter_id: int, message: bytes) -> bool:
-        """The message stands in the queue of that peer's connection, behind all sent before.
+        """Put the message into the queue of that peer's connection, after all sent before.
 
-        False: there is no connection; or its queue is full, and then it is closed, for there may be
-        no hole in what arrives.
+        Return False if there is no connection, or if its queue is full; then the connection is
+        closed, because messages must arrive without gaps.
         """
 
 
 class NoPeers:
-    """The peers of a voter that is alone."""
+    """Peers of a single voter: none."""
 
     def attach(self, receiver: PeerReceiver) -> None:
         pass

@@ -1,17 +1,19 @@
-"""What a leader knows of one peer's log, and how much it sends it at a time.
+"""Replication progress of one peer, as the leader knows it, and flow control.
 
-    state      what it means                          sent
-    ---------  -------------------------------------  -------------------------------------------
-    PROBE      where the logs meet is not known       one append, then its answer is waited for
-    REPLICATE  they meet, as far as it has answered   appends, a window of them
-    SNAPSHOT   what it needs is no longer in the log  pieces of a snapshot, one by one
+    state      meaning                                 sent
+    ---------  --------------------------------------  ------------------------------------------
+    PROBE      the common prefix of the logs is        one append, then wait for its response
+               unknown
+    REPLICATE  the logs match up to the last response  a window of appends
+    SNAPSHOT   the log no longer has the entries that  chunks of a snapshot, one at a time
+               the peer needs
 
-            connected            matched              needs entries that are gone
+            connected            matched              needs entries that the log has dropped
     (none) ----------> PROBE ----------> REPLICATE     PROBE, REPLICATE -> SNAPSHOT
-                         ^---- refused ------'         SNAPSHOT -- taken in --> REPLICATE
+                         ^---- refused ------'         SNAPSHOT -- installed --> REPLICATE
 
-A connection loses nothing while it stands, so nothing is sent twice on it, except after a refusal;
-answers to what was sent before a refusal's retry say nothing new and are passed over.
+An open connection loses no message, so nothing is sent twice on it, except after a refusal.
+Responses to messages sent before the retry carry no new information and are ignored.
 """
 
 import math
@@ -32,7 +34,7 @@ class Sending(Enum):
 
 
 class Transfer:
-    """A snapshot on its way to one peer; which one is chosen when its first piece is read."""
+    """Snapshot transfer to one peer; the first read chooses the snapshot."""
 
     __slots__ = ("is_piece_wanted", "name", "number", "offset", "wait_until")
 
@@ -45,7 +47,7 @@ class Transfer:
 
 
 class Progress:
-    """One peer, as the leader of one term sees it."""
+    """Progress of one peer in one term of the leader."""
 
     def __init__(self, next_index: int) -> None:
         self.state = Sending.PROBE
@@ -59,7 +61,7 @@ class Progress:
         self.transfer: Transfer | None = None
         self._in_flight: deque[tuple[int, int]] = deque()  # (round, bytes)
         self._in_flight_bytes = 0
-        self._first_round = 0  # answers to earlier ones are passed over
+        self._first_round = 0  # responses to earlier rounds are ignored
         self._refusals = 0
         self._waits_for_heartbeat = False
 
@@ -80,7 +82,7 @@ class Progress:
                 return False
 
     def connected(self, next_index: int) -> None:
-        """Begun anew: what was in flight may not have arrived."""
+        """Restart with a probe, because messages in flight may not have arrived."""
         self.is_connected = True
         self._refusals = 0
         self._probe(self.matched_index + 1 if self.matched_index else next_index, 0)
@@ -91,7 +93,7 @@ class Progress:
         self._forget_in_flight()
 
     def sent(self, number: int, size_bytes: int, count: int, commit_index: int) -> None:
-        """An append of `count` entries in round `number`."""
+        """Record an append of `count` entries in round `number`."""
         self.next_index += count
         self.sent_commit_index = commit_index
         if count or self.state is Sending.PROBE:
@@ -99,7 +101,7 @@ class Progress:
             self._in_flight_bytes += size_bytes
 
     def answered(self, number: int, now: float) -> bool:
-        """Something of that round was answered; whether it says anything of the log."""
+        """Record a response to that round; return whether it has new information on the log."""
         self.answered_round = max(self.answered_round, number)
         self.answered_at = now
         if number < self._first_round:
@@ -115,14 +117,16 @@ class Progress:
         self.next_index = max(self.next_index, next_index)
 
     def refused(self, next_index: int, next_round: int) -> None:
-        """The log there is another; or it cannot take entries now, which is why it is asked again
-        at once only the first time."""
+        """Retry from `next_index`, because the log differs or the peer cannot store entries now.
+
+        Only the first retry is sent at once; later ones wait for a heartbeat.
+        """
         self._refusals += 1
         self._probe(next_index, next_round)
         self._waits_for_heartbeat = self._refusals > 1
 
     def may_retry(self) -> None:
-        """A heartbeat is due."""
+        """Allow a delayed retry, because a heartbeat is due."""
         self._waits_for_heartbeat = False
 
     def needs_snapshot(self, number: int) -> Transfer:
@@ -135,7 +139,7 @@ class Progress:
         self.transfer = Transfer(number, wait_until)
 
     def took_snapshot(self, last_index: int) -> None:
-        """Its log is as the leader's up to there."""
+        """Record that the peer's log equals the leader's up to `last_index`."""
         self.transfer = None
         self.next_index = last_index + 1
         self.matched(self.next_index)

@@ -1,12 +1,13 @@
-"""Batches on their way, and what becomes of them.
+"""Proposed batches and their outcomes.
 
-    queued     taken, but in no log                        the leader is gone: refused
-    appended   in the leader's log, and perhaps in others  decided when an entry is applied at its
-                                                           index: it is this one, or it never will
-                                                           be; not decided in time: lost
+    queued     accepted, but in no log                     refused if leadership is lost
+    appended   in the leader's log, and perhaps in others  decided when the entry at its index is
+                                                           applied: either it is this batch, or the
+                                                           batch is never committed; if this takes
+                                                           too long, the outcome is unknown
 
-A batch in a log that is no longer the leader's may still be committed, by any voter that has it and
-is elected. Only another entry committed in its place rules that out.
+After this voter has lost leadership, a batch in its log may still be committed by any voter that
+has it and is elected. Only another entry committed at its index rules that out.
 """
 
 from collections import deque
@@ -22,16 +23,16 @@ from wire.primitives.errors import ErrorCode
 
 MAX_PENDING_PROPOSALS: Final = 10_000
 MAX_PENDING_BYTES: Final = 64 << 20
-MAX_GROUP_PROPOSALS: Final = 1_000  # that share one sync
+MAX_GROUP_PROPOSALS: Final = 1_000  # proposals that share one sync
 
 
 class RaftProposal:
-    """As in `Quorum`."""
+    """Proposal of the `Quorum` interface."""
 
     __slots__ = ("_done", "_error", "batch", "payload")
 
     def __init__(self, batch: Batch) -> None:
-        """BatchTooLargeError."""
+        """Create a proposal. Raises BatchTooLargeError."""
         self.batch = batch
         self.payload = batch.encode()
         self._done = trio.Event()
@@ -46,22 +47,22 @@ class RaftProposal:
         self._done.set()
 
     def refuse(self, code: ErrorCode, reason: str, *, retry: bool = False) -> None:
-        """It has not taken effect and never will."""
+        """Set the outcome: not applied, now or later."""
         self._error = lambda: NotCommittedError(code, reason, retry=retry)
         self._done.set()
 
     def lose(self, reason: str) -> None:
-        """Nobody knows."""
+        """Set the outcome: unknown."""
         self._error = lambda: OutcomeUnknownError(reason)
         self._done.set()
 
 
 class Proposals:
-    """All that have no outcome yet, in order."""
+    """Proposals without an outcome, in order."""
 
     def __init__(self) -> None:
         self._queued: deque[RaftProposal] = deque()
-        self._appended: deque[tuple[int, RaftProposal]] = deque()  # (index, ...), rising
+        self._appended: deque[tuple[int, RaftProposal]] = deque()  # (index, proposal), ascending
         self._size_bytes = 0
 
     @property
@@ -73,19 +74,19 @@ class Proposals:
         return bool(self._appended)
 
     def offer(self, proposal: RaftProposal) -> None:
-        """It is queued; NotCommittedError where too many are under way."""
+        """Queue a proposal. Raises NotCommittedError if too many are in flight."""
         if (
             len(self._queued) + len(self._appended) >= MAX_PENDING_PROPOSALS
             or self._size_bytes + len(proposal.payload) > MAX_PENDING_BYTES
         ):
             raise NotCommittedError(
-                ErrorCode.REQUEST_TIMED_OUT, "too many changes of metadata are under way"
+                ErrorCode.REQUEST_TIMED_OUT, "too many metadata changes are in flight"
             )
         self._queued.append(proposal)
         self._size_bytes += len(proposal.payload)
 
     def next_group(self) -> list[RaftProposal]:
-        """Those queued first; each is to be refused, or handed back by `appended`."""
+        """Remove and return the oldest queued proposals; the caller refuses or appends each."""
         count = min(len(self._queued), MAX_GROUP_PROPOSALS)
         group = [self._queued.popleft() for _ in range(count)]
         self._size_bytes -= sum(len(proposal.payload) for proposal in group)
@@ -96,12 +97,12 @@ class Proposals:
         self._size_bytes += len(proposal.payload)
 
     def applied(self, entry: Entry, *, took_effect: bool) -> None:
-        """That entry is committed, and was replayed here."""
+        """Set the outcome of proposals up to an entry that is committed and replayed here."""
         while self._appended and self._appended[0][0] <= entry.index:
             index, proposal = self._appended[0]
             self._pop(0)
             if index < entry.index:
-                proposal.lose("a snapshot took its place")
+                proposal.lose("a snapshot replaced its log entry")
             elif proposal.batch.term != entry.term:
                 _never_committed(proposal)
             elif took_effect:
@@ -110,12 +111,12 @@ class Proposals:
                 reject_offset_mismatch(proposal)
 
     def covered(self, index: int) -> None:
-        """A snapshot stands for everything up to `index`; what it holds cannot be told."""
+        """Set outcomes up to `index` to unknown: a snapshot replaced these entries."""
         while self._appended and self._appended[0][0] <= index:
-            self._pop(0).lose("a snapshot took its place")
+            self._pop(0).lose("a snapshot replaced its log entry")
 
     def unwritten(self, last_index: int) -> list[RaftProposal]:
-        """Those behind `last_index`, which stand in no log at all; they are the caller's."""
+        """Remove and return proposals after `last_index`, which no log has."""
         found = []
         while self._appended and self._appended[-1][0] > last_index:
             found.append(self._pop(-1))
@@ -139,10 +140,14 @@ class Proposals:
 
 def _never_committed(proposal: RaftProposal) -> None:
     proposal.refuse(
-        ErrorCode.NOT_CONTROLLER, "another leader's change was committed instead", retry=True
+        ErrorCode.NOT_CONTROLLER,
+        "another leader committed a different entry at its index",
+        retry=True,
     )
 
 
 def reject_offset_mismatch(proposal: RaftProposal) -> None:
-    """It was decided on another state than it came upon."""
-    proposal.refuse(ErrorCode.REQUEST_TIMED_OUT, "others changed the metadata first", retry=True)
+    """Refuse a proposal that was decided on another end offset than that of the log."""
+    proposal.refuse(
+        ErrorCode.REQUEST_TIMED_OUT, "another change of the metadata came first", retry=True
+    )

@@ -1,11 +1,11 @@
-"""A snapshot that comes from the leader, piece by piece, and takes the place of the log.
+"""Receipt and installation of a snapshot from the leader, which replaces the log.
 
-    pieces -> `<name>.received`, synced, read once from end to end
-           -> the journal is reset to its position, synced        from here on it stands for the log
-           -> `<name>.snapshot`                                    loaded like any other
+    chunks -> `<name>.received`, synced, read and verified completely
+           -> the journal is reset to its position, synced        from here on it replaces the log
+           -> `<name>.snapshot`                                    loaded like any other snapshot
 
-After a crash, a `.received` file whose position is the journal's base is whole, and only has to be
-renamed; any other is a part, or was never made to count, and goes.
+After a crash, a `.received` file is complete if its position is the journal's base, and only has to
+be renamed. Any other is incomplete or was never installed, and is deleted.
 """
 
 import logging
@@ -25,7 +25,10 @@ RECEIVED = ".received"
 
 
 def finish_installs(disk: Disk, directory: str, base: LogPosition) -> None:
-    """No snapshot is half installed: it counts, or is gone. Slow: for `Disk.run`. OSError."""
+    """Finish or delete received snapshots after a crash.
+
+    Blocking: call it in `Disk.run`. Raises OSError if the disk fails.
+    """
     for path in _received(disk, directory):
         target = path.removesuffix(RECEIVED)
         if target.endswith(f"-{base.index:020d}-{base.term:010d}{SUFFIX}"):
@@ -42,7 +45,7 @@ def _received(disk: Disk, directory: str) -> Iterator[str]:
 
 
 class SnapshotReceiver:
-    """Takes pieces, one at a time."""
+    """Receiver of snapshot chunks, one transfer at a time."""
 
     def __init__(self, disk: Disk, directory: str, cluster_id: str) -> None:
         self._disk = disk
@@ -52,10 +55,13 @@ class SnapshotReceiver:
         self._name: SnapshotName | None = None
         self._file: File | None = None
         self._written_bytes = 0
-        self.received: SnapshotName | None = None  # whole, and waiting to be installed
+        self.received: SnapshotName | None = None  # complete, and waiting to be installed
 
     async def take(self, sender: int, piece: SnapshotChunk) -> tuple[ChunkStatus, int] | None:
-        """What to answer; None when that was the last piece, and `received` is to be installed."""
+        """Store a chunk and return the response; None after the last chunk.
+
+        Then the caller has to install the snapshot `received`.
+        """
         transfer = (sender, piece.term, piece.transfer)
         try:
             if piece.offset == 0:
@@ -68,11 +74,17 @@ class SnapshotReceiver:
                 return ChunkStatus.CONTINUE, self._written_bytes
             await self._finish()
         except DamagedError as error:
-            logger.warning("the snapshot that voter %d sent: %s", sender, error)
+            logger.warning(
+                "the snapshot from voter %d is damaged: %s; the voter has to send another one",
+                sender,
+                error,
+            )
             self.abandon()
             return ChunkStatus.DAMAGED, 0
         except (OSError, StorageError) as error:
-            logger.warning("no snapshot could be taken from voter %d: %s", sender, error)
+            logger.warning(
+                "cannot store the snapshot from voter %d: %s; the transfer restarts", sender, error
+            )
             self.abandon()
             return ChunkStatus.FAILED, 0
         return None
@@ -95,7 +107,7 @@ class SnapshotReceiver:
             self._disk.sync_dir(self._directory)
 
     async def _finish(self) -> None:
-        """It is whole, as every byte of it says."""
+        """Read and verify the complete snapshot. Raises DamagedError, StorageError, OSError."""
         name = self._name
         assert name is not None
         reader = await self._disk.run(
@@ -110,7 +122,7 @@ class SnapshotReceiver:
         self.received = name
 
     async def keep(self) -> SnapshotName:
-        """Installed: what was received counts as a snapshot. OSError."""
+        """Rename the received file to its final name. Raises OSError if that fails."""
         name = self.received
         assert name is not None
 
@@ -123,7 +135,7 @@ class SnapshotReceiver:
         return name
 
     def abandon(self) -> None:
-        """What was received so far is of no use."""
+        """Discard the transfer in progress."""
         if self._file is not None:
             self._file.close()
         self._file = self._transfer = self._name = self.received = None

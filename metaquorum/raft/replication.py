@@ -1,8 +1,8 @@
-"""The leader's side of replication: what each peer is sent, and when.
+"""The leader's side of replication: the messages for each peer, and their time.
 
-Everything sent in a term has a number of its own, its *round*, which answers repeat. A majority
-that has answered round n was in this leader's term when it did: whoever asks to read waits for a
-round that begins after he asked (ReadIndex; Raft thesis, 6.4).
+Every message of a term has a unique number, its *round*, which responses repeat. A majority that
+has answered round n was in this leader's term at that time: a reader waits for a round that begins
+after its request (ReadIndex; Raft thesis, 6.4).
 """
 
 import math
@@ -27,7 +27,7 @@ from metaquorum.raft.timings import RaftTimings
 
 
 class Replication:
-    """Of one voter; between `begin` and `end` it leads."""
+    """Replication of one voter, active from `begin` to `end` while it leads."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Replication:
         self._round_wanted = False
         self._heartbeat_at = math.inf
         self.progress: dict[int, Progress] = {}
-        self.damaged_snapshots = False  # a peer found one damaged that this voter sent
+        self.damaged_snapshots = False  # a peer reported that a snapshot of this voter is damaged
 
     @property
     def deadline(self) -> float:
-        """When there is something to send though nothing has happened."""
+        """Time of the next heartbeat or snapshot retry."""
         retries = [
             each.transfer.wait_until
             for each in self.progress.values()
@@ -59,13 +59,13 @@ class Replication:
 
     @property
     def confirmed_round(self) -> int:
-        """The last round that a majority, this leader included, has answered."""
+        """Last round that a majority, including this leader, has answered."""
         answered = sorted((each.answered_round for each in self.progress.values()), reverse=True)
         needed = (len(self._peers) + 1) // 2
         return answered[needed - 1] if needed else self._round + 1
 
     def begin(self, term: int, connected: Collection[int], now: float) -> None:
-        """This voter leads in `term`, which the last entry of the log begins."""
+        """Start to lead in `term`; the last entry of the log is the first one of the term."""
         start_index = self._log.last.index
         self._term = term
         self._heartbeat_at = now
@@ -86,7 +86,7 @@ class Replication:
             self.progress[voter_id].disconnected()
 
     def statuses(self, now: float, now_ms: int) -> list[VoterStatus]:
-        """Of all peers; `now_ms` is the wall clock's `now`."""
+        """Return the status of all peers; `now_ms` is the wall-clock time of `now`."""
 
         def wall_ms(at: float | None) -> int:
             return -1 if at is None else now_ms - round((now - at) * 1000)
@@ -104,14 +104,14 @@ class Replication:
         ]
 
     def request_round(self) -> int:
-        """All will be asked; answers from this round on were given after the call."""
+        """Request messages to all peers; return the first round whose responses follow the call."""
         self._round_wanted = True
         return self._round + 1
 
     # Sending
 
     def replicate(self, commit_index: int, now: float) -> None:
-        """Every peer is sent what it can be told."""
+        """Send to every connected peer the entries and heartbeats that are due."""
         is_due = now >= self._heartbeat_at or self._round_wanted
         if is_due:
             self._heartbeat_at = now + self._timings.heartbeat_s if self._peers else math.inf
@@ -166,13 +166,13 @@ class Replication:
         self._round += 1
         return self._round
 
-    # Answers of this term
+    # Responses of this term
 
     def answered(self, voter_id: int, message: AppendResponse, now: float) -> int | None:
-        """Before which index the peer is now known to hold the log; None: nothing new of that."""
+        """Handle a response; return the index before which the peer's log matches, or None."""
         progress, last_index = self.progress[voter_id], self._log.last.index
         if message.round > self._round or message.next_index > last_index + 1:
-            return None  # nobody can answer that
+            return None  # no valid response can have these values
         says_more = progress.answered(message.round, now)
         if progress.state is Sending.SNAPSHOT:
             says_more = False
@@ -180,7 +180,7 @@ class Replication:
             if says_more:
                 progress.matched(message.next_index)
             progress.note_caught_up(last_index, now)
-            # True whenever it was sent: what a follower holds in a term, it keeps in it.
+            # Valid even if late: a follower keeps matching entries for the whole term.
             return message.next_index
         if message.match is LogMatch.REFUSED and says_more:
             progress.refused(message.next_index, self._round + 1)
@@ -190,7 +190,7 @@ class Replication:
     def piece_answered(
         self, voter_id: int, message: SnapshotChunkResponse, now: float
     ) -> int | None:
-        """As `answered`."""
+        """Handle a response to a snapshot chunk; return as `answered` does."""
         progress = self.progress[voter_id]
         progress.answered_at = now
         transfer = progress.transfer
@@ -207,10 +207,10 @@ class Replication:
                 self.fail_transfer(voter_id, now)
         return None
 
-    # Snapshots on their way
+    # Snapshot transfers
 
     def wanted_pieces(self, now: float) -> list[tuple[int, Transfer]]:
-        """Transfers whose next piece is to be read and sent now; each is named once a piece."""
+        """Return the transfers whose next chunk is to be sent now, each once per chunk."""
         found = []
         for voter_id, progress in self.progress.items():
             transfer = progress.transfer
@@ -225,11 +225,11 @@ class Replication:
         return found
 
     def is_wanted(self, voter_id: int, transfer: Transfer) -> bool:
-        """Whether this transfer is still under way."""
+        """Return whether this transfer is still in progress."""
         progress = self.progress.get(voter_id)
         return progress is not None and progress.transfer is transfer
 
     def fail_transfer(self, voter_id: int, now: float) -> None:
-        """It begins anew, a little later."""
+        """Restart the peer's transfer after `snapshot_retry_s`."""
         wait_until = now + self._timings.snapshot_retry_s
         self.progress[voter_id].restart_transfer(self._next_round(), wait_until)

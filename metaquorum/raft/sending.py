@@ -1,4 +1,4 @@
-"""A snapshot on its way to a peer: one piece is read, sent, and answered before the next."""
+"""Reading of snapshot chunks for a peer; each chunk is answered before the next is sent."""
 
 from typing import Final
 
@@ -11,10 +11,10 @@ _TERM_LATER: Final = 0
 
 
 def read_piece(disk: Disk, directory: str, transfer: Transfer) -> SnapshotChunk | None:
-    """The next piece, its term still to be filled in; None: there is no snapshot.
+    """Return the next chunk, whose term the caller sets; None if there is no snapshot.
 
-    The first piece chooses the newest snapshot. Slow: for `Disk.run`. OSError: it may be gone by
-    now; the transfer begins anew, with another.
+    The first call chooses the newest snapshot. Blocking: call it in `Disk.run`. Raises OSError, for
+    example if the snapshot was deleted in the meantime; the transfer then restarts with another.
     """
     if transfer.name is None:
         transfer.name = next(iter(snapshots(disk, directory)), None)

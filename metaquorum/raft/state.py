@@ -1,4 +1,4 @@
-"""The state machine on this voter's disk: begun from a snapshot, brought along, written down."""
+"""The state machine on this voter's disk: load a snapshot, apply entries, write snapshots."""
 
 import logging
 
@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class DiskState:
-    """One task calls `load_newest`, then `apply` and `load`; another may call `write`."""
+    """State machine with its snapshots.
+
+    One task calls `load_newest`, then `apply` and `load`; another task may call `write`.
+    """
 
     def __init__(self, disk: Disk, directory: str, machine: StateMachine) -> None:
         self._disk = disk
@@ -32,31 +35,31 @@ class DiskState:
         self.bytes_since_snapshot = 0
 
     async def load_newest(self, journal: Journal) -> None:
-        """The newest snapshot that is not damaged, if there is one, is in the state machine.
+        """Load the newest undamaged snapshot, if there is one.
 
-        StorageError where `journal` does not go on from there.
+        Raises StorageError if the journal does not continue from there.
         """
         for name in await self._disk.run(lambda: tidy_up(self._disk, self._directory)):
             try:
                 await self.load(name)
             except DamagedError as error:
-                logger.warning("%s; it is set aside, and an older one tried", error)
+                logger.warning("%s; the file is set aside, and an older snapshot is tried", error)
                 await self._disk.run(lambda path=name.path: set_aside(self._disk, path))  # type: ignore[misc]
                 continue
             break
         if journal.base.index > self.applied.index:
             raise StorageError(
                 f"{self._directory} has no readable snapshot of entry {journal.base.index} or"
-                " later, where its journal begins; restore the folder from a backup"
+                " later, where its journal begins; restore the directory from a backup"
             )
         if journal.last.index < self.applied.index:
             raise StorageError(
                 f"the journal in {self._directory} ends at entry {journal.last.index}, before its"
-                f" snapshot of entry {self.applied.index}; restore the folder from a backup"
+                f" snapshot of entry {self.applied.index}; restore the directory from a backup"
             )
 
     async def load(self, name: SnapshotName) -> None:
-        """The state machine is as the snapshot says. DamagedError, StorageError."""
+        """Load a snapshot into the state machine. Raises DamagedError, StorageError."""
         reader = await self._disk.run(lambda: open_snapshot(self._disk, name, self._cluster_id))
         try:
             self._machine.begin_load()
@@ -73,9 +76,9 @@ class DiskState:
         return self._machine.image.cluster_id
 
     async def apply(self, entry: Entry) -> bool:
-        """The entry is replayed, as it is on every replica; whether it took effect."""
+        """Replay the entry; return whether it took effect. Raises StorageError if malformed."""
         took_effect = False
-        if entry.payload:  # else it only marks the beginning of a term
+        if entry.payload:  # an empty entry only begins a term
             try:
                 batch = decode_batch(entry.payload)
                 took_effect = await self._machine.apply(entry.term, batch)
@@ -86,21 +89,24 @@ class DiskState:
         return took_effect
 
     async def write(self) -> list[SnapshotName]:
-        """A snapshot of what is applied now is on disk; those that are kept. OSError."""
+        """Write a snapshot of the applied state; return the snapshots kept. Raises OSError."""
         image, position = self._machine.image, self.applied
         self.bytes_since_snapshot = 0
         await self._disk.run(lambda: write_snapshot(self._disk, self._directory, image, position))
         return await self._disk.run(lambda: tidy_up(self._disk, self._directory))
 
     def journal_not_needed(self, kept: list[SnapshotName]) -> LogPosition | None:
-        """Up to where the journal can go: as far as the older of two snapshots reaches."""
+        """Return the position up to which the journal can be deleted: the older snapshot's."""
         return kept[-1].position if len(kept) == SNAPSHOTS_KEPT else None
 
 
 def open_snapshot(
     disk: Disk, name: SnapshotName, cluster_id: str, path: str | None = None
 ) -> SnapshotReader:
-    """Read from `path`, else from where the name says. Slow. DamagedError, StorageError."""
+    """Open the snapshot at `path`, by default at the path of its name, and check its header.
+
+    Blocking: call it in `Disk.run`. Raises DamagedError, StorageError.
+    """
     reader = SnapshotReader(disk, path or name.path)
     header = reader.header
     try:
@@ -109,7 +115,7 @@ def open_snapshot(
                 f"{name.path} belongs to cluster {header.cluster_id}, not {cluster_id}"
             )
         if (header.end_offset, header.position) != (name.end_offset, name.position):
-            raise DamagedError(f"{name.path} is damaged: it is not what its name says")
+            raise DamagedError(f"{name.path} is damaged: its header does not match its file name")
     except StorageError:
         reader.close()
         raise

@@ -1,34 +1,34 @@
-"""How long a voter waits for what."""
+"""Timeouts of a voter."""
 
 from wire.primitives.frozen import frozen
 
 
 @frozen
 class RaftTimings:
-    """All in seconds. Each default says what it is a compromise between.
+    """Timeouts in seconds, with the reason for each default.
 
-    Elections begin on evidence (the connection to the leader has closed) or, where there is none,
-    on silence. Silence is ambiguous: two busy cores keep a healthy leader quiet for some hundred
-    milliseconds, so what waits for it is generous; evidence is not, so what follows it is quick.
+    A follower asks for an election if the connection to the leader closes, or if the leader is
+    silent. Silence is ambiguous, because two busy cores can delay a healthy leader for some hundred
+    milliseconds; so its timeout is long. A closed connection is unambiguous, so its delay is short.
     """
 
-    # Ten messages a second and peer, which is what an idle quorum costs.
+    # Cost of an idle quorum: ten messages per second and peer.
     heartbeat_s: float = 0.1
-    # Of silence, before a follower asks for an election: several heartbeats and a slow fsync.
+    # Silence before a follower asks for an election: several heartbeats and a slow fsync.
     election_min_s: float = 0.5
     election_max_s: float = 1.0
-    # From the leader's connection closing to asking. Spread, so that one is usually first.
+    # Delay after the leader's connection closes. Random, so that one voter usually asks first.
     evidence_max_s: float = 0.05
-    # From one asking to the next, which costs a few bytes.
+    # Interval of pre-votes, which cost a few bytes.
     retry_min_s: float = 0.1
     retry_max_s: float = 0.3
-    # For a candidate to be elected: two fsyncs and a round trip. Spread, so that ties end.
+    # Time for a candidate to be elected: two fsyncs and a round trip. Random, to resolve ties.
     vote_min_s: float = 0.25
     vote_max_s: float = 0.5
-    # A leader that no majority answers for so long leads no more. Not below `election_min_s`: it
-    # would give up before anybody else could be elected.
+    # A leader resigns if no majority answers for this long. At least `election_min_s`: otherwise it
+    # would resign before another voter could be elected.
     fallback_s: float = 1.0
-    # How long a proposer is kept waiting for what becomes of its batch after the leader is gone.
+    # Time after a loss of leadership until the outcome of an appended batch is reported as unknown.
     outcome_s: float = 2.0
-    # Until a snapshot that could not be taken in is sent again.
+    # Delay before a failed snapshot transfer restarts.
     snapshot_retry_s: float = 1.0

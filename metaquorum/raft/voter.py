@@ -1,21 +1,21 @@
-"""A voter: the guarded protocol (`core.py`) on a disk, a clock and peers.
+"""A voter: the guarded protocol (`core.py`) with a disk, a clock and peers.
 
-Three tasks, and one for each slow thing under way:
+Three tasks, and one more for each slow operation in progress:
 
-    driver   waits for a kick: something came from a peer, was proposed, or is due
-             -> all of it into the core, which stages what must not be forgotten
-             -> one sync for all of it (group commit)
-             -> only then: peers are told, and what is committed may be applied
-    applier  committed entries into the state machine, in order, and their proposers are told;
-             it may be slow without keeping the driver from answering
-    alarm    kicks the driver at its next deadline
+    driver   waits for a message, a proposal or a deadline
+             -> passes all of them to the core, which stages the state to be made durable
+             -> syncs the journal once for all of it (group commit)
+             -> only then sends messages to peers and lets committed entries be applied
+    applier  applies committed entries to the state machine in order and completes their
+             proposals; a slow state machine does not delay the driver's responses
+    alarm    wakes the driver at its next deadline
 
-What is proposed or arrives during a sync waits for the next one. Snapshots are written, read for
-others and received beside these; `receiving.py` says how one is installed.
+Proposals and messages that arrive during a sync wait for the next one. Separate tasks write
+snapshots, read them for peers, and receive them; `receiving.py` describes the installation.
 
-A disk that is full refuses entries, and nothing else: a leader refuses the proposals, of which
-nobody was told; a follower asks for the entries again later. A vote or a truncation that finds no
-room, and every other failure of the disk, stops the voter.
+If the disk is full, only entries are refused: a leader refuses the proposals, which no peer has
+received; a follower requests the entries again later. If there is no space for a vote or a
+truncation, or if the disk fails in another way, the voter stops.
 """
 
 import logging
@@ -62,14 +62,14 @@ from wire.primitives.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # of batches applied
-READ_ENTRIES: Final = 64  # of the journal at a time, at the start
-APPLIED_PER_TURN: Final = 32  # entries, before other tasks have theirs
+SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # applied batches between two snapshots
+READ_ENTRIES: Final = 64  # journal entries per read at the start
+APPLIED_PER_TURN: Final = 32  # entries applied between two checkpoints of the event loop
 DEFAULT_TIMINGS: Final = RaftTimings()
 
 
 class _Install:
-    """A snapshot that was received whole, until the driver has made it count."""
+    """Completely received snapshot that the driver has to install."""
 
     def __init__(self, name: SnapshotName) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class _Install:
 
 
 class RaftVoter:
-    """One of the voters. `start`, then `run` in a task; `close` after that has ended."""
+    """One voter: call `start`, then `run` in a task, then `close` after it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class RaftVoter:
         snapshot_interval_bytes: int = SNAPSHOT_INTERVAL_BYTES,
         journal: Journal | None = None,
     ) -> None:
-        """`directory` is the metadata's own; `state_machine` is empty yet."""
+        """Create a voter in the metadata directory. `state_machine` must be empty."""
         assert node_id in voters
         self._disk = disk
         self._clock = clock
@@ -119,25 +119,25 @@ class RaftVoter:
         self._proposals = Proposals()
         self._lose_proposals_at = math.inf
         self._sequence = 0
-        self._tail_offset = 0  # where the metadata ends once all that was appended is applied
+        self._tail_offset = 0  # end offset of the metadata after all appended batches
         self._active_term: int | None = None
         self._published = Leadership(None, 0, is_active=False)
-        self._committed_index = 0  # and on this disk
-        self._installing = False  # the log is another already, and nothing of it can be applied
-        self._installed: SnapshotName | None = None  # to be loaded
+        self._committed_index = 0  # committed entries that are durable on this disk
+        self._installing = False  # the log is reset to a snapshot, and cannot be applied yet
+        self._installed: SnapshotName | None = None  # installed snapshot to load
         self._barriers = Barriers()
         self._snapshotting = False
-        self._unneeded: LogPosition | None = None  # the journal up to here can go
+        self._unneeded: LogPosition | None = None  # end of the journal entries that can be deleted
         self._kick = trio.Event()
         self._commit_moved = trio.Event()
-        self._changed: Final = trio.lowlevel.ParkingLot()  # leadership, or what is applied
+        self._changed: Final = trio.lowlevel.ParkingLot()  # leadership or applied index
         self._failure: Exception | None = None
         peers.attach(self._inbox)
 
     def _wake(self) -> None:
         self._kick.set()
 
-    # What others know
+    # Status
 
     @property
     def is_active(self) -> bool:
@@ -175,7 +175,7 @@ class RaftVoter:
             return -1
         log = core.log
         for number in range(min(index, log.last.index), log.anchor.index, -1):
-            if payload := log.entry(number).payload:  # else it only marks the beginning of a term
+            if payload := log.entry(number).payload:  # an empty entry only begins a term
                 return decode_batch(payload).end_offset
         return 0 if not log.anchor.index else -1
 
@@ -202,13 +202,13 @@ class RaftVoter:
         await trio.lowlevel.checkpoint()
         core = self._core
         if core is None or not self.is_active:
-            raise OutcomeUnknownError("this node does not lead the quorum")
+            raise OutcomeUnknownError("this node is not the leader of the quorum")
         barrier = self._barriers.add(core.replication.request_round(), core.commit_index)
         self._wake()
         await barrier.wait()
         while self._state.applied.index < barrier.commit_index:
             if self._failure is not None:
-                raise OutcomeUnknownError("the quorum's voter has stopped")
+                raise OutcomeUnknownError("the Raft voter of this node has stopped")
             await self._changed.park()
         return self._machine.image.end_offset
 
@@ -216,11 +216,11 @@ class RaftVoter:
         core = self._core
         if core is None or not self.is_active or term != core.term:
             raise NotCommittedError(
-                ErrorCode.NOT_CONTROLLER, f"this node does not lead the quorum in term {term}"
+                ErrorCode.NOT_CONTROLLER, f"this node is not the quorum leader of term {term}"
             )
         if core.log.size_bytes > MAX_LOG_BYTES:
             raise NotCommittedError(
-                ErrorCode.KAFKA_STORAGE_ERROR, "no snapshot of the metadata could be written lately"
+                ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log is full; no snapshot was written"
             )
         self._sequence += 1
         batch = Batch(
@@ -234,13 +234,16 @@ class RaftVoter:
     # Starting
 
     async def start(self) -> None:
-        """The newest snapshot is loaded; a voter that is alone is active. StorageError."""
+        """Load the newest snapshot and the journal; a single voter becomes active.
+
+        Raises StorageError if the disk fails or its contents are inconsistent.
+        """
         await self._disk.run(self._journal.open)
         if self._journal.torn_bytes:
             logger.warning(
-                "the journal in %s ended in the middle of a frame, of which %d bytes are cut off:"
-                " it was being written when the process or the machine stopped, and nothing relies"
-                " on it; or the file has lost its end since, and what that held is here no more",
+                "the journal in %s ends with an incomplete frame; its %d bytes are truncated."
+                " Normally the process or the machine stopped during the write, and no peer relies"
+                " on the frame; if the file was truncated later, entries of this voter are lost",
                 self._directory,
                 self._journal.torn_bytes,
             )
@@ -250,7 +253,9 @@ class RaftVoter:
             )
             await self._state.load_newest(self._journal)
         except OSError as error:
-            raise StorageError(f"{self._directory} cannot be used: {error}") from error
+            raise StorageError(
+                f"cannot use the metadata directory {self._directory}: {error}"
+            ) from error
         log = await self._read_log()
         now = self._clock.monotonic()
         core = RaftCore(self._node_id, self._voters, log, self._timings, self._random, now)
@@ -265,8 +270,8 @@ class RaftVoter:
         log, journal = RaftLog(self._journal, self._state.applied), self._journal
         if journal.term_at(log.anchor.index) != log.anchor.term:
             raise StorageError(
-                f"entry {log.anchor.index} in {self._directory} is of another term in the journal"
-                " than in its snapshot; restore the folder from a backup"
+                f"entry {log.anchor.index} in {self._directory} has another term in the journal"
+                " than in the snapshot; restore the directory from a backup"
             )
         while (first := log.last.index + 1) <= journal.last.index:
             last = min(first + READ_ENTRIES - 1, journal.last.index)
@@ -276,7 +281,10 @@ class RaftVoter:
     # Running
 
     async def run(self) -> None:
-        """It votes, leads and follows, for ever. StorageError, RaftFatalError: it can no more."""
+        """Vote, lead and follow until cancelled.
+
+        Raises StorageError or RaftFatalError if the voter cannot continue.
+        """
         core = self._core
         assert core is not None, "not started"
         try:
@@ -301,15 +309,15 @@ class RaftVoter:
             nursery.cancel_scope.cancel()
 
     def _stopped(self) -> None:
-        self._failure = self._failure or StorageError("the quorum's voter was stopped")
+        self._failure = self._failure or StorageError("the Raft voter of this node was stopped")
         self._active_term = None
-        self._proposals.refuse_queued("the quorum's voter has stopped")
-        self._proposals.lose_appended("the voter stopped before it was known to be committed")
+        self._proposals.refuse_queued("the Raft voter of this node has stopped")
+        self._proposals.lose_appended("the Raft voter stopped before the commit was confirmed")
         self._barriers.fail()
         self._changed.unpark_all()
 
     async def close(self) -> None:
-        """The journal is closed in good order."""
+        """Discard a snapshot transfer and close the journal."""
         self._receiver.abandon()
         await self._journal.close()
 
@@ -323,7 +331,7 @@ class RaftVoter:
             await self._round(core)
 
     async def _round(self, core: RaftCore) -> None:
-        """All that has come is dealt with, and is durable before anybody hears of it."""
+        """Handle all input, make the results durable, and only then send messages."""
         now = self._clock.monotonic()
         self._take_inbox(core, now)
         core.tick(now)
@@ -334,7 +342,7 @@ class RaftVoter:
         if install is not None:
             await self._finish_install(core, install)
         if core.is_alone:
-            core.tick(now)  # what is on its own disk is committed
+            core.tick(now)  # commit the entries that are on its own disk
         core.replicate(now)
         self._send(core)
         self._start_transfers(core, now)
@@ -355,7 +363,7 @@ class RaftVoter:
                 core.received(voter_id, news, now)
 
     def _note_leadership(self, now: float) -> None:
-        """What depends on leading, where this voter leads no more."""
+        """End pending proposals and barriers if this voter has lost leadership."""
         if self._active_term is not None and not self.is_active:
             self._active_term = None
             self._proposals.refuse_queued("the leader of the quorum changed")
@@ -382,16 +390,18 @@ class RaftVoter:
         try:
             await self._journal.sync()
         except JournalFullError as error:
-            logger.warning("%s: changes of metadata are refused", error)
+            logger.warning("%s; metadata changes are refused until there is space", error)
             last_index = self._journal.last.index
             core.storage_full(last_index)
             unwritten = self._proposals.unwritten(last_index)
             if unwritten:
                 self._tail_offset = unwritten[0].batch.expected_offset
             for proposal in unwritten:
-                proposal.refuse(ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log's disk is full")
+                proposal.refuse(
+                    ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the metadata log is full"
+                )
             if core.is_leader and core.term_start_index > last_index:
-                core.resign(now)  # it could not even begin its term
+                core.resign(now)  # not even the first entry of its term could be written
 
     def _send(self, core: RaftCore) -> None:
         outbox, core.outbox = core.outbox, []
@@ -421,7 +431,7 @@ class RaftVoter:
             self._commit_moved = trio.Event()
 
     async def _apply_committed(self, core: RaftCore) -> None:
-        """All that is committed is applied, and those who wait for it are told."""
+        """Apply all committed entries, and wake waiting tasks."""
         count = 0
         while True:
             if self._installed is not None:
@@ -447,7 +457,7 @@ class RaftVoter:
             self._lose_proposals_at = math.inf
             self._tail_offset = self._machine.image.end_offset
 
-    # Snapshots of its own
+    # Own snapshots
 
     def _start_snapshot_if_due(self, core: RaftCore) -> None:
         is_due = self._state.bytes_since_snapshot >= self._snapshot_interval_bytes
@@ -463,13 +473,17 @@ class RaftVoter:
             kept = await self._state.write()
             self._unneeded = self._state.journal_not_needed(kept)
         except OSError as error:
-            # The journal has it all; the next interval tries again.
-            logger.warning("no snapshot could be written to %s: %s", self._directory, error)
+            # The journal has all entries; the next interval tries again.
+            logger.warning(
+                "cannot write a metadata snapshot to %s: %s; the next attempt follows more changes",
+                self._directory,
+                error,
+            )
         finally:
             self._snapshotting = False
         self._wake()
 
-    # Snapshots for others, and from others
+    # Snapshot transfers
 
     def _start_transfers(self, core: RaftCore, now: float) -> None:
         if self._nursery is None:
@@ -484,7 +498,9 @@ class RaftVoter:
         try:
             piece = await self._disk.run(lambda: read_piece(self._disk, self._directory, transfer))
         except OSError as error:
-            logger.warning("no snapshot could be read for voter %d: %s", voter_id, error)
+            logger.warning(
+                "cannot read a snapshot for voter %d: %s; the transfer restarts", voter_id, error
+            )
             piece = None
         if core.replication.is_wanted(voter_id, transfer):
             if piece is None:
@@ -508,17 +524,19 @@ class RaftVoter:
     def _stage_install(self, core: RaftCore) -> _Install | None:
         install, self._to_install = self._to_install, None
         if install is not None and not core.install(install.name.position):
-            install.done.set()  # the log has come as far by itself
+            install.done.set()  # the log has these entries already
             return None
         self._installing = install is not None
         return install
 
     async def _finish_install(self, core: RaftCore, install: _Install) -> None:
-        """The log is reset, durably; the snapshot counts, and is to be loaded."""
+        """Give the snapshot its final name and schedule its load; the log reset is durable."""
         try:
             await self._receiver.keep()
         except OSError as error:
-            raise StorageError(f"{install.name.path} cannot be kept: {error}") from error
+            raise StorageError(
+                f"cannot rename the received snapshot {install.name.path}: {error}"
+            ) from error
         self._installed, self._installing = install.name, False
         self._proposals.covered(install.name.position.index)
         install.done.set()

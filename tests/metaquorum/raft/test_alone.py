@@ -156,10 +156,12 @@ def test_a_journal_that_lost_its_end_after_an_orderly_stop_is_not_said_to_be_uns
     del disk.files[newest].data[-3:]
     with caplog.at_level(logging.WARNING):
         recovered(disk)
-    (line,) = [record.getMessage() for record in caplog.records if "cut off" in record.getMessage()]
+    (line,) = [
+        record.getMessage() for record in caplog.records if "truncated" in record.getMessage()
+    ]
     assert "never synced" not in line
-    assert f"the journal in {DIRECTORY} ended in the middle of a frame" in line
-    assert "or the file has lost its end since" in line
+    assert f"the journal in {DIRECTORY} ends with an incomplete frame" in line
+    assert "if the file was truncated later" in line
 
 
 def test_every_start_is_a_term_of_its_own_and_raises_the_epochs_of_what_the_worker_leads() -> None:
@@ -271,7 +273,7 @@ def test_a_damaged_newest_snapshot_is_set_aside_and_the_older_one_used(
     disk.files[newest].data[100] ^= 1
     with caplog.at_level(logging.WARNING):
         assert set(recovered(disk).topics) == set(acknowledged)
-    assert "an older one tried" in caplog.text
+    assert "an older snapshot is tried" in caplog.text
     assert disk.exists(newest + ".damaged")
 
 
