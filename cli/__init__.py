@@ -1,6 +1,6 @@
-"""The commands: mq-server runs nodes, mq-admin administers clusters, and the demo.
+"""Command line programs: mq-server (nodes), mq-admin (administration), mq-load, and the demos.
 
-Imports everything but `simulations`; nothing of ours imports it. I/O: files, processes and the
-terminal. `server.main` and `admin.main` are the two programs; their commands are imported when they
-are used.
+May import all packages except `simulations`; no other package imports it. I/O: files, processes
+and the terminal. Start with `server.main` and `admin.main`; a command's module is imported when the
+command is used.
 """

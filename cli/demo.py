@@ -1,4 +1,4 @@
-"""`make demo`: real files through three nodes, with librdkafka, while one is killed; and back."""
+"""`make demo`: send files through three nodes with librdkafka, kill one node, read them back."""
 
 import hashlib
 import random
@@ -30,11 +30,11 @@ PARTITIONS: Final = 3
 MIN_IN_SYNC: Final = 2
 PIECE_BYTES: Final = 64 * 1024
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-SENDING_S: Final = 4.0  # at least, so that there is a middle
+SENDING_S: Final = 4.0  # minimum, so that a node can be killed in the middle
 CLIENT_TIMEOUT_S: Final = 60.0
 LOOK_AGAIN_S: Final = 0.05
 CLIENT: Final = {
-    "log_level": 0,  # that a node is gone is told below
+    "log_level": 0,  # the demo itself reports the killed node
     "topic.metadata.refresh.fast.interval.ms": 100,
     "reconnect.backoff.max.ms": 1000,
 }
@@ -42,7 +42,7 @@ CLIENT: Final = {
 
 @dataclass(frozen=True)
 class Payload:
-    """One file as records: all with its name as their key, hence in one partition, in order."""
+    """One file as records, which stay in order in one partition: all have the file name as key."""
 
     name: str
     pieces: list[bytes]
@@ -74,7 +74,7 @@ def fail(sentence: str) -> NoReturn:
 
 
 def files_to_send(arguments: list[str]) -> list[Payload]:
-    """Those named; without any, this project's README and the client's own largest file."""
+    """Return the files of the arguments; by default README.md and the client's largest file."""
     named = [Path(argument) for argument in arguments]
     readme = Path(__file__).resolve().parent.parent / "README.md"
     installed = (Path(str(file.locate())) for file in files("confluent-kafka") or ())
@@ -88,20 +88,20 @@ def payload(path: Path) -> Payload:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        fail(f"cannot read {path}: {error.strerror}; name a file that can be read")
+        fail(f"cannot read {path}: {error.strerror}; choose a readable file")
     if len(data) > MAX_FILE_BYTES:
-        fail(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; name a smaller file")
+        fail(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; choose a smaller file")
     if path.suffix in {".md", ".txt", ".csv"}:
-        return Payload(path.name, data.splitlines(keepends=True), "a record for each line")
+        return Payload(path.name, data.splitlines(keepends=True), "one record per line")
     pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
-    return Payload(path.name, pieces, f"a record for every {PIECE_BYTES >> 10} KiB")
+    return Payload(path.name, pieces, f"one record per {PIECE_BYTES >> 10} KiB")
 
 
-# The cluster, by the commands that anybody would use
+# The cluster, by the commands for users
 
 
 def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
-    """What the command printed, shown as it comes."""
+    """Run a command and return its output; with `shown`, print each line when it arrives."""
     if shown:
         say(f"   $ {name} {shlex.join(arguments)}")
     process = subprocess.Popen(  # noqa: S603
@@ -119,7 +119,7 @@ def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
             if shown:
                 say(f"   {line.rstrip()}")
     if process.wait():
-        fail("the line above says why that did not work")
+        fail("the command failed; the line above has the reason")
     return "".join(lines)
 
 
@@ -129,7 +129,7 @@ def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
 
 
 def base_port() -> int:
-    """19092 with those that go with it, or others when something listens there already."""
+    """Return 19092, or another base port if one of the ports of its nodes is in use."""
     offsets = [offset + each for offset in (0, QUORUM_PORT_OFFSET) for each in range(NODES)]
     port = PORT
     while not all(is_free(port + offset) for offset in offsets):
@@ -139,7 +139,7 @@ def base_port() -> int:
 
 @contextmanager
 def running_nodes() -> Iterator[str]:
-    """The bootstrap addresses of three nodes that run meanwhile, and are stopped afterwards."""
+    """Run three nodes while the block runs. Yields their bootstrap addresses."""
     if (DIR / "cluster.json").exists():
         new = ["--keep"]
     else:
@@ -151,11 +151,11 @@ def running_nodes() -> Iterator[str]:
         cluster("stop", shown=False)
 
 
-# What clients do
+# Clients
 
 
 def prepared(bootstrap: str) -> dict[int, int]:
-    """Where each partition of the topic ends; it is made when it is missing."""
+    """Create the topic if it does not exist; return the end offset of each partition."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -181,14 +181,14 @@ def ends(bootstrap: str) -> dict[int, int]:
         try:
             return {p.partition: one.result(CLIENT_TIMEOUT_S).offset for p, one in answers.items()}
         except KafkaException as error:
-            # librdkafka gives up at once where the node it asks has not heard of the leaders yet.
+            # librdkafka does not retry if the node does not know the leaders yet.
             if error.args[0].code() != KafkaError._NOENT or time.monotonic() > deadline:
                 raise
         time.sleep(LOOK_AGAIN_S)
 
 
 class Sending:
-    """Every record once, by an idempotent producer with acks=all; how long each took."""
+    """An idempotent producer with acks=all that sends each record once and measures latencies."""
 
     def __init__(self, bootstrap: str, payloads: list[Payload]) -> None:
         from confluent_kafka import Producer
@@ -201,12 +201,12 @@ class Sending:
         self._records = iter(records)
         self.count = len(records)
         self.sent = 0
-        self.seconds: list[float] = []  # from handing it over until it was acknowledged
+        self.seconds: list[float] = []  # from produce() to the acknowledgement
         self.refused: list[str] = []
-        self.partition = 0  # of what was acknowledged last
+        self.partition = 0  # partition of the last acknowledged record
 
     def send_until(self, count: int) -> None:
-        """So many records were handed over, at a pace that leaves time to look."""
+        """Send records until `count` are sent, slowly enough to watch."""
         while self.sent < count:
             key, piece, number = next(self._records)
             self._offer(key, piece, {"part": str(number)})
@@ -218,7 +218,7 @@ class Sending:
         while True:
             try:
                 self._producer.produce(TOPIC, value, key, headers=headers, on_delivery=delivered)
-            except BufferError:  # librdkafka's queue is full: let it send
+            except BufferError:  # librdkafka's queue is full
                 self._producer.poll(0.1)
             else:
                 return
@@ -234,7 +234,7 @@ class Sending:
             fail(f"{left + len(self.refused)} records were not acknowledged: {self.refused[:1]}")
 
     def leader(self) -> int:
-        """Of the partition that records go to now."""
+        """Return the leader of the partition that the records go to now."""
         topics = self._producer.list_topics(TOPIC, CLIENT_TIMEOUT_S).topics
         return int(topics[TOPIC].partitions[self.partition].leader)
 
@@ -249,7 +249,7 @@ class Sending:
 def read(
     bootstrap: str, begin: dict[int, int], end: dict[int, int]
 ) -> tuple[dict[str, list[bytes]], float]:
-    """What lies between these offsets, by key, and the seconds it took."""
+    """Read the records between these offsets; return their values by key, and the seconds."""
     from confluent_kafka import Consumer, TopicPartition
 
     config = {"bootstrap.servers": bootstrap, "group.id": TOPIC, "enable.auto.commit": False}
@@ -262,26 +262,26 @@ def read(
         for _ in range(count):
             message = consumer.poll(CLIENT_TIMEOUT_S)
             if message is None or message.error():
-                fail(f"reading back stopped: {message and message.error()}")
+                fail(f"reading back failed: {message and message.error()}")
             found[message.key().decode()].append(message.value() or b"")
     finally:
         consumer.close()
     return found, time.monotonic() - began
 
 
-# The story
+# The steps of the demo
 
 
 def send_and_kill(bootstrap: str, payloads: list[Payload]) -> int:
-    """Every record was acknowledged; the node that was killed in the middle."""
-    say("\n2. Files go in, by confluent-kafka (librdkafka), acks=all, three copies of each record")
+    """Send all records and kill a node meanwhile. Returns the id of the killed node."""
+    say("\n2. confluent-kafka (librdkafka) sends files with acks=all, three replicas per record")
     for one in payloads:
         say(f"   {one.name}: {one.size_bytes:,} bytes, {len(one.pieces):,} records, {one.split}")
     sending = Sending(bootstrap, payloads)
     sending.send_until(sending.count // 2)
     victim = sending.leader()
-    say(f"   {len(sending.seconds):,} records were acknowledged, and more are on their way.")
-    say(f"   Node {victim} leads the partition that they go to. It is killed, as by a crash:")
+    say(f"   {len(sending.seconds):,} records are acknowledged, more are being sent.")
+    say(f"   Node {victim} is the leader of their partition. It is killed, as by a crash:")
     killing = threading.Thread(target=cluster, args=("kill", str(victim)))
     killing.start()
     sending.send_until(sending.count * 3 // 4)
@@ -289,16 +289,16 @@ def send_and_kill(bootstrap: str, payloads: list[Payload]) -> int:
         sending.poll(0.01)
     sending.send_until(sending.count)
     sending.end()
-    say(f"   {len(sending.seconds):,} of {sending.count:,} records were acknowledged.")
+    say(f"   {len(sending.seconds):,} of {sending.count:,} records are acknowledged.")
     say(
-        "   Another node has taken over: the record that waited longest waited"
+        "   Another node was elected leader; the longest wait of a record was"
         f" {max(sending.seconds):.2f} s."
     )
     return victim
 
 
 def compare(bootstrap: str, payloads: list[Payload], begin: dict[int, int], victim: int) -> bool:
-    say(f"\n3. Everything is read back, from the other two: node {victim} is still gone")
+    say(f"\n3. All records are read back from the other two nodes: node {victim} is still down")
     end = ends(bootstrap)
     found, seconds = read(bootstrap, begin, end)
     total = sum(one.size_bytes for one in payloads)
@@ -314,11 +314,11 @@ def compare(bootstrap: str, payloads: list[Payload], begin: dict[int, int], vict
 
 
 def show_recovery(bootstrap: str, victim: int) -> None:
-    say(f"\n4. Node {victim} comes back, and is sent what it has missed")
+    say(f"\n4. Node {victim} starts again and fetches the records that it missed")
     cluster("restart", str(victim))
     began = time.monotonic()
     wait_in_sync(bootstrap)
-    say(f"   all copies are the same again {time.monotonic() - began:.2f} s later:")
+    say(f"   all replicas are in sync again {time.monotonic() - began:.2f} s later:")
     run(
         "cli.admin.main", "mq-admin", "-b", bootstrap.partition(",")[0], "topics", "describe", TOPIC
     )
@@ -334,25 +334,25 @@ def wait_in_sync(bootstrap: str) -> None:
         if all(len(partition.isrs) == NODES for partition in partitions):
             return
         time.sleep(LOOK_AGAIN_S)
-    fail(f"the copies are not in sync after {CLIENT_TIMEOUT_S:.0f} s; see {DIR}/node*/log")
+    fail(f"the replicas are not in sync after {CLIENT_TIMEOUT_S:.0f} s; see {DIR}/node*/log")
 
 
 def say_how_to_go_on(bootstrap: str) -> None:
     first = bootstrap.partition(",")[0]
     say(f"""
-5. How to go on, in this folder
+5. Next steps, in this folder
    $ . .venv/bin/activate
    $ mq-server cluster start --keep --dir {DIR}
-   are the same three nodes with the same data, to kill, pause and restart
+   starts the same three nodes with the same data, to kill, pause and restart
    (docs/howto/run-three-nodes.md).
    With any Kafka client (here kcat):
    $ echo hello | kcat -P -b {first} -t greetings
    $ kcat -C -b {first} -t greetings -o beginning -e
    $ mq-server cluster stop --dir {DIR}
-   ends them; rm -r {DIR} forgets everything.
+   stops them; rm -r {DIR} deletes everything.
    $ mq-server run
-   is one node alone, for clients at 127.0.0.1:9092; its data is in ./mq-data, Ctrl-C stops it.
-   README.md says what works today.""")
+   runs a single node for clients at 127.0.0.1:9092; its data is in ./mq-data, Ctrl-C stops it.
+   README.md lists the features of this version.""")
 
 
 def main(arguments: list[str]) -> int:
@@ -365,11 +365,11 @@ def main(arguments: list[str]) -> int:
     with running_nodes() as bootstrap:
         begin = prepared(bootstrap)
         if any(begin.values()):
-            say(f"   Topic {TOPIC!r} holds {sum(begin.values()):,} records of earlier runs.")
+            say(f"   Topic {TOPIC!r} has {sum(begin.values()):,} records of earlier runs.")
         victim = send_and_kill(bootstrap, payloads)
         same = compare(bootstrap, payloads, begin, victim)
         show_recovery(bootstrap, victim)
-    say("   The nodes have stopped in order.")
+    say("   The nodes were stopped cleanly.")
     say_how_to_go_on(bootstrap)
     return 0 if same else 1
 

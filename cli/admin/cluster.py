@@ -16,15 +16,15 @@ _NODE_COLUMNS = (
 _API_COLUMNS = (Column("key"), Column("api"), Column("served"), Column("spoken", "spoken here"))
 
 
-@click.group("cluster", short_help="Describe the cluster, its nodes and the APIs it serves.")
+@click.group("cluster", short_help="Describe the cluster, its nodes, its health and its APIs.")
 def command() -> None:
-    """Describe the cluster, its nodes and the APIs it serves."""
+    """Describe the cluster, its nodes, its health and its APIs."""
 
 
 @command.command("describe")
 @session_command
 def describe(session: Session) -> None:
-    """Show the cluster's id, its nodes, its controller and its feature levels.
+    """Show the cluster id, the nodes, the active controller and the feature levels.
 
     \b
     Examples:
@@ -61,9 +61,10 @@ def describe(session: Session) -> None:
 @command.command("health")
 @session_command
 def health(session: Session) -> None:
-    """Show how many workers and partitions are not as they should be.
+    """Show the number of live workers and of unhealthy partitions.
 
-    `mq-admin topics list --unhealthy` shows which, `mq-admin topics describe --health` why.
+    `mq-admin topics list --unhealthy` shows the topics, `mq-admin topics describe --health` the
+    reason for each partition.
 
     \b
     Examples:
@@ -84,10 +85,10 @@ def health(session: Session) -> None:
 
 
 @command.command("apis")
-@click.option("--node", type=click.IntRange(0, INT32_MAX), help="[default: whoever answers]")
+@click.option("--node", type=click.IntRange(0, INT32_MAX), help="[default: the first that answers]")
 @session_command
 def apis(session: Session, node: int | None) -> None:
-    """Show the APIs of the Kafka protocol that a node serves, and in which versions.
+    """Show the APIs of the Kafka protocol that a node supports, with their versions.
 
     \b
     Examples:

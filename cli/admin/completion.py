@@ -11,7 +11,7 @@ _VARIABLE = "_MQ_ADMIN_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print a script that completes commands, options and the names of topics.
+    """Print a script that completes commands, options and topic names.
 
     \b
     Examples:

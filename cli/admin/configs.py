@@ -33,8 +33,8 @@ name_argument = click.argument("name", metavar="NAME")
 def command() -> None:
     """Show and change configs.
 
-    TYPE is topic, broker, broker-logger, group or client-metrics. NAME is a topic's, a node's
-    number, or `default` for what all nodes share.
+    TYPE is topic, broker, broker-logger, group or client-metrics. NAME is the name of a topic, the
+    id of a node, or `default` for the default of all nodes.
     """
 
 
@@ -50,16 +50,16 @@ def source_text(source: ConfigSource) -> str:
 @command.command("describe")
 @type_argument
 @name_argument
-@click.option("--all", "everything", is_flag=True, help="Defaults too.")
-@click.option("--synonyms", is_flag=True, help="Every place that a value could come from.")
-@click.option("--docs", is_flag=True, help="What each config means.")
+@click.option("--all", "everything", is_flag=True, help="Show defaults, too.")
+@click.option("--synonyms", is_flag=True, help="Show the value in every layer.")
+@click.option("--docs", is_flag=True, help="Show the documentation of each config.")
 @session_command
 def describe(
     session: Session, kind: str, name: str, everything: bool, synonyms: bool, docs: bool
 ) -> None:
-    """Show configs and where each value comes from.
+    """Show configs and the source of each value.
 
-    Without --all, only those that somebody has set.
+    Without --all, only configs whose value is not the default.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def describe(
     entries = session.admin.describe_configs(wanted, synonyms=True, documentation=docs)
     chosen = [e for e in entries if everything or e.source is not ConfigSource.DEFAULT]
     if not chosen and session.output == "text":
-        session.note(f"Nothing is set for {wanted}; --all shows the defaults.")
+        session.note(f"No config is set for {wanted}; --all shows the defaults.")
         return
     columns = [Column("config"), Column("value"), Column("source")]
     if synonyms:
@@ -107,7 +107,7 @@ def _synonyms_text(synonyms: list[Row]) -> str:
 @click.argument("key")
 @session_command
 def get(session: Session, kind: str, name: str, key: str) -> None:
-    """Print the value of one config, and nothing else.
+    """Print only the value of one config.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def get(session: Session, kind: str, name: str, key: str) -> None:
                 session.show_data(_row(entry, docs=False))
             return
     session.note(f"mq-admin: {wanted} has no config {key}")
-    session.note(f"  `mq-admin configs describe {kind} {name} --all` shows those there are")
+    session.note(f"  `mq-admin configs describe {kind} {name} --all` lists its configs")
     click.get_current_context().exit(REFUSED)
 
 
@@ -136,7 +136,7 @@ def get(session: Session, kind: str, name: str, key: str) -> None:
 def set_configs(
     session: Session, kind: str, name: str, assignments: tuple[str, ...], dry_run: bool
 ) -> None:
-    """Set configs, all of them or none. += and -= add to a list and take from it.
+    """Set configs: either all of them change or none. += appends to a list, -= removes from it.
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def set_configs(
     for text in assignments:
         found = _ASSIGNMENT.fullmatch(text)
         if found is None:
-            raise click.UsageError(f"KEY=VALUE is needed, not {text!r}")
+            raise click.UsageError(f"expected KEY=VALUE, not {text!r}")
         changes.append(ConfigChange(found[1].strip(), _OPERATIONS[found[2]], found[3]))
     _alter(session, resource(kind, name), changes, dry_run)
 
@@ -160,7 +160,7 @@ def set_configs(
 @dry_run_option
 @session_command
 def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], dry_run: bool) -> None:
-    """Take settings back, so that the defaults hold again.
+    """Remove settings, so that the defaults apply again.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How commands show which partitions are not as they should be, and what a topic survives."""
+"""Rows and columns for the health of partitions, and for the failures that a topic survives."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -31,7 +31,7 @@ _ONLY_WHERE_ANY: Final = ("eligible", "last_leader")
 
 
 def health_columns(partitions: Iterable[PartitionHealth]) -> list[Column]:
-    """Those that say anything of one of these."""
+    """Return the columns, without optional ones that are empty for all these partitions."""
     rows = [health_row(each) for each in partitions]
     return [
         column
@@ -58,7 +58,7 @@ def health_row(partition: PartitionHealth) -> Row:
 
 
 def shown_health_row(partition: PartitionHealth) -> Row:
-    """For people."""
+    """Return the row of a table."""
     row = health_row(partition)
     row["troubles"] = ", ".join(row["troubles"]) or "healthy"
     row["missing_text"] = "; ".join(map(_missing_text, partition.missing))
@@ -75,7 +75,7 @@ def _missing_text(missing: MissingReplica) -> str:
 
 
 def trouble_rows(found: Iterable[PartitionHealth]) -> list[Row]:
-    """A row for each topic that has any trouble."""
+    """Return a row for each topic with unhealthy partitions."""
     by_topic: dict[str, list[PartitionHealth]] = {}
     for partition in found:
         by_topic.setdefault(partition.topic, []).append(partition)
@@ -91,7 +91,7 @@ def trouble_rows(found: Iterable[PartitionHealth]) -> list[Row]:
 
 
 def topic_facts(session: Session, topic: Topic) -> TopicFacts:
-    """All that decides what the topic survives."""
+    """Return the configs and replicas that determine which failures the topic survives."""
     names = ("min.insync.replicas", "unclean.leader.election.enable", "flush.messages", "flush.ms")
     configs = {
         entry.name: entry.value or ""

@@ -25,30 +25,35 @@ _COLUMNS = (
 )
 
 
-@click.command("ledger", short_help="Show which records replicas have lost, when and why.")
+@click.command("ledger", short_help="Show the records that replicas lost, with time and reason.")
 @click.option(
-    "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Only this topic; repeatable.",
+    shell_complete=complete_topics,
 )
 @click.option(
     "--node",
     "nodes",
     type=click.IntRange(0, INT32_MAX),
     multiple=True,
-    help="Of this worker; repeatable.",
+    help="Only this worker; repeatable.",
 )
 @click.option(
-    "--lost", "only_lost", is_flag=True, help="Only what may have been acknowledged by all in sync."
+    "--lost", "only_lost", is_flag=True, help="Only records that may have been committed."
 )
 @session_command
 def command(
     session: Session, topics: tuple[str, ...], nodes: tuple[int, ...], only_lost: bool
 ) -> None:
-    """Show the truncation ledger: what replicas had to cut from their logs, or found missing.
+    """Show the truncation ledger: records that replicas truncated or found missing.
 
-    After each failure, replicas cut what their new leader never had; nobody had been told that it
-    is safe. `acknowledged` says so (no), or that it had been committed (yes), or that nobody can
-    know (perhaps): those come from unclean elections, lost disks and losses of power. Producers
-    with acks=0 or acks=1 may have been told of any of it. Only metaquorum keeps a ledger.
+    After a failure, a replica truncates records that its new leader does not have; these were never
+    committed (`acknowledged` is no). `acknowledged` is yes for records that were committed, and
+    perhaps if it is not known: after unclean leader elections, lost disks and power failures. The
+    leader may have acknowledged any of these records to producers with acks=0 or acks=1. Only
+    metaquorum has a ledger.
 
     \b
     Examples:
@@ -60,11 +65,11 @@ def command(
     for node_id in nodes or _live(session):
         try:
             found = session.admin.describe_truncations(node_id, topics or None)
-        except (UnreachableError, BrokerError) as error:  # the others are still of interest
+        except (UnreachableError, BrokerError) as error:  # continue with the other workers
             session.report(error)
             continue
         if found.has_forgotten:
-            session.note(f"worker {node_id} has forgotten what was before its oldest entry")
+            session.note(f"worker {node_id} dropped the entries before its oldest entry shown here")
         rows += [_row(cut) for cut in found.truncations]
     if only_lost:
         rows = [row for row in rows if row["acknowledged"] != "no"]
@@ -74,14 +79,14 @@ def command(
     elif rows:
         show_table([row | {"offsets": _range(row)} for row in rows], _COLUMNS)
     else:
-        session.note("Nothing is known to have been lost.")
+        session.note("No lost records are known.")
 
 
 def _live(session: Session) -> list[int]:
     workers = session.admin.workers()
     for worker in workers:
         if worker.is_fenced:
-            session.note(f"worker {worker.worker_id} is not live, and was not asked")
+            session.note(f"worker {worker.worker_id} is fenced; its ledger is not shown")
     return [worker.worker_id for worker in workers if not worker.is_fenced]
 
 

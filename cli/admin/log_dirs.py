@@ -26,23 +26,27 @@ _REPLICA_COLUMNS = (
 )
 
 
-@click.command("log-dirs", short_help="Show what lies on the disks of the nodes.")
+@click.command("log-dirs", short_help="Show the log directories of the nodes.")
 @click.option(
     "--node",
     "nodes",
     type=click.IntRange(0, INT32_MAX),
     multiple=True,
-    help="Of this node; repeatable.",
+    help="Only this node; repeatable.",
 )
 @click.option(
-    "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Only this topic; repeatable.",
+    shell_complete=complete_topics,
 )
-@click.option("--partitions", "by_partition", is_flag=True, help="One line for each replica.")
+@click.option("--partitions", "by_partition", is_flag=True, help="Print one line per replica.")
 @session_command
 def command(
     session: Session, nodes: tuple[int, ...], topics: tuple[str, ...], by_partition: bool
 ) -> None:
-    """Show the log directories of the nodes, and what lies in them.
+    """Show the log directories of the nodes: errors, partitions and sizes.
 
     \b
     Examples:
@@ -53,7 +57,7 @@ def command(
     for node_id in nodes or [node.node_id for node in session.admin.describe_cluster().nodes]:
         try:
             found += session.admin.describe_log_dirs([node_id])
-        except (UnreachableError, BrokerError) as error:  # the others are still of interest
+        except (UnreachableError, BrokerError) as error:  # continue with the other nodes
             session.report(error)
     rows = [
         {

@@ -9,7 +9,7 @@ from cli.common.security import security_options
 
 
 class Place(NamedTuple):
-    """Where a command is, and what is said of it before it is loaded."""
+    """Module of a command, and its short help, which is shown without importing the module."""
 
     module: str
     short_help: str
@@ -19,22 +19,22 @@ COMMANDS: Final = {
     "topics": Place("topics", "List, describe, create, alter and delete topics."),
     "configs": Place("configs", "Show and change the configs of topics and nodes."),
     "quotas": Place("quotas.commands", "Set, show and explain the quotas of users and clients."),
-    "users": Place("users", "Add, list and remove users who log in with passwords."),
+    "users": Place("users", "Add, list and remove users with SCRAM passwords."),
     "records": Place("records.commands", "Delete records from the start of partitions."),
-    "cluster": Place("cluster", "Describe the cluster, its nodes and the APIs it serves."),
-    "quorum": Place("quorum", "Show the controllers, who leads, and how far each is."),
+    "cluster": Place("cluster", "Describe the cluster, its nodes, its health and its APIs."),
+    "quorum": Place("quorum", "Show the controllers: the leader, and the lag of each voter."),
     "workers": Place("workers", "List, describe and unregister workers."),
-    "ledger": Place("ledger", "Show which records replicas have lost, when and why."),
-    "log-dirs": Place("log_dirs", "Show what lies on the disks of the nodes."),
+    "ledger": Place("ledger", "Show the records that replicas lost, with time and reason."),
+    "log-dirs": Place("log_dirs", "Show the log directories of the nodes."),
     "produce": Place("records.produce", "Send records from standard input."),
-    "consume": Place("records.consume", "Write records to standard output."),
-    "profiles": Place("profiles", "Show the profiles and where they are kept."),
+    "consume": Place("records.consume", "Print records on standard output."),
+    "profiles": Place("profiles", "Show the profiles and their file."),
     "completion": Place("completion", "Print a completion script for bash, zsh or fish."),
 }
 
 
 class _Commands(LazyGroup):
-    """Of which none is imported for the help of all."""
+    """Command group that imports no command to print its help."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -50,16 +50,16 @@ class _Commands(LazyGroup):
     "-b",
     "--bootstrap",
     metavar="HOST:PORT,...",
-    help="Where to find the cluster (or MQ_BOOTSTRAP).",
+    help="Addresses of the cluster (or MQ_BOOTSTRAP).",
 )
-@click.option("--profile", metavar="NAME", help="A named cluster from the profiles' file.")
+@click.option("--profile", metavar="NAME", help="Profile with the settings of a cluster.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), help="[default: text]")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0.1, 3600),
     metavar="SECONDS",
-    help="How long one request may take, retries included.  [default: 30]",
+    help="Timeout of one request, including retries.  [default: 30]",
 )
 @security_options
 @click.version_option(package_name="metaquorum", prog_name="mq-admin")
@@ -67,14 +67,15 @@ class _Commands(LazyGroup):
 def main(ctx: click.Context, /, **options: object) -> None:
     """Administer any Kafka-compatible cluster.
 
-    The first four options below may also stand behind the command. The cluster is the first of:
-    --bootstrap, --profile, MQ_BOOTSTRAP, MQ_PROFILE, the default profile, 127.0.0.1:9092.
+    The first four options below may also follow the command. The address of the cluster comes from
+    the first of: --bootstrap, --profile, MQ_BOOTSTRAP, MQ_PROFILE, the default profile,
+    127.0.0.1:9092.
 
     \b
     Exit codes:
-      0  done
-      1  a broker refused, or it is not there
-      2  the command was not understood, or nobody could be asked
+      0  success
+      1  a broker rejected the request, or the object does not exist
+      2  invalid usage, or no terminal for a confirmation
       3  no broker could be reached, or none answered in time
 
     \b

@@ -17,12 +17,12 @@ _COLUMNS = (
 )
 
 
-@click.command("profiles", short_help="Show the profiles and where they are kept.")
+@click.command("profiles", short_help="Show the profiles and their file.")
 @session_command
 def command(session: Session) -> None:
-    """Show the profiles, and which cluster would be asked now.
+    """Show the profiles, and the cluster that a command would use now.
 
-    They are kept in metaquorum/mq-admin.toml in $XDG_CONFIG_HOME or ~/.config:
+    The file is metaquorum/mq-admin.toml in $XDG_CONFIG_HOME or ~/.config:
 
     \b
       default = "local"
@@ -51,7 +51,7 @@ def command(session: Session) -> None:
         now = {"bootstrap": settings.bootstrap, "source": settings.source}
         session.show_data({"file": profiles.path, "now": now, "profiles": rows})
         return
-    click.echo(f"file: {profiles.path}{'' if rows else ' (it has none)'}")
+    click.echo(f"file: {profiles.path}{'' if rows else ' (no profiles)'}")
     click.echo(f"now:  {settings.bootstrap} ({settings.source})")
     if rows:
         click.echo()

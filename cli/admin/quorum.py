@@ -20,13 +20,13 @@ _COLUMNS = (
 )
 
 
-@click.command("quorum", short_help="Show the controllers, who leads, and how far each is.")
+@click.command("quorum", short_help="Show the controllers: the leader, and the lag of each voter.")
 @session_command
 def command(session: Session) -> None:
-    """Show who keeps the metadata log: the voters, who leads them, and how far each is.
+    """Show the quorum of the metadata log: the leader, the voters, and the lag of each replica.
 
-    Offsets count records of metadata. Observers follow the log and do not vote: nodes that are
-    workers only.
+    Offsets are offsets of metadata records. Observers are nodes that replicate the log and do not
+    vote: nodes with the worker role only.
 
     \b
     Examples:

@@ -67,15 +67,15 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("pattern", required=False)
-@click.option("--internal", is_flag=True, help="Also those that the cluster keeps for itself.")
-@click.option("--unhealthy", is_flag=True, help="Only those of which replicas are missing.")
+@click.option("--internal", is_flag=True, help="Also internal topics of the cluster.")
+@click.option("--unhealthy", is_flag=True, help="Only topics with unhealthy partitions.")
 @session_command
 def list_topics(session: Session, pattern: str | None, internal: bool, unhealthy: bool) -> None:
-    """List topics, all or those whose names match PATTERN (with * and ?).
+    """List all topics, or those whose names match PATTERN (with * and ?).
 
-    With --unhealthy each is shown with how many of its partitions are offline (nobody leads), under
-    min ISR (acks=all is refused), at min ISR (it would be with one more missing) and
-    under-replicated; `topics describe --health` says why.
+    --unhealthy shows for each topic the number of partitions that are offline (no leader), under
+    min ISR (acks=all is rejected), at min ISR (one more failure puts them under min ISR) and
+    under-replicated; `topics describe --health` shows the reason.
 
     \b
     Examples:
@@ -116,19 +116,21 @@ def _list_unhealthy(session: Session, topics: Iterable[Topic]) -> None:
     if rows or session.output != "text":
         session.show_rows(rows, TROUBLE_COLUMNS)
     else:
-        session.note("All partitions are led, and all replicas are in sync.")
+        session.note("All partitions have a leader, and all replicas are in sync.")
 
 
 @command.command("describe")
 @topic_argument(many=True)
-@click.option("--no-offsets", is_flag=True, help="Do not ask the leaders where partitions end.")
-@click.option("--health", is_flag=True, help="What is wrong with each partition, and why.")
+@click.option(
+    "--no-offsets", is_flag=True, help="Do not request start and end offsets from the leaders."
+)
+@click.option("--health", is_flag=True, help="Show the health of each partition, with reasons.")
 @session_command
 def describe(session: Session, topics: tuple[str, ...], no_offsets: bool, health: bool) -> None:
     """Describe topics: their configs, and each partition with its replicas and offsets.
 
-    With --health: which replicas are missing in each partition, why, by how many records and since
-    when, as far as the cluster tells.
+    --health shows the replicas outside the ISR of each partition: the reason, their lag in records
+    and the time when they were last caught up, if the cluster provides them.
 
     \b
     Examples:
@@ -182,7 +184,7 @@ def _describe_health(session: Session, names: tuple[str, ...]) -> None:
 @topic_argument()
 @session_command
 def explain_topic(session: Session, topic: str) -> None:
-    """Say in plain sentences what a topic survives, with its configs and as its replicas are now.
+    """Explain which failures a topic survives, with its configs and its replicas as they are now.
 
     \b
     Examples:
@@ -244,7 +246,7 @@ def _describe(session: Session, topic: Topic, *, offsets: bool) -> Row:
 
 
 def _offsets(session: Session, topic: Topic) -> tuple[dict[int, int], dict[int, int]]:
-    """Where the partitions that have a leader begin and end."""
+    """Return the start and end offsets of the partitions that have a leader."""
     led = [TopicPartition(topic.name, p.index) for p in topic.partitions if p.leader is not None]
     found: list[dict[int, int]] = []
     for time in (EARLIEST, LATEST):
@@ -286,9 +288,9 @@ def _show(data: Row) -> None:
     "configs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Of the topic; repeatable.",
+    help="Config of the topic; repeatable.",
 )
-@click.option("--if-not-exists", is_flag=True, help="What is there already is no error.")
+@click.option("--if-not-exists", is_flag=True, help="Do not fail if a topic exists already.")
 @dry_run_option
 @session_command
 def create(
@@ -321,7 +323,7 @@ def create(
     created: list[Row] = []
     for name, outcome in outcomes.items():
         if if_not_exists and _is(outcome, ErrorCode.TOPIC_ALREADY_EXISTS):
-            session.say(f"{name} is there already")
+            session.say(f"{name} exists already")
             continue
         made = session.keep(outcome)
         if made is None:
@@ -351,12 +353,22 @@ def _is(outcome: object, code: ErrorCode) -> bool:
 @command.command("alter")
 @topic_argument()
 @click.option(
-    "-p", "--partitions", type=click.IntRange(1, INT32_MAX), help="How many there shall be: more."
+    "-p",
+    "--partitions",
+    type=click.IntRange(1, INT32_MAX),
+    help="New number of partitions, higher than the current one.",
 )
 @click.option(
-    "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="To set; repeatable."
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Config to set; repeatable.",
 )
-@click.option("--unset", multiple=True, metavar="KEY", help="Back to the default; repeatable.")
+@click.option(
+    "--unset", multiple=True, metavar="KEY", help="Config to reset to its default; repeatable."
+)
 @dry_run_option
 @session_command
 def alter(
@@ -369,7 +381,7 @@ def alter(
 ) -> None:
     """Change a topic's configs, or add partitions to it.
 
-    Partitions can only be added, and keys then go to other partitions than before.
+    Partitions can only be added; afterwards producers send keys to other partitions than before.
 
     \b
     Examples:
@@ -382,7 +394,7 @@ def alter(
         *_changes([(name, None) for name in unset], ConfigOperation.DELETE),
     ]
     if not changes and partitions is None:
-        raise click.UsageError("say what to change: --config, --unset or --partitions")
+        raise click.UsageError("specify a change: --config, --unset or --partitions")
     if changes:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         session.admin.alter_configs(resource, changes, validate_only=dry_run)
@@ -391,10 +403,10 @@ def alter(
             session.admin.create_partitions(topic, partitions, validate_only=dry_run)
         except (BrokerError, AdminError) as error:
             if changes and not dry_run:
-                rest = "partitions are not added:"
+                rest = "partitions were not added:"
                 if isinstance(error, InterruptedChangeError):
-                    rest = "whether partitions are added is not known:"
-                session.note(f"{topic}: its configs are altered; {rest}")
+                    rest = "it is not known whether partitions were added:"
+                session.note(f"{topic}: its configs were altered; {rest}")
             raise
     session.say(f"{topic} would be altered" if dry_run else f"{topic} altered")
 
@@ -407,7 +419,7 @@ def _changes(
 
 @command.command("delete")
 @topic_argument(many=True)
-@click.option("--if-exists", is_flag=True, help="What is not there is no error.")
+@click.option("--if-exists", is_flag=True, help="Do not fail if a topic does not exist.")
 @yes_option
 @session_command
 def delete(session: Session, topics: tuple[str, ...], if_exists: bool, yes: bool) -> None:
@@ -423,7 +435,7 @@ def delete(session: Session, topics: tuple[str, ...], if_exists: bool, yes: bool
         if outcome is None:
             session.say(f"{name} deleted")
         elif if_exists and _is(outcome, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-            session.say(f"{name} is not there")
+            session.say(f"{name} does not exist")
         else:
             session.report(outcome)
 

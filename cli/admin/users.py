@@ -24,14 +24,14 @@ PASSWORD_VARIABLE: Final = "MQ_NEW_PASSWORD"  # noqa: S105
 _COLUMNS: Final = (Column("user"), Column("mechanism"), Column("iterations"))
 
 
-@click.group("users", short_help="Add, list and remove users who log in with passwords.")
+@click.group("users", short_help="Add, list and remove users with SCRAM passwords.")
 def command() -> None:
-    """Add, list and remove users who log in with SCRAM, and change their passwords.
+    """Add, list and remove users that log in with SCRAM, and change their passwords.
 
-    Users are in the cluster's metadata, and changes hold at once for whoever logs in after them.
-    (Those of the mechanism PLAIN are in the configs of each node, and are not shown.) A password is
-    asked for at the terminal; a script gives it on standard input, in a file, or in the environment
-    variable MQ_NEW_PASSWORD. It is no option: everybody on a machine can read those.
+    Users are stored in the cluster's metadata, and changes apply to all later logins. (Users of the
+    mechanism PLAIN are in the configs of each node, and are not shown.) The password is read from
+    the terminal; for scripts from standard input, a file, or the variable MQ_NEW_PASSWORD. There is
+    no option for it, because all users of a machine can read the options of a process.
     """
 
 
@@ -43,19 +43,19 @@ def _password_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "mechanisms",
                 multiple=True,
                 type=click.Choice(list(BY_SASL_NAME), case_sensitive=False),
-                help=f"Several times: several.  [default: {DEFAULT_MECHANISM}]",
+                help=f"Repeatable.  [default: {DEFAULT_MECHANISM}]",
             ),
             click.option(
                 "--iterations",
                 type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
                 default=DEFAULT_ITERATIONS,
                 show_default=True,
-                help="How much work a guess is.",
+                help="Iterations of the SCRAM hash; more make guessing slower.",
             ),
             click.option(
                 "--new-password-file",
                 metavar="FILE",
-                help="Its first line; - is standard input.",
+                help="Read the password from its first line; - is standard input.",
             ),
         )
     ):
@@ -76,7 +76,7 @@ def create(
 ) -> None:
     """Add a user.
 
-    One who is there already is left alone, and so is its password.
+    Fails without a change if the user exists already.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def create(
             raise there
         raise BrokerError(
             ErrorCode.DUPLICATE_RESOURCE,
-            "there is such a user already; `mq-admin users alter` gives another password",
+            "the user exists already; `mq-admin users alter` changes the password",
             f"user {user}",
         )
     _set(session, user, mechanisms or (DEFAULT_MECHANISM,), iterations, new_password_file)
@@ -107,9 +107,9 @@ def alter(
     iterations: int,
     new_password_file: str | None,
 ) -> None:
-    """Give a user another password, for all mechanisms that it has or for those that are named.
+    """Change a user's password, for all its mechanisms or for the given ones.
 
-    Connections that are open go on, up to connections.max.reauth.ms where that is set.
+    Open connections stay open, up to connections.max.reauth.ms if that is set.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def alter(
 @command.command("list")
 @session_command
 def list_users(session: Session) -> None:
-    """List all users who can log in with SCRAM, and by which mechanisms.
+    """List all users that can log in with SCRAM, with their mechanisms.
 
     \b
     Examples:
@@ -145,7 +145,7 @@ def list_users(session: Session) -> None:
 @click.argument("user")
 @session_command
 def describe(session: Session, user: str) -> None:
-    """Show by which mechanisms a user can log in.
+    """Show the mechanisms that a user can log in with.
 
     \b
     Examples:
@@ -161,12 +161,12 @@ def describe(session: Session, user: str) -> None:
     "mechanisms",
     multiple=True,
     type=click.Choice(list(BY_SASL_NAME), case_sensitive=False),
-    help="This one alone.  [default: all that the user has]",
+    help="Only this mechanism; repeatable.  [default: all of the user]",
 )
 @yes_option
 @session_command
 def delete(session: Session, user: str, mechanisms: tuple[str, ...], yes: bool) -> None:
-    """Remove a user, or one of its mechanisms; its quotas stay.
+    """Remove a user, or one of its mechanisms; its quotas are not removed.
 
     \b
     Examples:
@@ -188,7 +188,7 @@ def _described(session: Session, user: str) -> "Credentials | BrokerError":
 
 
 def _known(session: Session, user: str) -> Credentials:
-    """BrokerError."""
+    """Return the credentials of the user. Raises BrokerError if it does not exist."""
     found = _described(session, user)
     if isinstance(found, BrokerError):
         raise found
@@ -213,7 +213,7 @@ def _set(
 
 
 def _new_password(user: str, path: str | None) -> str:
-    """From the file, the environment, the terminal, or standard input: the first that there is."""
+    """Read the password from the file, or else MQ_NEW_PASSWORD, the terminal or standard input."""
     if path not in (None, "-"):
         assert path is not None
         try:
@@ -233,8 +233,8 @@ def _new_password(user: str, path: str | None) -> str:
 
 def _first_line(data: bytes) -> str:
     if len(data) > MAX_PASSWORD_BYTES:
-        raise click.UsageError("that is too long to be a password")
+        raise click.UsageError("the password is too long")
     try:
         return data.decode().split("\n")[0].rstrip("\r")
     except UnicodeDecodeError:
-        raise click.UsageError("that is no text, and no password") from None
+        raise click.UsageError("the password is not UTF-8 text") from None

@@ -24,7 +24,7 @@ _COLUMNS = (
 
 @click.group("workers", short_help="List, describe and unregister workers.")
 def command() -> None:
-    """List, describe and unregister workers (what Kafka calls brokers), alive or not."""
+    """List, describe and unregister workers (Kafka's brokers), live or fenced."""
 
 
 @command.command("list")
@@ -32,8 +32,8 @@ def command() -> None:
 def list_workers(session: Session) -> None:
     """List all registered workers.
 
-    A worker that is fenced leads nothing and is not shown to clients: it was not heard of for too
-    long, or is not yet caught up. What a cluster does not tell is a dash.
+    A fenced worker leads no partition and clients do not see it: its session expired, or it has not
+    caught up with the metadata log yet. A dash means that the cluster does not provide the value.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def list_workers(session: Session) -> None:
 @click.argument("worker", type=click.IntRange(0, INT32_MAX))
 @session_command
 def describe(session: Session, worker: int) -> None:
-    """Describe one worker, and what it leads.
+    """Describe one worker, with the number of its leaders and replicas.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def describe(session: Session, worker: int) -> None:
     found = next((each for each in session.admin.workers() if each.worker_id == worker), None)
     if found is None:
         raise BrokerError(
-            ErrorCode.BROKER_ID_NOT_REGISTERED, "it is not registered", f"worker {worker}"
+            ErrorCode.BROKER_ID_NOT_REGISTERED, "the worker is not registered", f"worker {worker}"
         )
     partitions = [p for topic in session.admin.topics() for p in topic.partitions]
     data = _row(found) | {
@@ -78,17 +78,18 @@ def describe(session: Session, worker: int) -> None:
 @yes_option
 @session_command
 def unregister(session: Session, worker: int, yes: bool) -> None:
-    """Have the cluster forget a worker that will not come back.
+    """Remove the registration of a worker that will not return.
 
-    Stop the worker first: one that is alive is not unregistered, nor is one whose session has not
-    expired. Replicas that are on it stay where they are, without a leader if they have no other.
+    Stop the worker first: the cluster rejects this for a live worker, and until the session of a
+    stopped worker has expired. Its replicas stay assigned to it; a partition without another
+    replica has no leader.
 
     \b
     Examples:
       mq-admin workers unregister 3
       mq-admin workers unregister 3 --yes
     """
-    session.ask(f"Forget worker {worker}?", yes)
+    session.ask(f"Unregister worker {worker}?", yes)
     session.admin.unregister_worker(worker)
     session.say(f"worker {worker} unregistered")
 

@@ -1,5 +1,5 @@
-"""What the programs share: settings and login, usage errors, logs, processes, forms of output.
+"""Common parts of the programs: settings and login, usage errors, logs, processes, output formats.
 
-Imports `metaquorum` and `wire`, nothing else of `cli`. I/O: the terminal, processes, and the
-file of profiles. `lazy_group` imports the module of a command when it is asked for.
+Imports `metaquorum` and `wire`, and no other package of `cli`. I/O: the terminal, processes, and
+the profiles file. `lazy_group` imports the module of a command when the command is used.
 """

@@ -1,6 +1,6 @@
-"""An empty value on a command line is a mistake (a variable that is not set, say): it is refused.
+"""Rejection of empty values on the command line, which are mistakes such as an unset variable.
 
-Taken for "not given", it would lead a command to another cluster or directory than was meant.
+If an empty value counted as "not given", a command would use the default cluster or directory.
 """
 
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import click
 
-# Options where nothing is something: an empty key, what is to be sent as null, no text at all for a
-# record, and the client id of who gives none.
+# Options for which an empty value has a meaning: an empty key, the text that is sent as null, an
+# empty format, and the client id of clients without one.
 MAY_BE_EMPTY: Final = frozenset(("key", "null", "form", "client_id"))
 _CHECKED: Final = "is_refusing_empty_values"
 
 
 def refuse_empty_values(command: click.Command) -> None:
-    """No parameter of this command, or of those below it, is taken with an empty value."""
+    """Make all parameters of this command and its subcommands reject empty values."""
     if isinstance(command, click.Group):
         for below in command.commands.values():
             refuse_empty_values(below)
@@ -27,7 +27,7 @@ def refuse_empty_values(command: click.Command) -> None:
 
 
 def takes_text(parameter: click.Parameter) -> bool:
-    """A value may be given, and an empty one would make no sense."""
+    """Return whether the parameter has a value, and an empty one is a mistake."""
     if not isinstance(parameter, click.Option):
         return True
     return not parameter.is_flag and parameter.name not in MAY_BE_EMPTY
@@ -38,10 +38,10 @@ def _refuse(parameter: click.Parameter) -> None:
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if "" in (value if isinstance(value, tuple | list) else (value,)):
-            ways: Iterable[str] = ("give it a value",)
+            ways: Iterable[str] = ("specify a value",)
             if not parameter.required:
-                ways = (*ways, "leave it out")
-            raise click.BadParameter(f"it is empty; {', or '.join(ways)}", ctx, parameter)
+                ways = (*ways, "omit it")
+            raise click.BadParameter(f"the value is empty; {', or '.join(ways)}", ctx, parameter)
         return value if further is None else further(ctx, parameter, value)
 
     parameter.callback = check

@@ -1,4 +1,4 @@
-"""Commands whose modules are imported when they are asked for."""
+"""Command groups that import the module of a command when the command is used."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from cli.common.empty_values import refuse_empty_values
 
 
 class LazyGroup(click.Group):
-    """`late`: by name, where a command is, as `module:attribute`."""
+    """Command group with late imports. `late`: `module:attribute` by command name."""
 
     def __init__(self, *args: Any, late: Mapping[str, str], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
-            import difflib  # only for a mistake, and costs milliseconds
+            import difflib  # needed for errors only, and importing it takes milliseconds
 
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""

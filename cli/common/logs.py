@@ -1,4 +1,4 @@
-"""Log lines on stderr: for people, or one JSON object a line."""
+"""Log lines on stderr: text, or one JSON object per line."""
 
 import logging
 import sys
@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from metaquorum.runtime.one_line import UNSAFE, one_line
 
-# Lines may quote what strangers sent: it is cut, and stays within its line.
+# Log lines may quote input of clients: long messages are cut, and line ends in them are escaped.
 MAX_MESSAGE_CHARS: Final = 2000
-# Before each line of a traceback: none of them can be taken for a line of the log.
+# Prefix of each line of a traceback, so that no such line looks like a log line.
 TRACEBACK_INDENT: Final = "  | "
 
 LOG_FORMATS: Final = ("text", "json")
@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(TextFormatter):
     def __init__(self) -> None:
         super().__init__()
-        import json  # which takes a millisecond of every start
+        import json  # importing it takes a millisecond
 
         self._dumps = json.dumps
 
@@ -62,7 +62,7 @@ class JsonFormatter(TextFormatter):
         }
         if record.exc_info:
             line["traceback"] = logging.Formatter.formatException(self, record.exc_info)
-        # JSON lets pass what is above ASCII, of which some are line ends, too.
+        # JSON does not escape characters above ASCII, and some of these are line ends.
         text = self._dumps(line, ensure_ascii=False)
         return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

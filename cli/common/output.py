@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON and YAML for machines.
+"""Output of commands: tables for people, JSON and YAML for programs.
 
-Commands give plain data. People see the columns that a command names; machines get all of it, under
-the same names in every version.
+Commands produce plain data. A table shows the columns that the command selects; JSON and YAML
+contain all data, with the same names in every version.
 """
 
 import json
@@ -16,12 +16,12 @@ from metaquorum.runtime.one_line import UNSAFE
 
 Row: TypeAlias = dict[str, Any]
 
-_NEVER_FOLDED: Final = 1 << 30  # characters in a line
+_NEVER_FOLDED: Final = 1 << 30  # characters per line
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Column(NamedTuple):
-    """A column for people: its title and how a value reads (None: as `plain` says)."""
+    """Column of a table: its title, and the function from a value to text (None: `plain`)."""
 
     key: str
     title: str = ""
@@ -47,12 +47,12 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that a terminal would obey."""
+    """Escape the characters that a terminal would interpret."""
     return UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def size_text(size_bytes: int) -> str:
-    """For people: 1536 is 1.5 KiB; -1 (not told) is a dash."""
+    """Return a readable size: "1.5 KiB" for 1536, a dash for -1 (unknown)."""
     if size_bytes < 0:
         return "-"
     size, unit = float(size_bytes), 0
@@ -83,7 +83,7 @@ def show_pairs(pairs: Iterable[tuple[str, Any]], indent: str = "") -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """A drawn table on a terminal; elsewhere aligned words, for grep and awk."""
+    """Print a drawn table on a terminal; otherwise aligned words, for grep and awk."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     right = [
         all(isinstance(row.get(column.key), int | float) for row in rows) for column in columns
@@ -116,7 +116,7 @@ def _draw(columns: Sequence[Column], cells: list[list[str]], right: list[bool]) 
 
 
 def yaml_text(data: Any) -> str:
-    """Blocks, in the order of `data`: keys plain where they can be, texts always in quotes."""
+    """Return `data` as YAML in block style and in its order: strings quoted, keys plain."""
     import yaml
 
     text: str = yaml.dump(
@@ -134,7 +134,7 @@ def yaml_text(data: Any) -> str:
 def _yaml_dumper() -> Any:
     import yaml
 
-    # libyaml's writes a list of records twenty times as fast, where PyYAML was built with it.
+    # The dumper of libyaml is 20 times faster, if PyYAML was built with libyaml.
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
     class Dumper(base):  # type: ignore[misc]
@@ -148,7 +148,7 @@ def _yaml_dumper() -> Any:
             return node
 
     def quoted(dumper: Any, text: str) -> yaml.ScalarNode:
-        """So that what looks like a number or a date is a text to every reader of YAML."""
+        """Quote a string, so that every YAML parser reads it as a string, not a number or date."""
         valid = text.encode("utf-8", "replace").decode()  # YAML has no lone surrogates
         node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", valid, style='"')
         return node

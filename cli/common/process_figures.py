@@ -1,4 +1,4 @@
-"""What the system knows of this process, by the names that Prometheus' clients give it."""
+"""Metrics of this process from the operating system, with the names of Prometheus clients."""
 
 import os
 import time
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 _IMPORTED_S: Final = time.monotonic()
-_START_TIME_FIELD: Final = 22  # of proc_pid_stat(5), counted from 1
-_FIELDS_AFTER_NAME: Final = 3  # the first field behind the name, which may hold blanks
+_START_TIME_FIELD: Final = 22  # field number in proc_pid_stat(5), from 1
+_FIELDS_AFTER_NAME: Final = 3  # first field after the name, which may contain blanks
 
 
 def since_exec_s(stat_path: str = "/proc/self/stat") -> float | None:
-    """Seconds since the kernel made this process, to a hundredth; None where it does not tell.
+    """Return the seconds since the kernel created this process, to 0.01 s; None without /proc.
 
-    The kernel counts from fork. What ran before exec in the same process counts as well.
+    The kernel counts from fork, so the time before exec in the same process is included.
     """
     try:
         with open(stat_path, "rb") as file:
@@ -27,18 +27,18 @@ def since_exec_s(stat_path: str = "/proc/self/stat") -> float | None:
 
 
 def start_words() -> str:
-    """How long this process has run, for its ready line."""
+    """Return the run time of this process, for its ready line."""
     if (seconds := since_exec_s()) is not None:
         return f"{seconds:.2f} s"
-    return f"{time.monotonic() - _IMPORTED_S:.2f} s since Python had started"
+    return f"{time.monotonic() - _IMPORTED_S:.2f} s since Python started"
 
 
-# As Prometheus' clients tell it: where the kernel does not, when this module was imported.
+# As in Prometheus clients; without /proc, the time when this module was imported.
 _STARTED_S: Final = time.time() - (since_exec_s() or 0.0)
 
 
 def process_figures() -> Mapping[str, float]:
-    """Without what this system does not tell."""
+    """Return the metrics of this process that the system provides."""
     figures = {
         "process_cpu_seconds_total": time.process_time(),
         "process_start_time_seconds": _STARTED_S,
@@ -47,7 +47,9 @@ def process_figures() -> Mapping[str, float]:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read(100).split()[1])
         figures["process_resident_memory_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
-        figures["process_open_fds"] = len(os.listdir("/proc/self/fd")) - 1  # its own
+        figures["process_open_fds"] = (
+            len(os.listdir("/proc/self/fd")) - 1
+        )  # without the descriptor of this call
     except (OSError, ValueError, IndexError):
         pass
     return figures

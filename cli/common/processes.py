@@ -1,4 +1,4 @@
-"""Processes of this machine, and what the nodes among them answer to small questions."""
+"""Processes on this machine, and requests to the nodes among them."""
 
 import os
 import signal
@@ -30,19 +30,19 @@ _METADATA_TOPIC: Final = "__cluster_metadata"
 
 
 class Voter(NamedTuple):
-    heard_ms: int  # by the active controller, on the wall clock; -1: not yet
+    heard_ms: int  # last fetch seen by the active controller, wall clock; -1: none
     end_offset: int
 
 
 class QuorumAnswer(NamedTuple):
-    """What the active controller says of the voters."""
+    """State of the voters, according to the active controller."""
 
     leader: int
     end_offset: int
     voters: dict[int, Voter]
 
     def is_caught_up(self, node: int, since_ms: float) -> bool:
-        """The voter has all that is committed, and has said so since then."""
+        """Return whether the voter has all committed entries, by a fetch since `since_ms`."""
         voter = self.voters.get(node)
         return (
             voter is not None and voter.heard_ms >= since_ms and voter.end_offset >= self.end_offset
@@ -50,7 +50,7 @@ class QuorumAnswer(NamedTuple):
 
 
 def _ask(port: int, api: ApiKey, version: int, message: Message) -> Any:
-    """The answer; OSError or WireError where there is none."""
+    """Send a request and return the response. Raises OSError or WireError on failure."""
     with socket.create_connection((HOST, port), PROBE_TIMEOUT_S) as sock:
         sock.sendall(encode_request(api, version, 1, "mq-server cluster", message))
         with sock.makefile("rb") as stream:
@@ -62,7 +62,10 @@ def _ask(port: int, api: ApiKey, version: int, message: Message) -> Any:
 
 
 def known_brokers(port: int, cluster_id: str) -> int:
-    """How many brokers the node at this port knows; 0 when none of this cluster answers there."""
+    """Return the number of brokers that the node at this port knows.
+
+    0 if no node of this cluster answers there.
+    """
     try:
         found = _ask(port, ApiKey.METADATA, 4, MetadataRequest(topics=[]))
     except (OSError, WireError, struct.error):
@@ -71,7 +74,7 @@ def known_brokers(port: int, cluster_id: str) -> int:
 
 
 def under_replicated(port: int) -> int | None:
-    """How many partitions have replicas that are not in sync; None where nobody answers."""
+    """Return the number of under-replicated partitions; None if the node does not answer."""
     try:
         found = _ask(port, ApiKey.METADATA, 4, MetadataRequest(topics=None))
     except (OSError, WireError, struct.error):
@@ -81,7 +84,7 @@ def under_replicated(port: int) -> int | None:
 
 
 def quorum(port: int) -> QuorumAnswer | None:
-    """The quorum as the node at this port finds it; None where nobody tells."""
+    """Return the quorum according to the node at this port; None if it cannot provide it."""
     asked = DescribeQuorumTopic(
         topic_name=_METADATA_TOPIC, partitions=[DescribeQuorumPartition(partition_index=0)]
     )
@@ -110,7 +113,7 @@ def is_free(port: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """What runs as this process; empty when nothing does, or only its remains."""
+    """Return the command line of a process; empty if it does not run or is a zombie."""
     if _PROC.joinpath("self").exists():
         try:
             return os.fsdecode(_PROC.joinpath(str(pid), "cmdline").read_bytes())
@@ -128,7 +131,7 @@ def send_signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it ended in the meantime
+        pass  # the process has ended
 
 
 def wait(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -141,7 +144,7 @@ def wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def usage(pid: int) -> str:
-    """CPU time and resident memory, where /proc tells."""
+    """Return CPU time and resident memory as text; empty without /proc."""
     try:
         fields = _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()
         pages = int(_PROC.joinpath(str(pid), "statm").read_text().split()[1])

@@ -1,7 +1,7 @@
-"""Who a client is to a cluster, and over what wire: from options, environment or a profile.
+"""Authentication and encryption settings of a client, from options, environment or a profile.
 
-All of it comes from where the cluster's address does, so that no password goes to another cluster:
-a profile's own, or else the environment's (MQ_USERNAME and so on); options go before either.
+They come from the source of the cluster's address (a profile, otherwise environment variables such
+as MQ_USERNAME), so that no password is sent to another cluster. Options override both.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 MAX_PASSWORD_BYTES: Final = 4096
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# What a profile may say, the options and (with MQ_, in capitals) the environment.
+# Keys of a profile; also names of options, and of environment variables (MQ_ and capitals).
 KEYS: Final[Mapping[str, str]] = {
-    "security-protocol": "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.  [default: what is given]",
+    "security-protocol": "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.  [default: from the others]",
     "mechanism": f"PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.  [default: {DEFAULT_MECHANISM}]",
-    "username": "Who you are, where the cluster asks.",
-    "password-file": "A file with the password (or MQ_PASSWORD).",
-    "tls-authorities": "PEM file: whose certificates are believed.  [default: the machine's]",
-    "tls-certificate": "PEM file: your certificate, where the cluster asks for it.",
-    "tls-key": "PEM file: its key.  [default: in the same file]",
+    "username": "User name for SASL.",
+    "password-file": "FILE with the password for SASL (or MQ_PASSWORD).",
+    "tls-authorities": "PEM file: trusted certificate authorities.  [default: the system's]",
+    "tls-certificate": "PEM file: client certificate, if the cluster requires one.",
+    "tls-key": "PEM file: key of the client certificate.  [default: the same file]",
 }
 _OF_TLS: Final = ("tls-authorities", "tls-certificate", "tls-key")
 
@@ -41,7 +41,7 @@ def security_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def resolve_security(
     options: Mapping[str, Any], profile: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Security:
-    """click.UsageError."""
+    """Return the security settings. Raises click.UsageError if they contradict each other."""
     given: dict[str, str] = {}
     for key in KEYS:
         name = key.replace("-", "_")
@@ -52,12 +52,12 @@ def resolve_security(
     protocol = given.get("security-protocol", "").upper() or _implied(given)
     if protocol not in PROTOCOLS:
         raise click.UsageError(
-            f"the security protocol is one of {', '.join(PROTOCOLS)}, not {protocol}"
+            f"the security protocol must be one of {', '.join(PROTOCOLS)}, not {protocol}"
         )
     has_sasl, has_tls = protocol.startswith("SASL_"), protocol.endswith("SSL")
     if ("username" in given and not has_sasl) or (not has_tls and any(k in given for k in _OF_TLS)):
         raise click.UsageError(
-            f"the security protocol {protocol} does not go with what else is given"
+            f"the security protocol {protocol} contradicts the other security options"
         )
     return _security(
         _tls(given) if has_tls else None, _login(given, password) if has_sasl else None
@@ -65,7 +65,7 @@ def resolve_security(
 
 
 def _security(tls: Tls | None, login: Login | None) -> Security:
-    import metaquorum.client.security as made  # not for --help
+    import metaquorum.client.security as made  # a late import: --help does not need it
 
     return made.Security(tls, login)
 
@@ -79,7 +79,7 @@ def _implied(given: Mapping[str, str]) -> str:
 
 def _tls(given: Mapping[str, str]) -> Tls:
     if "tls-key" in given and "tls-certificate" not in given:
-        raise click.UsageError("a key for TLS (tls-key) is of no use without tls-certificate")
+        raise click.UsageError("tls-key needs tls-certificate")
     import metaquorum.client.security as made
 
     return made.Tls(
@@ -92,14 +92,16 @@ def _login(given: Mapping[str, str], password: str) -> Login:
 
     mechanism = given.get("mechanism", DEFAULT_MECHANISM).upper()
     if mechanism not in MECHANISMS:
-        raise click.UsageError(f"the mechanism is one of {', '.join(MECHANISMS)}, not {mechanism}")
+        raise click.UsageError(
+            f"the mechanism must be one of {', '.join(MECHANISMS)}, not {mechanism}"
+        )
     if "username" not in given:
-        raise click.UsageError("with SASL, a username is needed (--username)")
+        raise click.UsageError("SASL needs a user name (--username)")
     if path := given.get("password-file"):
         password = _read_password(path)
     if not password:
         raise click.UsageError(
-            "a password is needed: in a file (--password-file), or in MQ_PASSWORD"
+            "SASL needs a password: --password-file, or the variable MQ_PASSWORD"
         )
     import metaquorum.client.security as made
 
@@ -107,14 +109,14 @@ def _login(given: Mapping[str, str], password: str) -> Login:
 
 
 def _read_password(path: str) -> str:
-    """The file's first line."""
+    """Return the first line of the file."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
             data = file.read(MAX_PASSWORD_BYTES + 1)
         if len(data) > MAX_PASSWORD_BYTES:
-            raise click.UsageError(f"{path} is too long to be a password")
+            raise click.UsageError(f"{path} is too long for a password")
         return data.decode().split("\n")[0].rstrip("\r")
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise click.UsageError(f"{path} is no text") from None
+        raise click.UsageError(f"{path} is not UTF-8 text") from None

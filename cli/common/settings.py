@@ -1,4 +1,4 @@
-"""Which cluster is meant: from options, environment and the profiles' file."""
+"""Settings of mq-admin: the cluster and the output, from options, environment and profiles."""
 
 import os
 import tomllib
@@ -27,7 +27,7 @@ class Settings:
     bootstrap: str
     output: str
     timeout_s: float
-    source: str  # of the bootstrap, for whoever wonders why it is this one
+    source: str  # origin of the bootstrap address, for messages
     security: Security = PLAINTEXT
 
 
@@ -44,7 +44,10 @@ def profiles_path(environment: Mapping[str, str]) -> str:
 
 
 def read_profiles(environment: Mapping[str, str]) -> Profiles:
-    """None when there is no file; click.UsageError says what is wrong with it."""
+    """Read the profiles file; no profiles if it does not exist.
+
+    Raises click.UsageError if the file is invalid.
+    """
     path = profiles_path(environment)
     try:
         with open(path, "rb") as file:
@@ -58,12 +61,12 @@ def read_profiles(environment: Mapping[str, str]) -> Profiles:
     default = content.pop("default", None)
     profiles = content.pop("profiles", {})
     if content:
-        there = "there are default and the tables [profiles.NAME]"
+        there = "the file may have `default` and tables [profiles.NAME]"
         raise click.UsageError(f"{path}: {next(iter(content))} is unknown; {there}")
     if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
-        raise click.UsageError(f"{path}: profiles are tables, [profiles.NAME]")
+        raise click.UsageError(f"{path}: profiles must be tables, [profiles.NAME]")
     if default is not None and default not in profiles:
-        raise click.UsageError(f"{path}: the default profile {default!r} is not there")
+        raise click.UsageError(f"{path}: the default profile {default!r} does not exist")
     for name, profile in profiles.items():
         _check_profile(path, name, profile)
     return Profiles(path, default, profiles)
@@ -73,22 +76,22 @@ def _check_profile(path: str, name: str, profile: Mapping[str, Any]) -> None:
     for key, value in profile.items():
         kinds = _KEYS.get(key)
         if kinds is None:
-            text = f"{key} is unknown; there are {', '.join(_KEYS)}"
+            text = f"{key} is unknown; the keys are {', '.join(_KEYS)}"
         elif type(value) not in kinds:
             text = f"{key} must be a {'string' if str in kinds else 'number'}"
         elif value == "":
-            text = f"{key} is empty; give it a value, or leave the line out"
+            text = f"{key} is empty; set a value, or remove the line"
         elif key == "output" and value not in OUTPUTS:
             text = f"output must be one of {', '.join(OUTPUTS)}"
         else:
             continue
         raise click.UsageError(f"{path}: profile {name}: {text}")
     if "bootstrap" not in profile:
-        raise click.UsageError(f"{path}: profile {name}: it needs a bootstrap")
+        raise click.UsageError(f"{path}: profile {name}: bootstrap is missing")
 
 
 def resolve(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """What holds: options before environment before the default profile."""
+    """Return the settings: options, then the environment, then the default profile."""
     profiles = read_profiles(environment)
     name, profile_source = options.get("profile"), "--profile"
     bootstrap, source = options.get("bootstrap"), "--bootstrap"
@@ -104,7 +107,7 @@ def resolve(options: Mapping[str, Any], environment: Mapping[str, str]) -> Setti
             there = ", ".join(profiles.by_name) or "none"
             raise click.UsageError(
                 f"{profile_source}: there is no profile {name!r} in {profiles.path}; "
-                f"there are: {there}"
+                f"profiles: {there}"
             )
         profile = profiles.by_name[name]
     if not bootstrap and profile:

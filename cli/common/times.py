@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Parsing and formatting of times."""
 
 import datetime
 import re
@@ -13,14 +13,14 @@ _EPOCH_DIGITS: Final = re.compile(r"\d{11,15}")
 
 
 def time_value(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Milliseconds since 1970, from a date, a date and time, such milliseconds, or how long ago.
+    """Parse a date, a date and time, milliseconds since 1970, or a time ago such as 15m.
 
-    A callback for an option.
+    A callback for options. Returns milliseconds since 1970.
     """
     if text is None:
         return None
     found = _AGO.fullmatch(text.removesuffix("ago").strip())
-    # What is before 1970 means something else to brokers.
+    # Brokers give times before 1970 (negative numbers) another meaning.
     if found and (since := time.time() - int(found[1]) * _SECONDS[found[2]]) >= 0:
         return int(since * 1000)
     if _EPOCH_DIGITS.fullmatch(text):
@@ -32,15 +32,15 @@ def time_value(ctx: click.Context, parameter: click.Parameter, text: str | None)
         return int(at * 1000)
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
-            f"{text!r} is no time; write 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, "
-            "milliseconds since 1970, or 90s, 15m, 2h, 7d for as long ago",
+            f"{text!r} is not a time; write 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, "
+            "milliseconds since 1970, or a time ago: 90s, 15m, 2h, 7d",
             ctx,
             parameter,
         ) from None
 
 
 def iso_text(time_ms: int) -> str:
-    """UTC, to the millisecond; empty where a record has no time."""
+    """Return an ISO 8601 time in UTC with milliseconds; empty for no time (-1)."""
     if time_ms < 0:
         return ""
     try:
@@ -51,7 +51,7 @@ def iso_text(time_ms: int) -> str:
 
 
 def ago_text(ms: int) -> str:
-    """For people: 350 ms, 12.3 s, 4.5 min, 20.1 h, 9.3 d ago."""
+    """Return a readable time ago: 350 ms, 12.3 s, 4.5 min, 20.1 h or 9.3 d ago."""
     for size_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
         if ms >= size_ms:
             return f"{ms / size_ms:.1f} {unit} ago"

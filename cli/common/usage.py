@@ -1,14 +1,14 @@
-"""What a person who starts a node may get wrong, and how an address is read."""
+"""Usage errors of mq-server, and the parsing of addresses."""
 
 from metaquorum.runtime.whole_numbers import whole_number
 
 
 class UsageError(Exception):
-    """A mistake of the person who starts the node; the message is the sentence to show."""
+    """Raised if options or configs are invalid; the message is shown to the user."""
 
 
 def address(text: str, option: str) -> tuple[str, int]:
-    """Host and port; UsageError."""
+    """Parse HOST:PORT. Raises UsageError if it is malformed."""
     host, colon, port = text.rpartition(":")
     number = whole_number(port, 65_535) if colon else None
     if number is None:
@@ -17,14 +17,17 @@ def address(text: str, option: str) -> tuple[str, int]:
 
 
 def without_brackets(host: str, option: str) -> str:
-    """[::1] is ::1; UsageError."""
+    """Return the host without the brackets of an IPv6 address ([::1]).
+
+    Raises UsageError if they do not match.
+    """
     inner = host.removeprefix("[").removesuffix("]")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if "[" in inner or "]" in inner or (inner != host and not (is_bracketed and ":" in inner)):
-        raise UsageError(f"{option} takes an address of IPv6 as [::1], not as {host!r}")
+        raise UsageError(f"{option} takes an IPv6 address as [::1], not as {host!r}")
     return inner
 
 
 def address_text(host: str, port: int) -> str:
-    """The other way round."""
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""mq-server: nodes in the foreground, local clusters, format, log dump.
+"""mq-server: run a node, manage local clusters, format data directories, dump logs.
 
 Imports `cli.common`, and `dataplane` and below. I/O: files and processes. Start with `main`.
 """

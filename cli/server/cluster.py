@@ -1,8 +1,8 @@
-"""mq-server cluster: nodes as processes of this machine, for trying out, testing and measuring.
+"""mq-server cluster: nodes as processes of this machine, for trials, tests and measurements.
 
-Everything lies in one folder (`cluster_layout.py`). Nothing outside it is touched, and only those
-processes are signalled that were started there, after a look at what runs under their ids. The
-verbs, options and lines printed are those of the project's script for a real Kafka
+All files are in one folder (`cluster_layout.py`); no other file is changed. Only processes that
+were started there receive signals, after a check of the command line that runs under their ids.
+The verbs, options and printed lines equal those of the project's script for Apache Kafka
 (tests/peers/kafka/cluster), so that a tool works with either.
 """
 
@@ -47,7 +47,7 @@ MAX_PORT: Final = 65_535
 START_TIMEOUT_S: Final = 120.0
 TERM_TIMEOUT_S: Final = 30.0
 KILL_TIMEOUT_S: Final = 5.0
-HEARD_WITHIN_S: Final = 3.0  # a controller that is well answers several times in that
+HEARD_WITHIN_S: Final = 3.0  # a healthy controller fetches several times in this time
 _STATE: Final = "cluster.json"
 
 
@@ -57,13 +57,13 @@ def _fail(message: str) -> NoReturn:
 
 
 def write_private(path: Path, text: str) -> None:
-    """A new file that its owner alone may read: configs may be passwords."""
+    """Write a new file that only its owner can read, since configs may contain passwords."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 
 class Cluster:
-    """The nodes of one folder, and what was started there."""
+    """The nodes of one folder, and their processes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder).absolute()
@@ -73,12 +73,12 @@ class Cluster:
             try:
                 self._state = State(**json.loads(self._file.read_text()))
             except (OSError, ValueError, TypeError):
-                _fail(f"{self._file} is not what start writes; choose another --dir")
+                _fail(f"{self._file} was not written by `cluster start`; choose another --dir")
 
     @property
     def state(self) -> State:
         if self._state is None:
-            _fail(f"none was started in {self.folder}")
+            _fail(f"no cluster was started in {self.folder}")
         return self._state
 
     @property
@@ -94,18 +94,18 @@ class Cluster:
         temporary.replace(self._file)
 
     def pid(self, node: int) -> int | None:
-        """The recorded process, when it is still this node's."""
+        """Return the recorded process id if the process still is this node."""
         pid = self.state.pids.get(str(node))
         mine = str(self._home(node) / "server.toml")
         return pid if pid and mine in command_line(pid) else None
 
-    # What the nodes say
+    # State of the nodes
 
     def _knows(self, node: int) -> int:
         return known_brokers(self.state.port(node), self.state.cluster_id)
 
     def _quorum(self, first: int) -> QuorumAnswer | None:
-        """As the first worker that answers tells, `first` before others."""
+        """Return the quorum from the first worker that answers; `first` is asked first."""
         running = [node for node in self.state.workers if self.pid(node)]
         for node in sorted(running, key=lambda each: each != first):
             if (found := quorum(self.state.port(node))) is not None:
@@ -113,9 +113,10 @@ class Cluster:
         return None
 
     def _is_ready(self, node: int, workers: int, since_ms: float) -> bool:
-        """It answers, knows so many workers, and has the metadata log if it is a controller.
+        """Return whether the node is ready.
 
-        What it said before `since_ms` does not count.
+        A ready node answers and knows `workers` workers; a ready controller also has all committed
+        metadata, by a fetch since `since_ms`.
         """
         state = self.state
         if state.is_worker(node) and self._knows(node) < workers:
@@ -123,7 +124,7 @@ class Cluster:
         if not state.is_controller(node) or state.is_alone:
             return True
         if not any(self.pid(worker) for worker in state.workers):
-            return not is_free(state.port(node))  # nobody is there to tell more
+            return not is_free(state.port(node))  # no worker runs that knows more
         found = self._quorum(first=node)
         return found is not None and found.is_caught_up(node, since_ms)
 
@@ -136,7 +137,7 @@ class Cluster:
     def _launch(self, node: int) -> "subprocess.Popen[bytes]":
         for port in self.state.ports(node):
             if not is_free(port):
-                _fail(f"port {port} is taken by another process; choose another --base-port")
+                _fail(f"port {port} is in use by another process; choose another --base-port")
         home = self._home(node)
         command = [*own_command("cli.server.main"), "run", "--config", str(home / "server.toml")]
         with (home / "log").open("ab") as log:
@@ -155,13 +156,13 @@ class Cluster:
     def _wait_ready(
         self, processes: Mapping[int, "subprocess.Popen[bytes]"], began: float, workers: int
     ) -> None:
-        """Each of these nodes is ready, and so many workers are known to all."""
+        """Wait until each of these nodes is ready and knows `workers` workers."""
         waiting = dict(processes)
         since_ms = (time.time() - (time.monotonic() - began)) * 1000
         while waiting:
             for node, process in list(waiting.items()):
                 if (code := process.poll()) is not None:
-                    _fail(f"node {node} ended with {code}: {self._last_line(node)}")
+                    _fail(f"node {node} exited with {code}: {self._last_line(node)}")
                 if self._is_ready(node, workers, since_ms):
                     click.echo(
                         f"node {node} ready after {time.monotonic() - began:.2f} s: "
@@ -179,15 +180,15 @@ class Cluster:
     def _last_line(self, node: int) -> str:
         log = self._home(node) / "log"
         lines = log.read_text(errors="replace").splitlines()
-        return f"{lines[-1] if lines else 'it said nothing'} (log: {log})"
+        return f"{lines[-1] if lines else 'no log line'} (log: {log})"
 
     def start(self, wanted: State, configs: Mapping[str, str], keep: bool) -> None:
         if self._state and any(self.pid(node) for node in self.nodes):
-            _fail(f"one is running in {self.folder}")
+            _fail(f"a cluster is running in {self.folder}")
         if not (keep and self._state):
             ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
             if taken := [port for port in ports if not is_free(port)]:
-                _fail(f"ports {taken} are taken by other processes; choose another --base-port")
+                _fail(f"ports {taken} are in use by other processes; choose another --base-port")
             self._lay_out(wanted, configs)
         began = time.monotonic()
         processes = {node: self._launch(node) for node in self.nodes}
@@ -195,7 +196,7 @@ class Cluster:
         click.echo(f"ready in {time.monotonic() - began:.2f} s: bootstrap {self.state.bootstrap()}")
 
     def _lay_out(self, wanted: State, configs: Mapping[str, str]) -> None:
-        """Settings for each node, and no data: what an earlier start left here is gone."""
+        """Write the settings of each node, and delete the data of an earlier start."""
         earlier = [path for path in self.folder.glob("node[1-9]*") if path.is_dir()]
         if earlier and self._state is None:
             _fail(f"{earlier[0]} was not made by this command; choose another --dir")
@@ -212,7 +213,7 @@ class Cluster:
         self._save()
 
     def stop(self) -> None:
-        """Workers first: they leave in good order while there is a quorum."""
+        """Stop all nodes, workers first: their controlled shutdown needs the quorum."""
         running = {node: pid for node in self.nodes if (pid := self.pid(node))}
         for are_controllers in (False, True):
             self._end([n for n in running if self.state.is_controller(n) is are_controllers])
@@ -236,7 +237,7 @@ class Cluster:
         send_signal(pid, number)
         ends = number in (signal.SIGKILL, signal.SIGTERM)
         if ends and not wait(lambda: not self.pid(node), 2 * TERM_TIMEOUT_S):
-            _fail(f"node {node} still runs")
+            _fail(f"node {node} is still running")
         click.echo(f"{number.name} to node {node}, pid {pid}")
 
     def restart(self, node: int) -> None:
@@ -246,28 +247,32 @@ class Cluster:
         began = time.monotonic()
         process = self._launch(node)
         if not self._has_majority():
-            click.echo(f"node {node} started, pid {process.pid}; it needs more of the controllers")
+            click.echo(
+                f"node {node} started, pid {process.pid}; it waits for more of the controllers"
+            )
             return
         self._wait_ready({node: process}, began, sum(bool(self.pid(n)) for n in self.state.workers))
 
     def roll(self) -> None:
-        """Restarted one after the other, each when the one before is ready and in sync again.
+        """Restart the nodes one after the other, each when the previous one is ready and in sync.
 
-        The quorum's leader is last, so that there is one election.
+        The leader of the quorum is the last, so that there is only one election.
         """
         if down := [node for node in self.nodes if not self.pid(node)]:
-            _fail(f"nodes {down} are down: start them first, so that never more than one is")
+            _fail(f"nodes {down} are down: start them first, so that at most one is down at a time")
         began = time.monotonic()
         found = None if self.state.is_alone else self._quorum(first=1)
         behind = self._under_replicated()
         for node in sorted(self.nodes, key=lambda n: found is not None and n == found.leader):
             self.restart(node)
             if not wait(lambda: self._under_replicated() <= behind, START_TIMEOUT_S):
-                _fail(f"partitions are not in sync {START_TIMEOUT_S:.0f} s after node {node} came")
+                _fail(
+                    f"partitions are not in sync {START_TIMEOUT_S:.0f} s after node {node} started"
+                )
         click.echo(f"restarted {len(self.nodes)} in {time.monotonic() - began:.2f} s")
 
     def _under_replicated(self) -> float:
-        """Infinitely many where nobody tells."""
+        """Return the number of under-replicated partitions; infinity if no worker answers."""
         counts = (under_replicated(self.state.port(node)) for node in self.state.workers)
         return next((count for count in counts if count is not None), math.inf)
 
@@ -309,7 +314,7 @@ _dir_option = click.option(
     metavar="DIR",
     default=DEFAULT_DIR,
     show_default=True,
-    help="Folder that holds all of the cluster.",
+    help="Folder with all files of the cluster.",
 )
 
 
@@ -325,7 +330,7 @@ def _settings(_: click.Context, __: click.Parameter, sets: Iterable[str]) -> dic
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Start and stop nodes on this machine, kill them, pause them."""
+    """Start, stop, kill and pause nodes on this machine."""
 
 
 @cluster_group.command("start")
@@ -333,27 +338,29 @@ def cluster_group() -> None:
 @click.option(
     "--nodes",
     type=click.IntRange(1, MAX_NODES),
-    help="Nodes that are workers and, up to 5 of them, controllers.  [default: 1]",
+    help="Number of worker nodes; up to 5 of them are controllers, too.  [default: 1]",
 )
 @click.option(
     "--controllers",
     type=click.Choice([str(size) for size in QUORUM_SIZES]),
-    help="With --workers instead of --nodes: nodes that are controllers only.",
+    help="With --workers instead of --nodes: number of nodes that are only controllers.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, MAX_NODES - max(QUORUM_SIZES)), help="Nodes beside them."
+    "--workers",
+    type=click.IntRange(1, MAX_NODES - max(QUORUM_SIZES)),
+    help="With --controllers: number of nodes that are only workers.",
 )
 @click.option(
     "--base-port",
     type=click.IntRange(1, MAX_PORT),
     default=DEFAULT_BASE_PORT,
     show_default=True,
-    help="Node N, from 1, listens on BASE_PORT + N - 1, and 100 above for other nodes.",
+    help="Node N, from 1, listens on BASE_PORT + N - 1, and on 100 more for other nodes.",
 )
 @click.option(
     "--metrics-base-port",
     type=click.IntRange(1, MAX_PORT),
-    help="Node N tells Prometheus its figures at METRICS_BASE_PORT + N - 1.  [default: nowhere]",
+    help="Node N serves metrics on METRICS_BASE_PORT + N - 1.  [default: none]",
 )
 @click.option(
     "--set",
@@ -361,9 +368,9 @@ def cluster_group() -> None:
     multiple=True,
     callback=_settings,
     metavar="KEY=VALUE",
-    help="A config of every node; repeatable.",
+    help="Worker config of all nodes; repeatable.",
 )
-@click.option("--keep", is_flag=True, help="Start again on DIR's data and settings.")
+@click.option("--keep", is_flag=True, help="Keep the data and settings in DIR.")
 def start(
     folder: str,
     nodes: int | None,
@@ -374,7 +381,7 @@ def start(
     configs: dict[str, str],
     keep: bool,
 ) -> None:
-    """Start nodes and wait until they serve; data of an earlier start in DIR is removed.
+    """Start nodes and wait until they are ready; deletes the data of an earlier start in DIR.
 
     \b
     Examples:
@@ -383,7 +390,7 @@ def start(
       mq-server cluster start --nodes 3 --metrics-base-port 9464
     """
     if (controllers is None) != (workers is None) or (nodes is not None and workers is not None):
-        raise click.UsageError("say either --nodes, or both of --controllers and --workers")
+        raise click.UsageError("specify either --nodes, or both --controllers and --workers")
     cluster_id = new_id(SystemRandom())
     if controllers is not None and workers is not None:
         total = int(controllers) + workers
@@ -391,33 +398,35 @@ def start(
     else:
         wanted = State.combined(nodes or 1, base_port, cluster_id)
     if base_port + wanted.nodes - 1 + (0 if wanted.is_alone else QUORUM_PORT_OFFSET) > MAX_PORT:
-        raise click.UsageError("ports end at 65535: choose a lower --base-port")
+        raise click.UsageError("a port would exceed 65535: choose a lower --base-port")
     if metrics_base_port is not None:
         wanted.metrics_base_port = metrics_base_port
         ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
         if len(set(ports)) < len(ports) or max(ports) > MAX_PORT:
-            raise click.UsageError("two ports are one, or too high: choose --metrics-base-port")
+            raise click.UsageError(
+                "ports overlap or exceed 65535: choose another --metrics-base-port"
+            )
     Cluster(folder).start(wanted, configs, keep)
 
 
 @cluster_group.command("stop")
 @_dir_option
 def stop(folder: str) -> None:
-    """Stop all nodes; their data stays."""
+    """Stop all nodes; their data is kept."""
     Cluster(folder).stop()
 
 
 @cluster_group.command("status")
 @_dir_option
 def status(folder: str) -> None:
-    """Print the bootstrap addresses and how each node does."""
+    """Print the bootstrap addresses and the state of each node."""
     Cluster(folder).status()
 
 
 @cluster_group.command("pids")
 @_dir_option
 def pids(folder: str) -> None:
-    """Print the process ids of the running nodes, with commas."""
+    """Print the process ids of the running nodes, separated by commas."""
     Cluster(folder).pids()
 
 
@@ -425,14 +434,14 @@ def pids(folder: str) -> None:
 @click.argument("node", type=int)
 @_dir_option
 def restart(node: int, folder: str) -> None:
-    """Stop node N in order, if it runs, and start it again."""
+    """Stop node N with a controlled shutdown, if it runs, and start it again."""
     _member(Cluster(folder), node).restart(node)
 
 
 @cluster_group.command("roll")
 @_dir_option
 def roll(folder: str) -> None:
-    """Restart all nodes, one after the other; clients are served throughout."""
+    """Restart all nodes one after the other, without downtime for clients."""
     Cluster(folder).roll()
 
 
@@ -450,7 +459,7 @@ def _signal_command(name: str, number: signal.Signals, does: str) -> None:
         _member(Cluster(folder), node).signal(node, number)
 
 
-_signal_command("kill", signal.SIGKILL, "End node N at once, as a crash does")
-_signal_command("term", signal.SIGTERM, "End node N in order")
-_signal_command("pause", signal.SIGSTOP, "Freeze node N")
-_signal_command("resume", signal.SIGCONT, "Let node N go on")
+_signal_command("kill", signal.SIGKILL, "Kill node N, as a crash does")
+_signal_command("term", signal.SIGTERM, "Stop node N with a controlled shutdown")
+_signal_command("pause", signal.SIGSTOP, "Pause node N")
+_signal_command("resume", signal.SIGCONT, "Resume node N")

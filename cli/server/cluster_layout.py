@@ -1,12 +1,12 @@
-"""What a cluster of `mq-server cluster` looks like on disk: who is what, on which port, and where.
+"""Files, roles and ports of a cluster of `mq-server cluster`.
 
-    DIR/cluster.json            what was started, and the processes
-    DIR/secret                  by which the nodes know each other, where there are several
-    DIR/nodeN/server.toml       its settings;  DIR/nodeN/data, DIR/nodeN/log
+    DIR/cluster.json            options of the start, and process ids
+    DIR/secret                  secret that authenticates the nodes, if there are several
+    DIR/nodeN/server.toml       settings of node N;  DIR/nodeN/data, DIR/nodeN/log
 
 Node N, from 1, listens on base port + N - 1 for clients if it is a worker, and on that port + 100
-for other nodes if it is one of several controllers; for Prometheus, where that is wanted, on the
-base port of metrics + N - 1.
+for other nodes if it is one of several controllers; for Prometheus, if enabled, on the metrics base
+port + N - 1.
 """
 
 import json
@@ -25,19 +25,19 @@ SECRET: Final = "secret"  # noqa: S105
 
 @dataclass
 class State:
-    """What cluster.json keeps. The first `controllers` nodes vote."""
+    """Content of cluster.json. The first `controllers` nodes are voters."""
 
     nodes: int
     base_port: int
     pids: dict[str, int] = field(default_factory=dict)
     controllers: int = 1
-    separate: bool = False  # the controllers are no workers
+    separate: bool = False  # the controllers are not workers
     cluster_id: str = ""
     metrics_base_port: int | None = None
 
     @staticmethod
     def combined(nodes: int, base_port: int, cluster_id: str) -> "State":
-        """All are workers; as many as can are controllers, too."""
+        """Return a cluster of workers, as many of which as possible are controllers, too."""
         controllers = max(size for size in QUORUM_SIZES if size <= nodes)
         return State(nodes, base_port, controllers=controllers, cluster_id=cluster_id)
 
@@ -64,7 +64,7 @@ class State:
         return ",".join(role for role, has in roles if has)
 
     def port(self, node: int) -> int:
-        """Where it is reached: by clients, or, where it is no worker, by other nodes."""
+        """Return the port for clients; for a node that is only a controller, that for nodes."""
         return self.base_port + node - 1 + (0 if self.is_worker(node) else QUORUM_PORT_OFFSET)
 
     def ports(self, node: int) -> list[int]:
@@ -86,7 +86,7 @@ class State:
 
 
 def server_toml(state: State, node: int, folder: Path, configs: Mapping[str, str]) -> str:
-    """The settings of a node of that cluster in that folder."""
+    """Return the server.toml of a node."""
     keys: list[tuple[str, str | int]] = [
         ("node-id", node),
         ("data-dir", str(folder / f"node{node}" / "data")),

@@ -1,7 +1,7 @@
-"""mq-server format, cluster-id and secret: what nodes of one cluster are given before they start.
+"""mq-server format, cluster-id and secret: preparation of nodes before their first start.
 
-A node formats an empty data directory by itself when it starts; `format` is for doing it apart, as
-with Kafka's storage tool.
+A node formats an empty data directory when it starts; `format` does this separately, as Kafka's
+storage tool does.
 """
 
 import os
@@ -26,7 +26,7 @@ BAD_USAGE = 2
 
 @click.command("cluster-id", short_help="Print a new cluster id.")
 def cluster_id_command() -> None:
-    """Print a new cluster id, to be given to each node of a new cluster.
+    """Print a new random cluster id, for all nodes of a new cluster.
 
     \b
     Examples:
@@ -36,13 +36,13 @@ def cluster_id_command() -> None:
     click.echo(new_id(SystemRandom()))
 
 
-@click.command("secret", short_help="Make the file with a cluster's secret.")
+@click.command("secret", short_help="Create a file with a new cluster secret.")
 @click.argument("file", type=click.Path(dir_okay=False))
 def secret_command(file: str) -> None:
     """Write a new secret to FILE, which only its owner can read.
 
-    Each node of a cluster is given the same file (--secret-file), by which nodes know each other.
-    A file that is there is not replaced.
+    All nodes of a cluster need the same file (--secret-file), which authenticates them to each
+    other. An existing file is not replaced.
 
     \b
     Examples:
@@ -53,30 +53,32 @@ def secret_command(file: str) -> None:
     except SecretError as error:
         click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(FAILED)
-    click.echo(f"{file} holds a new secret; copy it to each node of the cluster")
+    click.echo(f"{file} has a new secret; copy it to each node of the cluster")
 
 
-@click.command("format", short_help="Say whose a data directory is.")
+@click.command("format", short_help="Format a data directory for a node.")
 @click.option("--data-dir", required=True, metavar="DIR")
-@click.option("--cluster-id", required=True, metavar="ID", help="The same for every node.")
+@click.option("--cluster-id", required=True, metavar="ID", help="Cluster id, equal on all nodes.")
 @click.option("--node-id", required=True, type=click.IntRange(0, 2**31 - 1), metavar="N")
 @click.option(
-    "--ignore-formatted", is_flag=True, help="No complaint where it is this node's already."
+    "--ignore-formatted",
+    is_flag=True,
+    help="Do not fail if DIR is formatted for this node already.",
 )
 @click.option(
     "--add-scram",
     "scram",
     multiple=True,
     metavar="MECHANISM=[name=N,password-file=F]",
-    help="A user that the new cluster knows. Say the same to each controller.",
+    help="SCRAM user of the new cluster; repeatable, equal for all controllers.",
 )
 def format_command(
     data_dir: str, cluster_id: str, node_id: int, ignore_formatted: bool, scram: tuple[str, ...]
 ) -> None:
-    """Write down that a data directory is this node's, in this cluster.
+    """Format a data directory: store the cluster id and the node id in it.
 
-    The directory must be empty, or not be there yet. A node that starts on one of another cluster
-    or node refuses.
+    The directory must be empty or missing. A node refuses to start on a directory of another
+    cluster or node.
 
     \b
     Examples:
@@ -90,13 +92,13 @@ def format_command(
         records = scram_records(scram)
         if is_formatted(disk, path) and not ignore_formatted:
             raise UsageError(
-                f"{path} is formatted already; --ignore-formatted leaves it as it is, if it is"
-                " this node's"
+                f"{path} is formatted already; --ignore-formatted accepts it if it belongs to this"
+                " node"
             )
         storage = open_storage(
             disk, path, node_id, random, owner=f"process {os.getpid()}", cluster_id=cluster_id
         )
-        # Another run may have formatted it, and been killed before it had written these.
+        # An earlier run may have formatted the directory and been killed before writing these.
         if records and not _has_begun(disk, storage):
             write_first_records(disk, path, records)
         storage.close()
@@ -108,6 +110,6 @@ def format_command(
 
 
 def _has_begun(disk: RealDisk, storage: Storage) -> bool:
-    """What its metadata log begins with is there, or no use any more."""
+    """Return whether the first records or the metadata log exist already."""
     first_records = os.path.join(storage.data_dir, FIRST_RECORDS)
     return disk.exists(first_records) or disk.exists(storage.metadata_dir)

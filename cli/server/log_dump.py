@@ -1,4 +1,4 @@
-"""mq-server log dump: what the files of a node say, printed for people or machines."""
+"""mq-server log dump: print the contents of a node's files, as text or JSON."""
 
 import json
 import os
@@ -36,22 +36,24 @@ class _UnknownFileError(Exception):
     pass
 
 
-@click.group("log", short_help="Look into the files of a node.")
+@click.group("log", short_help="Inspect the files of a node.")
 def log_group() -> None:
-    """Look into the files of a node."""
+    """Inspect the files of a node."""
 
 
 @log_group.command("dump")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("--keys", is_flag=True, help="Of a partition: each record with its key and size.")
+@click.option(
+    "--keys", is_flag=True, help="For partitions: print each record with its key and size."
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
-    """Print what is in the metadata log, or in partitions.
+    """Print the contents of the metadata log or of partitions.
 
     PATH is a data directory or its folder `metadata`, a file of that folder (journal or snapshot),
-    a partition's folder, or a segment of it (.log). Nothing is written, and the node may run: what
-    it is just writing shows as torn, at the end. Exit code 1: something is damaged, and the line
-    says where.
+    a partition's folder, or a segment of it (.log). The command writes nothing, and the node may
+    run: an incomplete write at the end of a file is printed as torn. Exit code 1: a file is
+    damaged; its line shows the position.
 
     \b
     Examples:
@@ -70,7 +72,7 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
                 lines = _lines(row) if output == "text" else [_json(path, row)]
                 for line in lines:
                     click.echo(line)
-    except BrokenPipeError:  # who reads has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (_UnknownFileError, OSError) as error:
         click.echo(f"mq-server: {one_line(str(error))}", err=True)
@@ -80,7 +82,7 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
 
 
 def _files(path: str) -> Sequence[str]:
-    """The path itself, or what is to be read of a folder, in order. _UnknownFileError."""
+    """Return the files to dump, in order. Raises _UnknownFileError for an unknown folder."""
     if not os.path.isdir(path):
         return [path]
     names = sorted(os.listdir(path))
@@ -93,7 +95,7 @@ def _files(path: str) -> Sequence[str]:
     ]
     if not found:
         raise _UnknownFileError(
-            f"{path} holds neither a metadata log nor a partition; name a data directory, its"
+            f"{path} contains neither a metadata log nor a partition; specify a data directory, its"
             f" folder {METADATA_DIR}, or a partition's folder"
         )
     return [os.path.join(path, name) for name in found]
@@ -114,10 +116,13 @@ def _rows(path: str, offsets: Offsets, keys: bool) -> Iterator[Row]:
     elif path.endswith(LOG):
         yield from segment_rows(path, records=keys)
     elif path.endswith((JOURNAL, SNAPSHOT)):
-        yield {"position": 0, "damage": "it does not begin as a journal or a snapshot of metadata"}
+        yield {
+            "position": 0,
+            "damage": "the file does not begin with the header of a journal or snapshot",
+        }
     else:
         raise _UnknownFileError(
-            f"{path} is neither a journal or snapshot of metadata nor a segment of a partition"
+            f"{path} is neither a metadata journal or snapshot nor a segment of a partition"
         )
 
 
@@ -135,14 +140,14 @@ def _key_text(value: object) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
-# For people
+# Text output
 
 
 def _lines(row: Row) -> Iterator[str]:
     at = f"{row['position']:>10}  "
     if "torn_bytes" in row:
-        what = "being written, or cut off by a crash or by a loss of the file's end"
-        yield f"{at}torn: {row['torn_bytes']} bytes of what is not whole: {what}"
+        what = "a write in progress, or the result of a crash or of a lost end of the file"
+        yield f"{at}torn: {row['torn_bytes']} incomplete bytes: {what}"
         return
     if "op" in row:
         yield at + _op_text(row)
@@ -162,17 +167,19 @@ def _op_text(row: Row) -> str:
     match row["op"]:
         case "begin":
             return (
-                f"segment of cluster {printable(row['cluster_id'])}, behind entry {row['index']} of"
+                f"segment of cluster {printable(row['cluster_id'])}, after entry {row['index']} of"
                 f" term {row['term']}; term {row['current_term']}, vote {plain(row['vote'])}"
             )
         case "vote":
             return f"term {row['term']}, vote {plain(row['vote'])}"
         case "truncate":
-            return f"entries from {row['end_index']} on are struck out"
+            return f"entries from {row['end_index']} on are truncated"
         case "reset":
-            return f"all entries are gone; a snapshot reaches entry {row['index']} of {row['term']}"
+            return (
+                f"all entries are dropped; a snapshot covers entry {row['index']} of {row['term']}"
+            )
         case "closed":
-            return "closed in good order"
+            return "closed cleanly"
         case "snapshot":
             return (
                 f"snapshot of cluster {printable(row['cluster_id'])} up to offset"
@@ -189,7 +196,7 @@ def _entry_text(row: Row) -> str:
     text = f"entry {row['index']} of term {row['term']}: "
     batch = row.get("batch")
     if batch is None:
-        return text + ("not readable" if "damage" in row else "the term begins")
+        return text + ("not readable" if "damage" in row else "start of the term")
     text += (
         f"offsets {batch['base_offset']} to {batch['end_offset'] - 1}"
         if batch["records"]

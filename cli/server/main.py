@@ -1,4 +1,4 @@
-"""mq-server: run a node, or a cluster of them on this machine."""
+"""mq-server: run a node, or a cluster of nodes on this machine."""
 
 import gc
 import logging
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 BAD_USAGE: Final = 2
 FAILED: Final = 1
-SAME_SIGNAL_S: Final = 0.25  # after a signal, its like is taken for the same one
+SAME_SIGNAL_S: Final = 0.25  # a repeated signal within this time counts as one
 
 log = logging.getLogger(__name__)
 
 
-# Imported when they are asked for: a node starts without them.
+# Imported when they are used, so that `run` starts faster.
 _LATE: Final = {
     "cluster": "cli.server.cluster:cluster_group",
     "format": "cli.server.format:format_command",
@@ -42,7 +42,7 @@ _LATE: Final = {
 )
 @click.version_option(package_name="metaquorum", prog_name="mq-server")
 def main() -> None:
-    """Run metaquorum, an event log that Kafka clients and tools use."""
+    """Run metaquorum, an event log for Kafka clients and tools."""
 
 
 @main.command("run")
@@ -51,70 +51,76 @@ def main() -> None:
     "config_file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="TOML file; its keys are the options below, with Kafka's configs in a [config] table.",
+    help="TOML file with the options below as keys and worker configs in a [config] table.",
 )
-@click.option("--data-dir", metavar="DIR", help="Where everything is kept.  [default: ./mq-data]")
+@click.option("--data-dir", metavar="DIR", help="Data directory.  [default: ./mq-data]")
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Address for clients; port 0 takes a free one.  [default: 127.0.0.1:9092]",
+    help="Address for clients; port 0 means any free port.  [default: 127.0.0.1:9092]",
 )
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Address that clients are told to connect to.  [default: as --listen]",
+    help="Address that the node publishes to clients.  [default: that of --listen]",
 )
-@click.option("--node-id", type=int, metavar="N", help="This node's number.  [default: 1]")
+@click.option(
+    "--node-id", type=int, metavar="N", help="Id of this node, unique in the cluster.  [default: 1]"
+)
 @click.option("--roles", metavar="ROLE[,ROLE]", help="controller, worker or both.  [default: both]")
 @click.option(
     "--quorum",
     metavar="ID@HOST:PORT,...",
-    help="The controllers: 1, 3 or 5, the same for every node.  [default: this node alone]",
+    help="The 1, 3 or 5 controllers, equal on all nodes.  [default: this node alone]",
 )
 @click.option(
     "--quorum-listen",
     metavar="HOST:PORT",
-    help="Where a controller listens to other nodes.  [default: as --quorum says]",
+    help="Address of this controller for other nodes.  [default: its address in --quorum]",
 )
 @click.option(
     "--cluster-id",
     metavar="ID",
-    help="Which cluster a new node belongs to; needed where there are other nodes.",
+    help="Cluster id of a new node; required with --quorum.",
 )
 @click.option(
     "--secret-file",
     metavar="FILE",
-    help="The cluster's secret, by which nodes know each other; needed with --quorum.",
+    help="File with the secret that authenticates nodes to each other; required with --quorum.",
 )
-@click.option("--quorum-tls-certificate", metavar="FILE", help="TLS between nodes: this node's.")
-@click.option("--quorum-tls-key", metavar="FILE", help="TLS between nodes: its private key.")
+@click.option("--quorum-tls-certificate", metavar="FILE", help="TLS between nodes: certificate.")
+@click.option("--quorum-tls-key", metavar="FILE", help="TLS between nodes: private key.")
 @click.option(
     "--quorum-tls-authorities",
     metavar="FILE",
-    help="TLS between nodes: who signs the nodes' certificates.",
+    help="TLS between nodes: trusted certificate authorities.",
 )
-@click.option("--host", metavar="NAME", help="The machine's name, for placing replicas apart.")
-@click.option("--rack", metavar="NAME", help="The rack or zone, for placing replicas apart.")
+@click.option(
+    "--host", metavar="NAME", help="Host name, used to spread replicas.  [default: the machine's]"
+)
+@click.option("--rack", metavar="NAME", help="Rack or zone, used to spread replicas.")
 @click.option(
     "--metrics-listen",
     metavar="HOST:PORT",
-    help="Where Prometheus finds /metrics; there is no login.  [default: nowhere]",
+    help="Address of /metrics for Prometheus, without authentication.  [default: none]",
 )
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any of Kafka's worker configs that this version has; repeatable.",
+    help="Worker config; repeatable.",
 )
 @click.option(
-    "--log-format", type=click.Choice(LOG_FORMATS), help="Of the lines on stderr.  [default: text]"
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    help="Format of log lines on stderr.  [default: text]",
 )
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), help="[default: info]")
 def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
     """Run one node until SIGTERM or SIGINT.
 
-    With no options at all: one process in both roles, data in ./mq-data, clients at
+    Without options: a single node in both roles, with its data in ./mq-data and its listener at
     127.0.0.1:9092.
 
     \b
@@ -124,7 +130,7 @@ def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
       mq-server run --listen 127.0.0.1:0 --set auto.create.topics.enable=false
       mq-server run --data-dir /srv/log --set log.dirs=/disk1/log,/disk2/log
     """
-    # Imports only make objects that stay: a fifth of their time would go to looking for garbage.
+    # Imported objects stay alive: garbage collection would take a fifth of the import time.
     gc.disable()
     from cli.server.node_options import invocation
 
@@ -138,16 +144,16 @@ def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
 
 
 def _run_node(invocation: "Invocation") -> int:
-    """The exit code. Imports late: --help and bad usage need none of it."""
+    """Run the node and return the exit code. Imports are late, since --help needs none of them."""
     import trio
 
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.system import real_runtime
     from wire.records.walk_form import form_name
 
-    # What is imported stays: the collector need not walk it, neither now (30 ms) nor later. Starts
-    # and requests leave no cycles, so that the oldest generation, whose walk takes longest, is
-    # rarely worth one.
+    # Imported objects stay alive, so the garbage collector can skip them now (30 ms) and later. The
+    # start and requests leave no cycles, so the oldest generation, which takes longest, is rarely
+    # collected.
     gc.freeze()
     gc.set_threshold(10_000, 50, 1_000)
     gc.enable()
@@ -160,7 +166,7 @@ def _run_node(invocation: "Invocation") -> int:
         nonlocal is_ready
         is_ready = True
         took = start_words()
-        # So does what the start has made, but for its garbage.
+        # After one collection the objects of the start stay alive, too.
         gc.collect()
         gc.freeze()
         click.echo(
@@ -174,12 +180,12 @@ def _run_node(invocation: "Invocation") -> int:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             first = await anext(signals)
             node.stop()
-            # A wrapper such as timeout(1) sends what it gets to its child and to the group: twice.
+            # A wrapper such as timeout(1) sends a signal twice: to its child and to the group.
             stopped_at = trio.current_time()
             while await anext(signals) == first:
                 if trio.current_time() - stopped_at > SAME_SIGNAL_S:
                     break
-            log.warning("stopping at once; the logs will be checked at the next start")
+            log.warning("second signal: stopping immediately; the next start recovers all logs")
             everything.cancel()
 
     async def main() -> int:
@@ -187,7 +193,7 @@ def _run_node(invocation: "Invocation") -> int:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, nursery.cancel_scope)
             await node.run(started)
-            return_code = 0  # stopped in good order
+            return_code = 0  # clean shutdown
             nursery.cancel_scope.cancel()
         return return_code
 
@@ -197,8 +203,8 @@ def _run_node(invocation: "Invocation") -> int:
     except* NodeError as errors:
         return_code = FAILED if is_ready else BAD_USAGE
         _complain(invocation, str(_first(errors)))
-    except* Exception as errors:  # a bug, told in the format that was asked for
-        log.critical("the node ended by a bug", exc_info=errors)
+    except* Exception as errors:  # a bug, logged in the requested format
+        log.critical("the node stopped because of an unexpected error", exc_info=errors)
     return return_code
 
 

@@ -1,4 +1,4 @@
-"""From options, a TOML file and --set to a NodeConfig; what is wrong is said in one sentence."""
+"""The NodeConfig of `mq-server run`, from options, a TOML file and --set; errors are UsageError."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ from wire.primitives.frozen import frozen
 
 DEFAULT_DATA_DIR: Final = "mq-data"
 DEFAULT_LISTEN: Final = "127.0.0.1:9092"
-# The options that a file may set, as they are called there, and their types.
+# Keys of the TOML file and their types
 _FILE_KEYS: Final[Mapping[str, type]] = {
     "data-dir": str,
     "listen": str,
@@ -63,7 +63,10 @@ class Invocation:
 def invocation(
     options: Mapping[str, Any], config_file: str | None, sets: Sequence[str]
 ) -> Invocation:
-    """What the command line asks for: its options, then the file's, then the defaults."""
+    """Return the node's settings: command line options, then the file, then defaults.
+
+    Raises UsageError if one is invalid.
+    """
     chosen, configs = _read_file(config_file) if config_file else ({}, {})
     chosen |= {
         name.replace("_", "-"): value for name, value in options.items() if value is not None
@@ -102,7 +105,7 @@ def invocation(
 
 
 def _shown(node: NodeConfig) -> dict[str, str]:
-    """What options or defaults have decided, under the names by which DescribeConfigs shows it."""
+    """Return the configs that options or defaults determine, for DescribeConfigs."""
     shown = {
         "node.id": str(node.node_id),
         "broker.id": str(node.node_id),
@@ -121,7 +124,7 @@ def _shown(node: NodeConfig) -> dict[str, str]:
     if node.is_worker and not node.listeners:
         shown["listeners"] = f"{DEFAULT_NAME}://{address_text(*node.listen)}"
         host, port = node.advertise
-        if port := port or node.listen[1]:  # else the one that will be bound, which is not known
+        if port := port or node.listen[1]:  # port 0: not known before it is bound
             shown["advertised.listeners"] = f"{DEFAULT_NAME}://{address_text(host, port)}"
     return shown
 
@@ -143,13 +146,13 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
         kind = _FILE_KEYS.get(name)
         if kind is None:
             raise UsageError(
-                f"{path}: {name} is unknown; there are {', '.join(_FILE_KEYS)} "
+                f"{path}: {name} is unknown; the keys are {', '.join(_FILE_KEYS)} "
                 f"and the table [{_CONFIG_TABLE}]"
             )
         if type(value) is not kind:
             raise UsageError(f"{path}: {name} must be {_ARTICLES[kind]}")
         if value == "":
-            raise UsageError(f"{path}: {name} is empty; give it a value, or leave the line out")
+            raise UsageError(f"{path}: {name} is empty; set a value, or remove the line")
     return content, {name: _config_text(path, name, value) for name, value in _flat(configs)}
 
 
@@ -157,7 +160,7 @@ _ARTICLES: Final = {str: "a string", int: "a whole number"}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Kafka's names have dots, which TOML reads as nested tables unless they are quoted."""
+    """Flatten nested tables: TOML parses unquoted names with dots, as Kafka's, as tables."""
     rows: list[tuple[str, Any]] = []
     for name, value in table.items():
         if isinstance(value, dict):
@@ -190,14 +193,14 @@ def _sets(sets: Sequence[str]) -> dict[str, str]:
 def _warn_of_secrets(sets: Sequence[str], config_file: str | None) -> None:
     for name in _secrets(_sets(sets)):
         click.echo(
-            f"mq-server: everybody on this machine can read {name} on the command line;"
-            " put it into a file (--config)",
+            f"mq-server: all users of this machine can read {name} on the command line;"
+            " set it in a file (--config)",
             err=True,
         )
     if config_file and os.stat(config_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
         for name in _secrets(_read_file(config_file)[1]):
             click.echo(
-                f"mq-server: everybody on this machine can read {config_file}, which holds {name}:"
+                f"mq-server: all users of this machine can access {config_file}, which sets {name}:"
                 f" chmod 600 {config_file}",
                 err=True,
             )
@@ -212,7 +215,7 @@ def _secrets(configs: Iterable[str]) -> Iterator[str]:
 def _listeners(
     chosen: Mapping[str, Any], configs: Mapping[str, str]
 ) -> tuple[tuple[ClientListener, ...], ReplicationListener | None]:
-    """Those that the config `listeners` names; none: --listen says it all."""
+    """Return the listeners of the config `listeners`; none if it is not set (--listen)."""
     static = WorkerLayers(configs).worker_configs()
     try:
         listeners = client_listeners(static)
@@ -243,20 +246,20 @@ def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | No
         host, port = address(text, "--advertise")
     if is_anywhere(host):
         raise UsageError(
-            f"--advertise: clients cannot connect to {text or 'nothing'}; give a name or an address"
-            " by which they reach this machine"
+            f"--advertise: clients cannot connect to {text or 'nothing'}; specify a host name or an"
+            " address of this machine that clients can reach"
         )
     return host, port
 
 
 def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
-    """From the option or, as Kafka's users write it, from a config; they must agree."""
+    """Return the node id from the option or Kafka's configs, which must agree."""
     names = [name for name in ("node.id", "broker.id") if name in configs]
     said: dict[str, int] = {name: int(configs.pop(name)) for name in names}
     if (option := chosen.get("node-id")) is not None:
         said = {"--node-id": option} | said
     if len(set(said.values())) > 1:
-        raise UsageError(" but ".join(f"{name} says {value}" for name, value in said.items()))
+        raise UsageError(" but ".join(f"{name} is {value}" for name, value in said.items()))
     node_id = next(iter(said.values()), 1)
     if not 0 <= node_id <= 2**31 - 1:
         raise UsageError(f"--node-id must be from 0 to 2147483647, not {node_id}")
@@ -265,20 +268,22 @@ def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
 
 
 def _directories(data_dir: str | None, configs: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The data directory, and the log directories if any are named; absolute.
+    """Return the data directory and the log directories (may be none) as absolute paths.
 
-    As in Kafka, the metadata is in the first log directory if nothing says otherwise.
+    As in Kafka, the metadata log is in the first log directory by default.
     """
     named = configs.get("log.dirs", configs.get("log.dir"))
     log_dirs = tuple(
         os.path.abspath(path.strip()) for path in (named or "").split(",") if path.strip()
     )
     if named is not None and not log_dirs:
-        raise UsageError("log.dirs names no directory; name at least one, or leave it out")
+        raise UsageError("log.dirs is empty; set at least one directory, or omit it")
     by_config = configs.get("metadata.log.dir")
     if by_config is not None and not by_config.strip():
-        raise UsageError("metadata.log.dir names no directory; name one, or leave it out")
+        raise UsageError("metadata.log.dir is empty; set a directory, or omit it")
     if data_dir and by_config and os.path.abspath(data_dir) != os.path.abspath(by_config):
-        raise UsageError(f"--data-dir says {data_dir}, the config metadata.log.dir {by_config}")
+        raise UsageError(
+            f"--data-dir is {data_dir}, but the config metadata.log.dir is {by_config}"
+        )
     data_dir = data_dir or by_config or (log_dirs[0] if log_dirs else DEFAULT_DATA_DIR)
     return os.path.abspath(data_dir), log_dirs

@@ -1,4 +1,4 @@
-"""What of a node's options is about other nodes: roles, the quorum, the cluster, its secret."""
+"""Options of a node about its cluster: roles, quorum, cluster id, secret, TLS between nodes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ KAFKAS_ROLES: Final = {WORKER: "broker", CONTROLLER: "controller"}
 def quorum_settings(
     chosen: Mapping[str, Any], configs: Mapping[str, str], node_id: int
 ) -> dict[str, Any]:
-    """The fields of a NodeConfig that say who the other nodes are. UsageError."""
+    """Return the fields of NodeConfig about the cluster. Raises UsageError if one is invalid."""
     roles = _roles(_either("roles", "process.roles", chosen, configs))
     controllers = _controllers(
         _either("quorum", "controller.quorum.voters", chosen, configs), node_id, roles
@@ -34,10 +34,10 @@ def quorum_settings(
 def _either(
     option: str, config: str, chosen: Mapping[str, Any], configs: Mapping[str, str]
 ) -> str | None:
-    """From the option or, as Kafka's users write it, from the config; one of them."""
+    """Return the value of the option or of Kafka's config; raises UsageError if both are set."""
     by_option, by_config = chosen.get(option), configs.get(config)
     if by_option is not None and by_config is not None:
-        raise UsageError(f"--{option} and the config {config} say the same thing: leave out one")
+        raise UsageError(f"--{option} and the config {config} are both set: omit one")
     return by_config if by_option is None else str(by_option)
 
 
@@ -53,13 +53,13 @@ def _roles(text: str | None) -> frozenset[str]:
 
 
 def _controllers(text: str | None, node_id: int, roles: frozenset[str]) -> dict[int, Address]:
-    """Every controller's quorum address; none: this node is alone."""
+    """Return the quorum address of each controller; none for a single node."""
     if text is None:
         if roles != ALL_ROLES:
             (role,) = roles
             raise UsageError(
-                f"a node that is only a {role} needs other nodes: say where the controllers are"
-                " with --quorum ID@HOST:PORT,..."
+                f"a node that is only a {role} needs other nodes: specify the controllers with"
+                " --quorum ID@HOST:PORT,..."
             )
         return {}
     controllers: dict[int, Address] = {}
@@ -72,17 +72,17 @@ def _controllers(text: str | None, node_id: int, roles: frozenset[str]) -> dict[
             raise UsageError(f"--quorum names controller {voter} twice")
         controllers[voter_id] = address(where, "--quorum")
         if not controllers[voter_id][1]:
-            raise UsageError("--quorum takes ports that others can connect to, not 0")
+            raise UsageError("--quorum takes ports that other nodes can connect to, not 0")
     if len(controllers) not in QUORUM_SIZES:
         raise UsageError(f"--quorum takes 1, 3 or 5 controllers, not {len(controllers)}")
     if CONTROLLER in roles and node_id not in controllers:
         raise UsageError(
-            f"node {node_id} has the role controller but --quorum does not name it; for a worker"
-            " alone say --roles worker"
+            f"node {node_id} has the role controller but --quorum does not contain it; for a node"
+            " that is only a worker set --roles worker"
         )
     if CONTROLLER not in roles and node_id in controllers:
         raise UsageError(
-            f"--quorum names node {node_id} as a controller, and --roles says that it is none"
+            f"--quorum contains node {node_id}, but its --roles do not include controller"
         )
     return controllers
 
@@ -93,7 +93,7 @@ def _quorum_listen(
     if text is None:
         return None
     if not controllers or CONTROLLER not in roles:
-        raise UsageError("--quorum-listen is for controllers that --quorum names")
+        raise UsageError("--quorum-listen is only for controllers in --quorum")
     return address(text, "--quorum-listen")
 
 
@@ -102,8 +102,8 @@ def _secret(path: str | None, controllers: Mapping[int, Address]) -> bytes | Non
         return None
     if path is None:
         raise UsageError(
-            "with --quorum, nodes show each other that they know the cluster's secret: give each"
-            " of them the same --secret-file"
+            "--quorum needs --secret-file: the cluster's secret, equal on all nodes, authenticates"
+            " nodes to each other; `mq-server secret FILE` creates one"
         )
     try:
         return read_secret(path)
@@ -120,19 +120,19 @@ def _tls(chosen: Mapping[str, Any], controllers: Mapping[int, Address]) -> TlsFi
         return None
     if len(given) < 3 or not controllers:
         raise UsageError(
-            "TLS between nodes takes --quorum, --quorum-tls-certificate, --quorum-tls-key and"
+            "TLS between nodes needs --quorum, --quorum-tls-certificate, --quorum-tls-key and"
             " --quorum-tls-authorities together"
         )
     return TlsFiles(str(certificate), str(key), str(authorities))
 
 
 def cluster_id_option(text: str | None) -> str | None:
-    """As Kafka's: 22 characters of URL-safe base 64."""
+    """Return a cluster id in Kafka's form: 22 characters of URL-safe base64."""
     if text is None:
         return None
     if len(text) != 22 or not all(c.isascii() and (c.isalnum() or c in "-_") for c in text):
         raise UsageError(
-            f"--cluster-id takes 22 letters, digits, - or _, such as mq-server or Kafka make,"
+            f"--cluster-id takes 22 letters, digits, - or _, as `mq-server cluster-id` prints,"
             f" not {text!r}"
         )
     return text

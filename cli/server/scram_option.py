@@ -1,4 +1,4 @@
-"""`--add-scram`, as Kafka's storage tool has it: a user that a new cluster knows from the start.
+"""`--add-scram`, as in Kafka's storage tool: a SCRAM user that a new cluster has from the start.
 
 SCRAM-SHA-256=[name=admin,password=secret]
 SCRAM-SHA-512=[name=admin,password-file=/etc/metaquorum/password,iterations=8192]
@@ -34,10 +34,10 @@ _KEYS: Final = ("name", "password", "password-file", "iterations", "salt", "salt
 
 
 def scram_records(texts: Sequence[str]) -> list[ScramCredentialRecord]:
-    """UsageError says what is wrong, and shows no secret."""
+    """Return the records of the option's values. Raises UsageError, without secrets in its text."""
     records = [_record(text) for text in texts]
     if len({(record.name, record.mechanism) for record in records}) < len(records):
-        raise UsageError("--add-scram: a user has each mechanism only once")
+        raise UsageError("--add-scram: a user can have each mechanism only once")
     return records
 
 
@@ -48,7 +48,7 @@ def _record(text: str) -> ScramCredentialRecord:
     mechanism = BY_SASL_NAME.get(form["mechanism"].upper())
     if mechanism is None:
         raise UsageError(
-            f"--add-scram: the mechanism is one of {', '.join(BY_SASL_NAME)},"
+            f"--add-scram: the mechanism must be one of {', '.join(BY_SASL_NAME)},"
             f" not {form['mechanism']}"
         )
     fields = _fields(form["fields"])
@@ -57,7 +57,7 @@ def _record(text: str) -> ScramCredentialRecord:
         raise UsageError(f"--add-scram needs a name of at most {MAX_NAME_CHARS} characters")
     iterations = fields.get("iterations", str(DEFAULT_ITERATIONS))
     if not (iterations.isascii() and iterations.isdigit() and len(iterations) < 10):
-        raise UsageError(f"--add-scram: iterations is a number, not {iterations}")
+        raise UsageError(f"--add-scram: iterations must be a number, not {iterations}")
     upsertion = _upsertion(mechanism, int(iterations), fields)
     try:
         check_upsertion(upsertion)
@@ -75,7 +75,7 @@ def _upsertion(
     salt = _data(fields, "salt") if "salt" in fields else secrets.token_bytes(SALT_BYTES)
     if given == ["saltedpassword"]:
         if "salt" not in fields:
-            raise UsageError("--add-scram: saltedpassword needs the salt, too")
+            raise UsageError("--add-scram: saltedpassword needs salt, too")
         return ScramUpsertion(mechanism, iterations, salt, _data(fields, "saltedpassword"))
     path = fields.get("password-file")
     password = fields["password"] if path is None else _read_password(path)
@@ -90,7 +90,9 @@ def _fields(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals or key not in _KEYS or key in fields:
-            raise UsageError(f"--add-scram: in the brackets there are {', '.join(_KEYS)}, once")
+            raise UsageError(
+                f"--add-scram: the brackets take KEY=VALUE with {', '.join(_KEYS)}, each once"
+            )
         fields[key] = value.strip('"')
     return fields
 
@@ -99,15 +101,15 @@ def _data(fields: dict[str, str], key: str) -> bytes:
     try:
         return base64.b64decode(fields[key], validate=True)
     except binascii.Error:
-        raise UsageError(f"--add-scram: {key} is no base 64") from None
+        raise UsageError(f"--add-scram: {key} is not base64") from None
 
 
 def _read_password(path: str) -> str:
-    """The file's first line."""
+    """Return the first line of the file."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_PASSWORD_BYTES).decode().split("\n")[0].rstrip("\r")
     except OSError as error:
         raise UsageError(f"--add-scram: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--add-scram: {path} is no text") from None
+        raise UsageError(f"--add-scram: {path} is not UTF-8 text") from None

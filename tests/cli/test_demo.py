@@ -30,7 +30,7 @@ def test_demo_kills_a_node_and_loses_nothing(tmp_path: Path) -> None:
     said = done.stdout
     assert done.returncode == 0, said + done.stderr
     assert re.search(r"SIGKILL to node \d", said)
-    assert "96 of 96 records were acknowledged" in said
+    assert "96 of 96 records are acknowledged" in said
     assert said.count("the same bytes, each record once, in order") == 2
     rows = re.findall(r"^ +\d +\d +\d+ +[\d,]+ +([\d,]+) ", said, re.MULTILINE)
     assert [len(isr.split(",")) for isr in rows] == [3, 3, 3]

@@ -60,7 +60,7 @@ def test_an_empty_value_is_refused(
     assert done.exit_code == BAD_USAGE, done.output
     said = done.stderr.splitlines()[-1]
     if option or "unexpected extra argument" not in said:
-        refusals = ("it is empty; give it a value", "'' is not", "Path '' does not exist")
+        refusals = ("the value is empty; specify a value", "'' is not", "Path '' does not exist")
         assert any(refusal in said for refusal in refusals), said
     assert option in said
 
@@ -152,12 +152,12 @@ def test_a_share_of_more_than_a_worker_s_time_is_taken_and_told_to_limit_nobody(
     admin("quotas", "set", "--user", user, "request_percentage=100")
     assert not admin.errors
     admin("quotas", "set", "--user", user, "request_percentage=100.5")
-    told = f"user={user}: request_percentage 100.5% limits nobody: "
+    told = f"user={user}: request_percentage 100.5% limits no client: "
     assert admin.errors.startswith(told) == is_ours
     file = tmp_path / "quotas.yaml"
     file.write_text(f"- entity: {{user: {user}}}\n  quotas: {{request_percentage: 200}}\n")
     admin("quotas", "apply", "--keep-others", "-f", file)
-    assert ("200% limits nobody" in admin.errors) == is_ours
+    assert ("200% limits no client" in admin.errors) == is_ours
 
 
 def test_a_new_cluster_has_min_insync_replicas_for_all_of_its_nodes(either: Peer) -> None:
@@ -189,7 +189,7 @@ def test_the_metadata_log_is_no_topic(either: Peer) -> None:
 
 def test_a_file_of_configs_with_secrets_that_others_can_read_is_told_of(tmp_path: Path) -> None:
     file, key = tmp_path / "node.toml", "listener.name.outside.plain.sasl.jaas.config"
-    told = f"everybody on this machine can read {file}, which holds {key}"
+    told = f"all users of this machine can access {file}, which sets {key}"
     for mode, content, is_told in (
         (0o644, f'[config]\n"{key}" = "Module required;"\n', True),
         (0o640, f'[config]\n"{key}" = "Module required;"\n', False),
@@ -208,7 +208,9 @@ def test_what_was_done_is_told_where_the_rest_is_refused(either: Peer) -> None:
     topic = admin.create("--partitions", 3)
     changes = ("--config", "retention.ms=100000000", "--partitions", 2)
     admin("topics", "alter", topic, *changes, code=1)
-    assert admin.errors.startswith(f"{topic}: its configs are altered; partitions are not added:\n")
+    assert admin.errors.startswith(
+        f"{topic}: its configs were altered; partitions were not added:\n"
+    )
     assert "INVALID_PARTITIONS" in admin.errors
 
 

@@ -1,4 +1,4 @@
-"""What the commands of mq-admin share: the session with a cluster.
+"""Common parts of the commands of mq-admin: the session with a cluster.
 
 Imports `cli.common` and `metaquorum.client`. I/O: the network through the client. Start with
 `session`.

@@ -1,4 +1,4 @@
-"""What every command shares: its cluster, its output, its errors and their exit codes."""
+"""Session of one command: its cluster, output, errors, next steps and exit codes."""
 
 import functools
 import os
@@ -26,42 +26,42 @@ from wire.primitives.errors import ErrorCode, KafkaError, WireError
 REFUSED: Final = 1
 BAD_USAGE: Final = 2
 UNREACHABLE: Final = 3
-# What the protocol has room for: more is a mistake to be told before anything is sent.
+# Limits of the protocol's fields; options above them are rejected before any request.
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 
 T = TypeVar("T")
 
-# What a person can do next.
+# Next step for the user, by error code
 _NEXT: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`mq-admin topics list` shows those there are",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`mq-admin topics list` shows the topics",
     ErrorCode.TOPIC_ALREADY_EXISTS: "`mq-admin topics describe NAME` shows it; "
     "`mq-admin topics alter` changes it",
-    ErrorCode.INVALID_REPLICATION_FACTOR: "`mq-admin cluster describe` shows the nodes there are",
-    ErrorCode.INVALID_CONFIG: "`mq-admin configs describe TYPE NAME --all --docs` explains them",
-    ErrorCode.INVALID_PARTITIONS: "partitions can only be added; to have fewer, make another topic",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "`mq-admin cluster describe` shows the nodes",
+    ErrorCode.INVALID_CONFIG: "`mq-admin configs describe TYPE NAME --all --docs` explains configs",
+    ErrorCode.INVALID_PARTITIONS: "partitions can only be added; for fewer, create another topic",
     ErrorCode.MESSAGE_TOO_LARGE: "send smaller records or batches (--batch-bytes), or raise the "
     "topic's max.message.bytes",
     ErrorCode.OFFSET_OUT_OF_RANGE: "choose another --from: beginning, end, or an offset within",
-    ErrorCode.BROKER_NOT_AVAILABLE: "`mq-admin cluster describe` shows the nodes there are",
-    ErrorCode.BROKER_ID_NOT_REGISTERED: "`mq-admin workers list` shows those there are",
-    ErrorCode.NOT_ENOUGH_REPLICAS: "too few replicas are in sync: `mq-admin topics describe` shows "
-    "which, min.insync.replicas says how many are needed",
-    ErrorCode.LEADER_NOT_AVAILABLE: "a node is down, or cannot use its log: `mq-admin topics "
-    "describe NAME --health` says which partitions have no leader, and why",
-    ErrorCode.POLICY_VIOLATION: "the configs decide: `mq-admin configs describe topic NAME`",
-    ErrorCode.TOPIC_DELETION_DISABLED: "the nodes' config delete.topic.enable forbids it",
-    ErrorCode.INVALID_RECORD: "a compacted topic needs a key with each record",
-    ErrorCode.SASL_AUTHENTICATION_FAILED: "--username, --password-file, the environment or a "
-    "profile say who you are",
-    ErrorCode.UNSUPPORTED_SASL_MECHANISM: "--mechanism chooses another",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "somebody with the right to must grant it, or do this",
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "somebody with the right to must grant it, or do this",
+    ErrorCode.BROKER_NOT_AVAILABLE: "`mq-admin cluster describe` shows the nodes",
+    ErrorCode.BROKER_ID_NOT_REGISTERED: "`mq-admin workers list` shows the registered workers",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas: "
+    "`mq-admin topics describe` shows the ISR of each partition",
+    ErrorCode.LEADER_NOT_AVAILABLE: "a node is down, or its log directory failed: `mq-admin topics "
+    "describe NAME --health` shows the partitions without a leader, and the reason",
+    ErrorCode.POLICY_VIOLATION: "configs forbid it: `mq-admin configs describe topic NAME`",
+    ErrorCode.TOPIC_DELETION_DISABLED: "the worker config delete.topic.enable forbids it",
+    ErrorCode.INVALID_RECORD: "each record of a compacted topic needs a key",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "set the user name and password with --username and "
+    "--password-file, the environment or a profile",
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: "--mechanism selects another",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
 }
 
 
 class Session:
-    """One run of one command."""
+    """One execution of a command."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -70,7 +70,7 @@ class Session:
 
     @functools.cached_property
     def cluster(self) -> Cluster:
-        """Closed when the command ends."""
+        """Connected cluster; it is closed when the command ends."""
         try:
             addresses = parse_bootstrap(self.settings.bootstrap)
         except ValueError as error:
@@ -80,7 +80,7 @@ class Session:
         )
         try:
             return click.get_current_context().with_resource(connected)
-        except ValueError as error:  # of the files for TLS
+        except ValueError as error:  # invalid TLS files
             raise click.UsageError(str(error)) from None
 
     @functools.cached_property
@@ -100,46 +100,46 @@ class Session:
         show_data(self.output, data)
 
     def say(self, text: str) -> None:
-        """To a person who reads along; machines read exit codes."""
+        """Print `text` if the output is for people; programs use the exit code."""
         if self.output == "text":
             click.echo(printable(text))
 
     def note(self, text: str) -> None:
-        """One line, whatever names it quotes."""
+        """Print one line on stderr; characters of quoted names are escaped."""
         click.echo(printable(text), err=True)
 
     def note_delays(self, api: str) -> None:
-        """Whether a quota has slowed this command down."""
+        """Print a note if a quota delayed responses to this command."""
         times = self.cluster.throttle_times.get(api)
         if times is not None and times.delayed:
             self.note(
-                f"A quota has delayed {times.delayed} of {times.answers} answers, by up to "
-                f"{times.max_ms / 1000:.1f} s; `mq-admin quotas explain` shows which"
+                f"A quota delayed {times.delayed} of {times.answers} responses, by up to "
+                f"{times.max_ms / 1000:.1f} s; `mq-admin quotas explain` shows the quota"
             )
 
     def ask(self, question: str, yes: bool) -> None:
-        """Return if the person agrees; leave if not, or if there is nobody to ask."""
+        """Ask for confirmation. Exits if the user declines or there is no terminal."""
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            self.note(f"mq-admin: nothing was done: there is no terminal to ask at: {question}")
-            self.note("  --yes answers it")
+            self.note(f"mq-admin: nothing was changed: no terminal for the question: {question}")
+            self.note("  --yes confirms it")
             sys.exit(BAD_USAGE)
         if not click.confirm(question, err=True):
-            self.note("Nothing was done.")
+            self.note("Nothing was changed.")
             click.get_current_context().exit(REFUSED)
 
     # Errors
 
     def report(self, error: Exception) -> None:
-        """It is told; the exit code will say that something was refused."""
+        """Print the error and its next step; the exit code of the command will be 1."""
         self.has_failed = True
         click.echo(f"mq-admin: {printable(_sentence(error))}", err=True)
         if step := _next_step(error):
             click.echo(f"  {step}", err=True)
 
     def keep(self, outcome: T | BrokerError) -> T | None:
-        """The outcome unless it is an error, which is told."""
+        """Return the outcome; if it is an error, report it and return None."""
         if isinstance(outcome, BrokerError):
             self.report(outcome)
             return None
@@ -148,12 +148,12 @@ class Session:
     def fail(self, error: Exception) -> NoReturn:
         self.report(error)
         if isinstance(error, UnreachableError):
-            where = f"asked at {self.settings.bootstrap} ({self.settings.source})"
-            click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile names another", err=True)
+            where = f"the cluster was {self.settings.bootstrap} ({self.settings.source})"
+            click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile sets another", err=True)
             if "TLS" in str(error):
                 click.echo(
-                    "  --tls-authorities, MQ_TLS_AUTHORITIES or a profile says that TLS is spoken,"
-                    " and whose certificates are believed",
+                    "  --tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS and sets the"
+                    " trusted certificate authorities",
                     err=True,
                 )
             elif "who you are" in str(error):
@@ -171,24 +171,24 @@ def _sentence(error: Exception) -> str:
 
 def _next_step(error: Exception) -> str:
     if isinstance(error, NotServedError):
-        return "`mq-admin cluster apis` shows what it serves"
+        return "`mq-admin cluster apis` shows the supported APIs"
     if isinstance(error, InterruptedChangeError):
-        return "look whether it was made before you ask again"
+        return "check whether the change was made before you repeat the command"
     return _NEXT.get(error.code, "") if isinstance(error, KafkaError) else ""
 
 
 def session_command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a Session, with the options of one."""
+    """Decorate a command: add the common options and pass a Session as the first parameter."""
 
-    @click.option("-b", "--bootstrap", metavar="HOST:PORT,...", help="Where to find the cluster.")
-    @click.option("--profile", metavar="NAME", help="A named cluster from the profiles' file.")
+    @click.option("-b", "--bootstrap", metavar="HOST:PORT,...", help="Addresses of the cluster.")
+    @click.option("--profile", metavar="NAME", help="Profile with the settings of a cluster.")
     @click.option("-o", "--output", type=click.Choice(OUTPUTS), help="[default: text]")
     @click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(0.1, 3600),
         metavar="SECONDS",
-        help="How long one request may take, retries included.  [default: 30]",
+        help="Timeout of one request, including retries.  [default: 30]",
     )
     @functools.wraps(function)
     def call(
@@ -216,7 +216,7 @@ def session_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def merged(ctx: click.Context, own: dict[str, Any]) -> dict[str, Any]:
-    """The options before the command's name, and over them those behind it."""
+    """Return the options before the command's name, overridden by those after it."""
     given = dict(ctx.find_root().obj or {})
     if own.get("bootstrap") and not own.get("profile"):
         given.pop("profile", None)
@@ -226,7 +226,7 @@ def merged(ctx: click.Context, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Topics that begin so, if the cluster can tell within a moment."""
+    """Return the topics that start with `incomplete`; none if the cluster answers too late."""
     try:
         settings = resolve(merged(ctx, ctx.params), os.environ)
         with connect(
@@ -251,14 +251,14 @@ def topic_argument(*, many: bool = False) -> Callable[[Callable[..., None]], Cal
     )
 
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Have the cluster check it, and change nothing."
+    "--dry-run", is_flag=True, help="Let the cluster check the change without making it."
 )
 
 
 def parse_assignments(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """From KEY=VALUE texts; click.UsageError for others."""
+    """Parse KEY=VALUE texts. Raises click.UsageError for any other text."""
     assigned: dict[str, str] = {}
     for text in pairs:
         name, equals, value = text.partition("=")

@@ -37,7 +37,7 @@ _COLUMNS: Final = (
     Column("value"),
     Column("reads", "that is"),
 )
-# Imported when they are asked for.
+# Imported when they are used.
 _LATE: Final = {
     "explain": "cli.admin.quotas.explain:command",
     "top": "cli.admin.quotas.top:command",
@@ -57,10 +57,11 @@ _LATE: Final = {
 def command() -> None:
     """Set, show and explain quotas.
 
-    A quota is for a user, a client id, a pair of both, or an address; each may be the default
-    instead of a name. There are producer_byte_rate and consumer_byte_rate (bytes a second on each
-    worker), request_percentage (of the time of a worker), controller_mutation_rate (partitions
-    created and deleted a second) and, for addresses, connection_creation_rate.
+    A quota applies to an entity: a user, a client id, a pair of both, or an IP address, each by
+    name or as the default of its kind. The quotas are producer_byte_rate and consumer_byte_rate
+    (bytes per second on each worker), request_percentage (of a worker's time),
+    controller_mutation_rate (partitions created and deleted per second) and, for IP addresses,
+    connection_creation_rate.
     """
 
 
@@ -68,16 +69,19 @@ def command() -> None:
 @entity_options()
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1)
 @click.option(
-    "-f", "--file", metavar="FILE", help="JSON or YAML, as `list` writes it; - is standard input."
+    "-f",
+    "--file",
+    metavar="FILE",
+    help="JSON or YAML in the format of `list`; - is standard input.",
 )
 @dry_run_option
 @session_command
 def set_quotas(
     session: Session, assignments: tuple[str, ...], file: str | None, dry_run: bool, **whom: Any
 ) -> None:
-    """Set quotas; those that are not named stay as they are.
+    """Set quotas of an entity; its other quotas do not change.
 
-    Bytes may be written as 10MB or 10MiB. With --file, for all whom the file names.
+    Bytes may be written as 10MB or 10MiB. --file sets the quotas of all entities in the file.
 
     \b
     Examples:
@@ -89,12 +93,12 @@ def set_quotas(
     """
     if file is not None:
         if assignments or the_parts(whom):
-            raise click.UsageError("--file says whom and what: nothing else is needed")
+            raise click.UsageError("--file has entities and quotas: omit the other arguments")
         _alter(session, dict(read_quotas(file)), dry_run)
         return
     entity = the_entity(whom)
     if not assignments:
-        raise click.UsageError("KEY=VALUE is needed, such as producer_byte_rate=10MiB")
+        raise click.UsageError("expected KEY=VALUE, such as producer_byte_rate=10MiB")
     values = parse_quotas(parse_assignments(assignments, "quotas set"))
     _alter(session, {entity: values}, dry_run)
 
@@ -104,7 +108,7 @@ def set_quotas(
 @click.argument("key")
 @session_command
 def get(session: Session, key: str, **whom: Any) -> None:
-    """Print the value of one quota, and nothing else.
+    """Print only the value of one quota.
 
     \b
     Examples:
@@ -114,7 +118,9 @@ def get(session: Session, key: str, **whom: Any) -> None:
     value = _of(session, entity).get(key)
     if value is None:
         session.note(f"mq-admin: {entity} has no quota {key}")
-        session.note("  `mq-admin quotas explain` shows which quota of others applies, if one does")
+        session.note(
+            "  `mq-admin quotas explain` shows the quota of another entity that applies, if any"
+        )
         click.get_current_context().exit(REFUSED)
     if session.output == "text":
         click.echo(number(value))
@@ -124,13 +130,13 @@ def get(session: Session, key: str, **whom: Any) -> None:
 
 @command.command("list")
 @entity_options()
-@click.option("--any-user", is_flag=True, help="Those for some user, or the default.")
-@click.option("--any-client-id", is_flag=True, help="Those for some client id, or the default.")
-@click.option("--any-ip", is_flag=True, help="Those for some address, or the default.")
-@click.option("--strict", is_flag=True, help="Only those that speak of nothing else.")
+@click.option("--any-user", is_flag=True, help="Quotas of any user or the default user.")
+@click.option("--any-client-id", is_flag=True, help="Quotas of any client id or the default one.")
+@click.option("--any-ip", is_flag=True, help="Quotas of any IP address or the default one.")
+@click.option("--strict", is_flag=True, help="Only entities without other parts.")
 @session_command
 def list_quotas(session: Session, strict: bool, **whom: Any) -> None:
-    """List quotas: all, or those that the options pick.
+    """List all quotas, or those that the options select.
 
     \b
     Examples:
@@ -144,10 +150,10 @@ def list_quotas(session: Session, strict: bool, **whom: Any) -> None:
         if whom[f"any_{name}"]:
             option = name.replace("_", "-")
             if name in wanted:
-                raise click.UsageError(f"--any-{option} excludes the other options of it")
+                raise click.UsageError(f"--any-{option} excludes the other options of this part")
             wanted[name] = Match.ANY
     if strict and not wanted:
-        raise click.UsageError("--strict needs something that it is strict about, as --any-user")
+        raise click.UsageError("--strict needs an option that selects entities, such as --any-user")
     found = session.admin.describe_client_quotas(**wanted, strict=strict)
     if session.output == "text":
         session.show_rows(_rows(found), _COLUMNS)
@@ -159,9 +165,9 @@ def list_quotas(session: Session, strict: bool, **whom: Any) -> None:
 @entity_options()
 @session_command
 def describe(session: Session, **whom: Any) -> None:
-    """Show the quotas that are set for one entity itself.
+    """Show the quotas that are set for exactly one entity.
 
-    `explain` shows what applies to a client, whoever it was set for.
+    `explain` shows the quotas that apply to a client, of any entity.
 
     \b
     Examples:
@@ -174,7 +180,7 @@ def describe(session: Session, **whom: Any) -> None:
         session.show_data(quota_data(entity, quotas))
         return
     if not quotas:
-        session.note(f"Nothing is set for {entity}.")
+        session.note(f"No quota is set for {entity}.")
         return
     show_pairs([*entity_rows(entity), *((key, amount_text(key, quotas[key])) for key in quotas)])
 
@@ -186,7 +192,7 @@ def describe(session: Session, **whom: Any) -> None:
 @dry_run_option
 @session_command
 def delete(session: Session, keys: tuple[str, ...], yes: bool, dry_run: bool, **whom: Any) -> None:
-    """Take quotas away, all of an entity if none is named; then the next rule applies.
+    """Remove quotas of an entity, by default all; then the next rule applies.
 
     \b
     Examples:
@@ -201,15 +207,15 @@ def delete(session: Session, keys: tuple[str, ...], yes: bool, dry_run: bool, **
     chosen = tuple(key for key in keys or there if key in there)
     if not chosen:
         if not keys:
-            session.note(f"Nothing is set for {plain(str(entity))}.")
+            session.note(f"No quota is set for {plain(str(entity))}.")
         return
     if not dry_run:
-        session.ask(f"Take from {entity}: {', '.join(chosen)}?", yes)
+        session.ask(f"Remove from {entity}: {', '.join(chosen)}?", yes)
     _alter(session, {entity: dict.fromkeys(chosen)}, dry_run, deletes=True)
 
 
 def _of(session: Session, entity: QuotaEntity) -> dict[str, float]:
-    """What is set for the entity itself."""
+    """Return the quotas of exactly this entity."""
     found = session.admin.describe_client_quotas(
         user=entity.user, client_id=entity.client_id, ip=entity.ip, strict=True
     )

@@ -1,7 +1,7 @@
-"""Whom a quota is for and how much it is: as options, as text, and in files.
+"""Entities and values of quotas: in options, as text, and in files.
 
-In a file, JSON or YAML, a quota is as Kafka's admin client has it: a part of an entity that is null
-is the default of its kind, one that is left out is not spoken of.
+A file (JSON or YAML) uses the model of Kafka's admin client: a part of an entity that is null is
+the default of its kind; a part that is missing is not part of the entity.
 
     - entity: {user: alice, client-id: null}
       quotas: {producer_byte_rate: 1048576}
@@ -36,8 +36,8 @@ from metaquorum.metadata.quota_lookup import (
 )
 from wire.protocol.apis import ApiKey
 
-ALL_OF_A_WORKER: Final = 100  # percent: one loop
-# What each quota counts.
+ALL_OF_A_WORKER: Final = 100  # percent: one event loop
+# Unit of each quota
 UNITS: Final[Mapping[str, str]] = {
     PRODUCER_BYTE_RATE: "B/s",
     CONSUMER_BYTE_RATE: "B/s",
@@ -76,13 +76,15 @@ _FACTORS: Final = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def entity_options(*, ip: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options that say whom a quota is for; `the_entity` and `the_parts` read them."""
+    """Add the options for the entity of a quota; `the_entity` and `the_parts` read them."""
     kinds = [("user", "user"), ("client-id", "client id"), ("ip", "address")]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for option, noun in reversed(kinds if ip else kinds[:2]):
             function = click.option(
-                f"--default-{option}", is_flag=True, help=f"Each {noun} without a quota of its own."
+                f"--default-{option}",
+                is_flag=True,
+                help=f"Default for each {noun} without its own quota.",
             )(function)
             function = click.option(f"--{option}", metavar="NAME", help=f"The {noun}.")(function)
         return function
@@ -91,7 +93,7 @@ def entity_options(*, ip: bool = True) -> Callable[[Callable[..., None]], Callab
 
 
 def the_parts(options: Mapping[str, Any]) -> dict[str, Name]:
-    """The parts that the options name, by the parameters of the admin client."""
+    """Return the parts of the entity in the options, by parameter of the admin client."""
     found: dict[str, Name] = {}
     for name in ("user", "client_id", "ip"):
         text, is_default = options.get(name), options.get(f"default_{name}")
@@ -99,7 +101,7 @@ def the_parts(options: Mapping[str, Any]) -> dict[str, Name]:
         if text is not None and is_default:
             raise click.UsageError(f"--{option} and --default-{option} exclude each other")
         if text == "":
-            raise click.UsageError(f"--{option} takes a name, not nothing")
+            raise click.UsageError(f"--{option} takes a name, not an empty value")
         if text is not None or is_default:
             found[name] = (
                 SpecialName.DEFAULT if text is None else canonical_ip(text) if name == IP else text
@@ -111,7 +113,7 @@ def the_entity(options: Mapping[str, Any]) -> QuotaEntity:
     parts = the_parts(options)
     if not parts:
         raise click.UsageError(
-            "say whom it is for: --user, --client-id, both, --ip, or the default of each, such as "
+            "specify the entity: --user, --client-id, both, --ip, or a default, such as "
             "--default-user"
         )
     return QuotaEntity(**parts)
@@ -121,7 +123,10 @@ def the_entity(options: Mapping[str, Any]) -> QuotaEntity:
 
 
 def parse_amount(key: str, text: str) -> float:
-    """From 1048576, 1MiB, 1.5MB/s, 200% ...; click.UsageError."""
+    """Parse a value such as 1048576, 1MiB, 1.5MB/s or 200%.
+
+    Raises click.UsageError if it is malformed or its unit is wrong for the quota.
+    """
     found = _AMOUNT.fullmatch(text.strip())
     try:
         number = float(found[1]) if found else math.nan
@@ -134,17 +139,17 @@ def parse_amount(key: str, text: str) -> float:
     if unit and key not in UNITS:
         raise click.UsageError(_unknown(key))
     if unit and (not allowed or not unit.startswith(allowed)):
-        raise click.UsageError(f"{key} counts {UNITS[key]}, not {unit}")
+        raise click.UsageError(f"{key} is in {UNITS[key]}, not {unit}")
     base: int = 1024 if prefix.endswith("i") else 1000
     return number * float(base ** _FACTORS.get(prefix[:1], 0))
 
 
 def _unknown(key: str) -> str:
-    import difflib  # only for a mistake, and costs milliseconds
+    import difflib  # needed for errors only, and importing it takes milliseconds
 
     close = difflib.get_close_matches(key, UNITS, n=1)
     hint = f": did you mean {close[0]}?" if close else ""
-    return f"{key} is not known here, so that only a plain number can be said of it{hint}"
+    return f"{key} is not a known quota, so its value must be a number without a unit{hint}"
 
 
 def parse_quotas(pairs: Mapping[str, str]) -> dict[str, float]:
@@ -152,7 +157,7 @@ def parse_quotas(pairs: Mapping[str, str]) -> dict[str, float]:
 
 
 def number(value: float) -> int | float:
-    """As people wrote it: whole numbers have no point."""
+    """Return a whole number as int, so that it is printed without a decimal point."""
     return int(value) if float(value).is_integer() else value
 
 
@@ -189,7 +194,10 @@ def quota_data(entity: QuotaEntity, quotas: Mapping[str, float]) -> Row:
 
 
 def read_quotas(path: str) -> dict[QuotaEntity, dict[str, float]]:
-    """Of a file in JSON or YAML (`-`: standard input); click.UsageError says what is wrong."""
+    """Read the quotas of a JSON or YAML file (`-`: standard input).
+
+    Raises click.UsageError if the file cannot be read or is invalid.
+    """
     import yaml
 
     try:
@@ -215,20 +223,22 @@ def read_quotas(path: str) -> dict[QuotaEntity, dict[str, float]]:
         except ValueError as error:
             raise click.UsageError(f"{path}: item {index}: {error}") from None
         if entity in found:
-            raise click.UsageError(f"{path}: item {index}: {entity} is there twice")
+            raise click.UsageError(f"{path}: item {index}: {entity} appears twice")
         found[entity] = quotas
     return found
 
 
 def _read_item(item: Any) -> tuple[QuotaEntity, dict[str, float]]:
     if not isinstance(item, dict) or item.keys() != {"entity", "quotas"}:
-        raise ValueError("it must have `entity` and `quotas`, and nothing else")
+        raise ValueError("an item must have `entity` and `quotas`, and no other fields")
     parts, quotas = item["entity"], item["quotas"]
     if not isinstance(parts, dict) or not parts:
         raise ValueError("`entity` must have a user, a client-id, both, or an ip")
     for kind, name in parts.items():
         if kind not in (USER, CLIENT_ID, IP):
-            raise ValueError(f"`entity` has no {kind!r}; there are {USER}, {CLIENT_ID} and {IP}")
+            raise ValueError(
+                f"`entity` has an unknown {kind!r}; it may have {USER}, {CLIENT_ID} and {IP}"
+            )
         if name is not None and (not isinstance(name, str) or not name):
             raise ValueError(f"{kind} must be a string (in quotes), or null for the default")
     if not isinstance(quotas, dict):
@@ -243,7 +253,7 @@ def _read_item(item: Any) -> tuple[QuotaEntity, dict[str, float]]:
 
 
 def canonical_ip(name: str) -> str:
-    """Addresses as clusters tell them apart; what is none, they refuse."""
+    """Return the canonical form of an IP address; other names unchanged, which clusters reject."""
     try:
         return canonical(name)
     except ValueError:
@@ -264,10 +274,10 @@ def _read_value(key: Any, value: Any) -> float:
 def note_what_limits_nobody(
     session: Session, changes: Mapping[QuotaEntity, Mapping[str, float | None]]
 ) -> None:
-    """Say of shares of a worker's time above all of it that they never bind; they are taken.
+    """Print a note for request percentages above 100%, which the cluster accepts but never limit.
 
-    Of workers of metaquorum, which are one loop each. In a Kafka the whole is a hundred for each of
-    its threads, so that values brought from there are legal here, too.
+    Only for workers of metaquorum, which have one event loop each. A Kafka broker has 100% for each
+    of its threads; values copied from Kafka are therefore valid.
     """
     above = [
         (entity, key, value)
@@ -279,6 +289,6 @@ def note_what_limits_nobody(
         return
     for entity, key, value in above:
         session.note(
-            f"{plain(str(entity))}: {key} {amount_text(key, value)} limits nobody: a worker has one"
-            f" loop, and all of its time is {ALL_OF_A_WORKER}%"
+            f"{plain(str(entity))}: {key} {amount_text(key, value)} limits no client: a worker has"
+            f" one event loop, and all of its time is {ALL_OF_A_WORKER}%"
         )

@@ -1,4 +1,4 @@
-"""mq-admin quotas explain: which of eight rules applies to a client, and what it has of it now."""
+"""mq-admin quotas explain: the rule (of eight) that applies to a client, and its current usage."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -36,7 +36,7 @@ from wire.primitives.frozen import frozen
 
 _BY_CLIENT_ID: Final = (1, 4, 7)
 _NO_IP: Final = SpecialName.ABSENT
-ANONYMOUS: Final = "ANONYMOUS"  # who has not logged in
+ANONYMOUS: Final = "ANONYMOUS"  # user of unauthenticated clients
 _RULES: Final = (
     Column("mark", "applies"),
     Column("precedence", "rule"),
@@ -58,7 +58,7 @@ _USES: Final = (
 
 @frozen
 class Explained:
-    """One kind of quota for one client."""
+    """Rules and usage of one kind of quota for one client."""
 
     key: str
     rules: Sequence[Rule]
@@ -70,14 +70,14 @@ class Explained:
 
     @property
     def by_config(self) -> float | None:
-        """The worker's own default, where no rule applies."""
+        """Default in the worker's configs, if no rule applies."""
         if self.applying is not None:
             return None
         return next((use.quota for use in self.uses if use.precedence == BY_CONFIG), None)
 
 
 def rules_of(key: str, there: Quotas, client: QuotaClient) -> list[Rule]:
-    """Of an address there are two."""
+    """Return the rules of a quota in their order: eight for a client, two for an IP address."""
     if key != CONNECTION_CREATION_RATE:
         return list(rules_for(there, key, client.user, client.client_id))
     nobody = Sharers(None, None)
@@ -91,25 +91,27 @@ def rules_of(key: str, there: Quotas, client: QuotaClient) -> list[Rule]:
     ]
 
 
-@click.command("explain", short_help="Show which rule applies to a client, and what it has used.")
-@click.option("--user", metavar="NAME", default=ANONYMOUS, help="[default: who has not logged in]")
-@click.option("--client-id", metavar="NAME", help="[default: a client that gives none]")
-@click.option("--ip", metavar="ADDRESS", help="Also how often the address may connect.")
+@click.command("explain", short_help="Show the rules that apply to a client, and its usage.")
+@click.option(
+    "--user", metavar="NAME", default=ANONYMOUS, help="[default: unauthenticated clients]"
+)
+@click.option("--client-id", metavar="NAME", help="[default: clients without one]")
+@click.option("--ip", metavar="ADDRESS", help="Also show the connection rate of this address.")
 @click.option(
     "--bytes",
     "amount",
     metavar="N",
     default="1MiB",
-    help="What would so many bytes more be delayed for?  [default: 1MiB]",
+    help="Show the delay that N more bytes would cause.  [default: 1MiB]",
 )
 @session_command
 def command(
     session: Session, user: str, client_id: str | None, ip: str | None, amount: str
 ) -> None:
-    """Show for each quota the eight rules in their order, and which one applies to a client.
+    """Show the eight rules of each quota in their order, and the rule that applies to a client.
 
-    The first rule that has a value applies. Workers of metaquorum also tell what is used of it now,
-    and how long the next bytes would be delayed; of another Kafka there are rules and values only.
+    The first rule with a value applies. Workers of metaquorum also report the current usage, and
+    the delay of the next bytes; for Kafka clusters only rules and values are shown.
 
     \b
     Examples:
@@ -139,7 +141,7 @@ def command(
 
 
 def _relevant(session: Session, client: QuotaClient) -> Quotas:
-    """All quotas that could concern the client."""
+    """Return all quotas that may apply to the client."""
     describe = session.admin.describe_client_quotas
     found = describe(user=client.user) | describe(user=SpecialName.DEFAULT)
     found |= describe(client_id=SpecialName.DEFAULT, strict=True)
@@ -153,7 +155,10 @@ def _relevant(session: Session, client: QuotaClient) -> Quotas:
 def _live(
     session: Session, client: QuotaClient
 ) -> tuple[list[QuotaUse], dict[tuple[int, str], list[float]], str | None]:
-    """What each worker tells; how long which connections of the client are muted; or why not."""
+    """Return the usage on all workers, the client's muted connections, and the error if any.
+
+    Muted connections: their remaining seconds, by worker and quota.
+    """
     uses: list[QuotaUse] = []
     muted: dict[tuple[int, str], list[float]] = {}
     try:
@@ -164,7 +169,7 @@ def _live(
                 if (one.user, one.client_id) == (client.user, client.client_id):
                     muted.setdefault((one.worker, one.key), []).append(one.left_s)
     except NotServedError:
-        return [], {}, "This cluster does not tell what is used of a quota: rules and values only."
+        return [], {}, "This cluster does not report the usage of quotas: rules and values only."
     return uses, muted, None
 
 
@@ -180,13 +185,13 @@ def _show(
     if not is_live:
         return
     if one.key == CONTROLLER_MUTATION_RATE and one.applying is not None:
-        click.echo("  The active controller counts this one, and does not tell it.")
+        click.echo("  The active controller counts this quota and does not report its usage.")
     if one.uses:
         if one.key in OBSERVED_KEYS:
-            click.echo("  Observed: delays are what they would have been, and nobody had to wait.")
+            click.echo("  Observed: the delays were computed, and no client was delayed.")
         if one.key in BYTE_RATES:
             text = amount_text(PRODUCER_BYTE_RATE, client.amount).removesuffix("/s")
-            click.echo(f"  Used now; `delay then`: after {text} more")
+            click.echo(f"  Current usage; `delay then`: after {text} more")
         show_table([_use_row(use, muted.get((use.worker, use.key), [])) for use in one.uses], _USES)
 
 
@@ -195,7 +200,7 @@ def _verdict(one: Explained) -> str:
     if rule is None:
         if one.by_config is not None:
             value = amount_text(one.key, one.by_config)
-            return f"{value}, the workers' own default: no rule has a value"
+            return f"{value}, the default in the workers' configs: no rule has a value"
         return "no rule has a value: not limited"
     assert rule.value is not None
     value = amount_text(one.key, rule.value)
@@ -215,7 +220,7 @@ def _shared(key: str, rule: Rule) -> str:
 
 
 def _cannot_apply(rule: Rule, client: QuotaClient) -> bool:
-    """It is for a client id by name, and the client gives none."""
+    """Return whether the rule is for a client id by name, and the client has none."""
     return not client.client_id and rule.precedence in _BY_CLIENT_ID and rule.entity.ip is _NO_IP
 
 

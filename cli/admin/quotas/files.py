@@ -1,4 +1,4 @@
-"""mq-admin quotas diff and apply: what a file says, and what the cluster has."""
+"""mq-admin quotas diff and apply: compare the quotas of a file with a cluster, or apply them."""
 
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,7 @@ _COLUMNS: Final = (
 
 
 class Difference(NamedTuple):
-    """One quota that is not as the file says; None: it is not set."""
+    """One quota that differs between the cluster and the file; None: it is not set."""
 
     entity: QuotaEntity
     key: str
@@ -42,7 +42,10 @@ class Difference(NamedTuple):
 
 
 def differences(there: Quotas, wanted: Quotas, *, keep_others: bool) -> Iterator[Difference]:
-    """In the order of `list`. `keep_others`: what the file does not say stays as it is."""
+    """Yield the differences in the order of `list`.
+
+    `keep_others`: ignore quotas that are not in the file.
+    """
     for entity in sorted(there.keys() | wanted.keys(), key=in_order):
         before, after = there.get(entity, {}), wanted.get(entity, {})
         for key in sorted(before.keys() | after.keys()):
@@ -53,23 +56,23 @@ def differences(there: Quotas, wanted: Quotas, *, keep_others: bool) -> Iterator
 
 def file_options(function: Any) -> Any:
     function = click.option(
-        "--keep-others", is_flag=True, help="Leave quotas alone that the file does not name."
+        "--keep-others", is_flag=True, help="Keep quotas that are not in the file."
     )(function)
     return click.option(
         "-f",
         "--file",
         metavar="FILE",
         required=True,
-        help="JSON or YAML, as `quotas list` writes it; - is standard input.",
+        help="JSON or YAML in the format of `quotas list`; - is standard input.",
     )(function)
 
 
-@click.command("diff", short_help="Show what apply would change.")
+@click.command("diff", short_help="Show the changes that apply would make.")
 @file_options
-@click.option("--exit-code", is_flag=True, help="Exit with 1 where something differs.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if a quota differs.")
 @session_command
 def diff_command(session: Session, file: str, keep_others: bool, exit_code: bool) -> None:
-    """Show what would have to change for the cluster to have the quotas of a file, and no others.
+    """Show the changes that give the cluster exactly the quotas of a file.
 
     \b
     Examples:
@@ -82,16 +85,16 @@ def diff_command(session: Session, file: str, keep_others: bool, exit_code: bool
         click.get_current_context().exit(REFUSED)
 
 
-@click.command("apply", short_help="Give the cluster the quotas of a file, and no others.")
+@click.command("apply", short_help="Give the cluster exactly the quotas of a file.")
 @file_options
 @yes_option
 @dry_run_option
 @session_command
 def apply_command(session: Session, file: str, keep_others: bool, yes: bool, dry_run: bool) -> None:
-    """Give the cluster the quotas of a file, and no others.
+    """Give the cluster exactly the quotas of a file.
 
-    What will change is shown first, and the cluster checks all of it before anything is changed. A
-    quota that the file does not name is taken away; that is asked.
+    The command shows the changes, and the cluster checks all of them before the first is made.
+    Quotas that are not in the file are removed, after a confirmation.
 
     \b
     Examples:
@@ -111,11 +114,11 @@ def apply_command(session: Session, file: str, keep_others: bool, yes: bool, dry
         session.note("Nothing was changed.")
         return
     if dry_run:
-        session.say("Nothing was changed; the cluster would take all of it.")
+        session.say("Nothing was changed; the cluster accepts all changes.")
         return
     removed = sum(each.after is None for each in found)
     if removed:
-        session.ask(f"Take away {removed} quota{'s' if removed > 1 else ''}?", yes)
+        session.ask(f"Remove {removed} quota{'s' if removed > 1 else ''}?", yes)
     if _alter(session, changes, validate_only=False):
         session.say("Applied.")
 
@@ -123,7 +126,7 @@ def apply_command(session: Session, file: str, keep_others: bool, yes: bool, dry
 def _alter(
     session: Session, changes: dict[QuotaEntity, dict[str, float | None]], *, validate_only: bool
 ) -> bool:
-    """Whether the cluster took, or would take, all of it; what it refuses is told."""
+    """Make or check the changes; return whether the cluster accepted all, and report errors."""
     done = session.admin.alter_client_quotas(changes, validate_only=validate_only)
     errors = [error for error in done.values() if error is not None]
     for error in errors:
@@ -139,7 +142,7 @@ def _found(session: Session, file: str, keep_others: bool) -> list[Difference]:
 
 def _show(session: Session, found: list[Difference]) -> None:
     if session.output == "text" and not found:
-        click.echo("Nothing differs.")
+        click.echo("No quota differs.")
         return
     rows = [_row(each) for each in found]
     if session.output == "text":

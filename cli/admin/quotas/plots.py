@@ -1,4 +1,4 @@
-"""Timelines of quotas as text and as images."""
+"""Plots of quota timelines, as text and as images."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ IMAGES: Final = (".png", ".svg")
 
 
 def text_plot(timeline: Timeline) -> Iterator[str]:
-    """Rate, delay and queue over time, a column for each step or for several."""
+    """Yield lines that plot rate, delay and queue over time, one or more steps per column."""
     steps, step_s = timeline.steps, timeline.step_s
     rates = _columns([step.passed_bytes / step_s for step in steps])
     delays = _columns([step.delay_s for step in steps])
@@ -27,7 +27,7 @@ def text_plot(timeline: Timeline) -> Iterator[str]:
 
 
 def _columns(values: Sequence[float]) -> list[float]:
-    """At most WIDTH, each the largest of those it stands for."""
+    """Return at most WIDTH values, each the maximum of several."""
     each = -(-len(values) // WIDTH)
     return [max(values[at : at + each]) for at in range(0, len(values), each)]
 
@@ -43,15 +43,15 @@ def _bars(title: str, values: Sequence[float], height: int, text: object) -> Ite
 
 
 def write_image(path: str, timelines: Sequence[Timeline]) -> None:
-    """A PNG or SVG; click.UsageError where there is nothing to draw with."""
+    """Write a PNG or SVG file. Raises click.UsageError if matplotlib is not installed."""
     if not path.lower().endswith(IMAGES):
         raise click.UsageError(f"--image takes a name that ends in {' or '.join(IMAGES)}")
     try:
         import matplotlib
     except ImportError:
         raise click.UsageError(
-            "images are drawn by matplotlib, which is not installed: "
-            "pip install 'metaquorum[plot]', or leave --image out"
+            "--image needs matplotlib, which is not installed: "
+            "pip install 'metaquorum[plot]', or omit --image"
         ) from None
     matplotlib.use("agg")
     from matplotlib.figure import Figure

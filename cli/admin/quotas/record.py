@@ -1,4 +1,4 @@
-"""mq-admin quotas record: live use as a profile that `simulate` takes."""
+"""mq-admin quotas record: live usage as a profile for `simulate`."""
 
 import json
 import time
@@ -12,10 +12,12 @@ from metaquorum.client.quota_use import QuotaClient
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, OBSERVED, PRODUCER_BYTE_RATE
 
 
-@click.command("record", short_help="Record what a client uses, for simulate.")
-@click.option("--user", metavar="NAME", default=ANONYMOUS, help="[default: who has not logged in]")
-@click.option("--client-id", metavar="NAME", help="[default: a client that gives none]")
-@click.option("--consumer", is_flag=True, help="What it is given, not what it sends.")
+@click.command("record", short_help="Record the usage of a client, for simulate.")
+@click.option(
+    "--user", metavar="NAME", default=ANONYMOUS, help="[default: unauthenticated clients]"
+)
+@click.option("--client-id", metavar="NAME", help="[default: clients without one]")
+@click.option("--consumer", is_flag=True, help="Record consumed instead of produced bytes.")
 @click.option(
     "--seconds", type=click.FloatRange(0.1, MAX_SECONDS), default=60.0, help="[default: 60]"
 )
@@ -36,10 +38,10 @@ def command(
     seconds: float,
     interval_s: float,
 ) -> None:
-    """Write how many bytes a client uses in each interval, on all workers together, as JSON.
+    """Print the bytes of a client in each interval, summed over all workers, as JSON.
 
-    With whom it shares a quota is recorded with it. Workers count who has a quota, if only one that
-    is observed.
+    Clients that share the quota are counted together. Workers count only clients with a quota; an
+    observed quota is enough.
 
     \b
     Examples:
@@ -50,8 +52,8 @@ def command(
     client = QuotaClient(user, client_id)
     before = _totals(session, client, key)
     if not before:
-        session.note(f"mq-admin: no {key} applies to it, so that nobody counts what it uses")
-        session.note(f"  `mq-admin quotas set ... {OBSERVED}{key}=1GB` has it counted")
+        session.note(f"mq-admin: no {key} applies to the client, so workers do not count its usage")
+        session.note(f"  `mq-admin quotas set ... {OBSERVED}{key}=1GB` makes workers count it")
         click.get_current_context().exit(REFUSED)
     sizes = []
     due = time.monotonic()
@@ -59,7 +61,7 @@ def command(
         due += interval_s
         time.sleep(max(0.0, due - time.monotonic()))
         now = _totals(session, client, key)
-        # A worker that has begun to count anew has counted less than before.
+        # A lower total than before means that a worker restarted its count.
         sizes.append(
             sum(
                 total - (before.get(worker, 0.0) if total >= before.get(worker, 0.0) else 0.0)
@@ -71,7 +73,7 @@ def command(
 
 
 def _totals(session: Session, client: QuotaClient, key: str) -> dict[int, float]:
-    """What each worker has counted so far; none where no quota applies."""
+    """Return the total of each worker to which a quota of the client applies."""
     totals: dict[int, float] = {}
     for node in session.admin.describe_cluster().nodes:
         described = session.admin.describe_quota_use(node.node_id, [client])

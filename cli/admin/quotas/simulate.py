@@ -1,4 +1,4 @@
-"""mq-admin quotas simulate: what a quota would do to a client's traffic."""
+"""mq-admin quotas simulate: the effect of a quota on a client's traffic."""
 
 import json
 from typing import Any, Final
@@ -34,30 +34,30 @@ _COLUMNS: Final = (
 )
 
 
-@click.command("simulate", short_help="Show what a quota would do to a client's traffic.")
+@click.command("simulate", short_help="Simulate the effect of a quota on a client.")
 @click.option(
     "--quota",
     "quotas",
     multiple=True,
     metavar="RATE",
     required=True,
-    help="Bytes a second, such as 100kB; repeat it to compare.",
+    help="Bytes per second, such as 100kB; repeatable, to compare.",
 )
-@click.option("--constant", metavar="RATE", help="The client is offered so much a second.")
-@click.option("--burst", metavar="BYTES", help="It is offered so much at once, ...")
+@click.option("--constant", metavar="RATE", help="Traffic: bytes per second, constantly.")
+@click.option("--burst", metavar="BYTES", help="Traffic: bytes per burst.")
 @click.option(
     "--every",
     "every_s",
     type=click.FloatRange(0.1, MAX_SECONDS),
     metavar="SECONDS",
-    help="... again and again after so long.  [default: 10]",
+    help="Time between two bursts.  [default: 10]",
 )
 @click.option(
     "--profile-file",
     metavar="FILE",
-    help='What it is offered: {"interval_s": 1, "bytes": [...]}; - is standard input.',
+    help='Traffic: {"interval_s": 1, "bytes": [...]}; - is standard input.',
 )
-@click.option("--consumer", is_flag=True, help="A consumer, by consumer_byte_rate.")
+@click.option("--consumer", is_flag=True, help="Simulate a consumer with consumer_byte_rate.")
 @click.option("--request", "request_", metavar="BYTES", default="16KiB", help="[default: 16KiB]")
 @click.option(
     "--connections", type=click.IntRange(1, MAX_CONNECTIONS), default=1, help="[default: 1]"
@@ -71,7 +71,7 @@ _COLUMNS: Final = (
     type=click.FloatRange(TICK_S, 60),
     default=1.0,
     metavar="SECONDS",
-    help="Of the timeline.  [default: 1]",
+    help="Step of the timeline.  [default: 1]",
 )
 @click.option(
     "--samples", type=click.IntRange(1, 1000), default=11, help="quota.window.num  [default: 11]"
@@ -83,8 +83,8 @@ _COLUMNS: Final = (
     default=1.0,
     help="quota.window.size.seconds  [default: 1]",
 )
-@click.option("--table", is_flag=True, help="The timeline as a table, too.")
-@click.option("--image", metavar="FILE", help="Draw it: a name that ends in .png or .svg.")
+@click.option("--table", is_flag=True, help="Print the timeline as a table, too.")
+@click.option("--image", metavar="FILE", help="Draw the timeline to a .png or .svg file.")
 @session_command
 def command(
     session: Session,
@@ -103,10 +103,10 @@ def command(
     table: bool,
     image: str | None,
 ) -> None:
-    """Run a client's traffic through the workers' own quota code, in no time and on no cluster.
+    """Simulate a client's traffic with the quota code of the workers, without a cluster.
 
-    What cannot be sent waits in the client's queue. Shown are the rate that comes through, the
-    delays and the queue.
+    The simulation takes no real time. Bytes that the client cannot send yet wait in its queue. The
+    output shows the resulting rate, the delays and the queue.
 
     \b
     Examples:
@@ -147,9 +147,9 @@ def _profile(
     constant: str | None, burst: str | None, every_s: float | None, file: str | None
 ) -> Profile:
     if sum(given is not None for given in (constant, burst, file)) != 1:
-        raise click.UsageError("say what is offered: one of --constant, --burst, --profile-file")
+        raise click.UsageError("specify the traffic: one of --constant, --burst, --profile-file")
     if every_s is not None and burst is None:
-        raise click.UsageError("--every goes with --burst")
+        raise click.UsageError("--every needs --burst")
     if constant is not None:
         return Profile.constant(_positive("--constant", constant))
     if burst is not None:
@@ -178,7 +178,7 @@ def _read_profile(path: str) -> Profile:
         or not 0 < len(sizes) <= MAX_INTERVALS
         or not all(_is_number(size) and 0 <= size < 1e15 for size in sizes)
     ):
-        raise click.UsageError(f"{path}: bytes must be a list of numbers that are not negative")
+        raise click.UsageError(f"{path}: bytes must be a list of non-negative numbers")
     return Profile(float(interval_s), sizes)
 
 

@@ -1,4 +1,4 @@
-"""mq-admin quotas top: who uses how much of which quota now, and who has to wait."""
+"""mq-admin quotas top: current usage of quotas, and muted connections."""
 
 import sys
 import time
@@ -34,7 +34,7 @@ _MUTED = (
 )
 
 
-@click.command("top", short_help="Watch who uses how much of which quota, and who has to wait.")
+@click.command("top", short_help="Watch the usage of quotas, and muted connections.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, help="Rows.  [default: 20]")
 @click.option(
     "--interval",
@@ -47,16 +47,16 @@ _MUTED = (
 @click.option(
     "--count",
     type=click.IntRange(1),
-    help="So many times.  [default: until Ctrl-C on a terminal, else once]",
+    help="Number of updates.  [default: until Ctrl-C on a terminal, otherwise 1]",
 )
 @session_command
 def command(session: Session, limit: int, interval_s: float, count: int | None) -> None:
-    """Show which quotas are used most, on which worker, and which connections are muted.
+    """Show the most used quotas on each worker, and the muted connections.
 
-    Those nearest to their quota or beyond it come first. `delay` is what the next request would
-    get; `delayed` how many had to wait since the worker counts them, `mean` for how long lately.
-    Of controller_mutation_rate the active controller tells, for all workers, but not how many had
-    to wait.
+    Quotas with the highest share of usage come first. `delay` is the delay of the next request;
+    `delayed` is the number of delayed requests since the worker started to count, `mean` their
+    recent mean delay. The active controller reports controller_mutation_rate for all workers,
+    without the number of delayed requests.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def _look(session: Session, limit: int) -> tuple[list[QuotaUse], list[MutedConne
 
 
 def _place(use: QuotaUse) -> tuple[object, ...]:
-    """What the controller counts for all workers, each of them tells."""
+    """Return the identity of a usage; each worker repeats those that the controller counts."""
     worker = None if use.key == CONTROLLER_MUTATION_RATE else use.worker
     return worker, use.key, use.user, use.client_id
 
@@ -119,7 +119,7 @@ def _show(
     if uses:
         show_table([_use_row(use) for use in uses], _USES)
     else:
-        click.echo("Nobody who has a quota has used anything lately.")
+        click.echo("No client with a quota used it recently.")
     if muted:
         click.echo()
         show_table([_muted_row(one) for one in muted], _MUTED)

@@ -1,13 +1,13 @@
-"""What a quota would do to a client's traffic: the workers' own window and delays, in virtual time.
+"""Simulation of a quota: the workers' rate window and delays in virtual time.
 
-A client is offered bytes, as a profile says, which wait in a queue. Each of its connections sends
-requests of one size, one after the other, and is left alone for as long as it is told.
+A profile adds bytes to the client's queue. Each connection of the client sends requests of one
+size, one after the other, and pauses for the throttle time D of each response.
 
-    producer   sends; the worker counts, answers, and mutes the connection for D
-    consumer   asks; if D is not 0 it gets nothing and is muted for D, else it is given so much,
-               and that counts
+    producer   sends a request; the worker counts its bytes, answers, and mutes the connection for D
+    consumer   sends a fetch; if D is not 0 the response is empty and the connection is muted for D,
+               otherwise the response has the bytes, which are counted
 
-Nothing else costs time but `SERVICE_S` for each request. Plain state.
+A request takes `SERVICE_S`; all else takes no time. Plain state, no I/O.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import Final
 from dataplane.quotas.rate_window import RateWindow
 from wire.primitives.frozen import frozen
 
-TICK_S: Final = 0.01  # the profile's bytes come in steps of it
+TICK_S: Final = 0.01  # the profile adds bytes in steps of this time
 SERVICE_S: Final = 0.001
 MAX_SECONDS: Final = 3600
 MAX_CONNECTIONS: Final = 100
@@ -25,13 +25,13 @@ MAX_CONNECTIONS: Final = 100
 
 @frozen
 class Profile:
-    """How many bytes a client is offered: one number for each interval, over and over."""
+    """Bytes that are added to the client's queue in each interval, repeated cyclically."""
 
     interval_s: float
     sizes_bytes: Sequence[float]
 
     def rate(self, second: float) -> float:
-        """Bytes a second at that time."""
+        """Return the bytes per second at that time."""
         number = int(second / self.interval_s + 1e-9) % len(self.sizes_bytes)
         return self.sizes_bytes[number] / self.interval_s
 
@@ -41,7 +41,7 @@ class Profile:
 
     @classmethod
     def burst(cls, size_bytes: float, every_s: float) -> "Profile":
-        """So many bytes within a tenth of a second, and then nothing until the next burst."""
+        """Return a profile of bursts, each of `size_bytes` within BURST_S."""
         count = max(1, round(every_s / BURST_S))
         return cls(BURST_S, (size_bytes, *[0.0] * (count - 1)))
 
@@ -63,9 +63,9 @@ class Step:
     at_s: float
     offered_bytes: float = 0.0
     passed_bytes: float = 0.0
-    delay_s: float = 0.0  # the longest that was told in it
-    delayed: int = 0  # requests
-    queue_bytes: float = 0.0  # at its end
+    delay_s: float = 0.0  # longest throttle time in this interval
+    delayed: int = 0  # delayed requests
+    queue_bytes: float = 0.0  # at the end of the interval
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def run(
     samples: int,
     sample_s: float,
 ) -> Timeline:
-    """What becomes of the profile under that quota."""
+    """Simulate the profile with this quota; return the timeline."""
     window = RateWindow(samples, sample_s)
     timeline = Timeline(quota, step_s)
     free_at = [0.0] * client.connections
@@ -142,7 +142,7 @@ def run(
 def _request(
     window: RateWindow, quota: float, client: Client, size_bytes: float, now: float
 ) -> tuple[float, float]:
-    """What one request brings through, and the delay that it is told."""
+    """Return the bytes that one request transfers, and its throttle time in seconds."""
     if not client.is_consumer:
         return size_bytes, window.use(size_bytes, quota, now)
     delay_s = window.delay_s(quota, now)

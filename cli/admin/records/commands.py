@@ -37,9 +37,9 @@ def command() -> None:
     multiple=True,
     help="[default: all]",
 )
-@click.option("--before", metavar="OFFSET|end", help="The first offset to keep.")
+@click.option("--before", metavar="OFFSET|end", help="First offset to keep.")
 @click.option(
-    "--before-time", callback=time_value, metavar="TIME", help="Keep what is of this time or later."
+    "--before-time", callback=time_value, metavar="TIME", help="Keep records from this time on."
 )
 @yes_option
 @session_command
@@ -51,10 +51,10 @@ def delete(
     before_time: int | None,
     yes: bool,
 ) -> None:
-    """Delete the records of a topic that lie before an offset or a time.
+    """Delete the records of a topic before an offset or a time.
 
-    TIME is like 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, milliseconds since 1970, or 90s,
-    15m, 2h, 7d ago.
+    TIME is 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, milliseconds since 1970, or a time ago:
+    90s, 15m, 2h, 7d.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def delete(
       mq-admin records delete orders --before-time 7d --yes
     """
     if (before is None) == (before_time is None):
-        raise click.UsageError("say one of --before and --before-time")
+        raise click.UsageError("specify one of --before and --before-time")
     offset = None if before is None else _offset(before)
     found = wait(session.cluster.topic(topic))
     indexes = partitions or sorted(p.partition_index for p in found.partitions)
@@ -93,7 +93,7 @@ def _offset(text: str) -> int:
 def _offsets_at(
     session: Session, places: list[TopicPartition], time_ms: int
 ) -> dict[TopicPartition, int]:
-    """The first offset of that time or later; a partition without one is deleted to its end."""
+    """Return the first offset from that time on; the high watermark if there is none."""
     offsets = {}
     for where, outcome in session.admin.list_offsets(dict.fromkeys(places, time_ms)).items():
         answer = session.keep(outcome)

@@ -19,7 +19,7 @@ from metaquorum.runtime.whole_numbers import whole_number
 DEFAULT_FORMAT: Final = r"{value}\n"
 
 
-@click.command("consume", short_help="Write records to standard output.")
+@click.command("consume", short_help="Print records on standard output.")
 @topic_argument()
 @click.option(
     "-p",
@@ -33,18 +33,20 @@ DEFAULT_FORMAT: Final = r"{value}\n"
     "--from",
     "start",
     metavar="beginning|end|OFFSET|-N",
-    help="Where to begin; -N is so many records before the end.  [default: beginning]",
+    help="Start position; -N is N records before the end.  [default: beginning]",
 )
 @click.option(
     "--from-time",
     callback=time_value,
     metavar="TIME",
-    help="Begin with what is of this time or later.",
+    help="Start with the first record from this time on.",
 )
-@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many records.")
-@click.option("-f", "--follow", is_flag=True, help="Do not end at the end; wait for more.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Number of records.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new records at the end.")
 @click.option("--format", "form", metavar="TEXT", help=r"[default: {value}\n]")
-@click.option("--read-committed", is_flag=True, help="Nothing of open or aborted transactions.")
+@click.option(
+    "--read-committed", is_flag=True, help="Skip records of open and aborted transactions."
+)
 @session_command
 def command(
     session: Session,
@@ -57,15 +59,15 @@ def command(
     form: str | None,
     read_committed: bool,
 ) -> None:
-    """Write the records of a topic to standard output, up to what there is now.
+    """Print the records of a topic on standard output, up to the current end.
 
-    The order is kept within each partition. A format string may hold {topic}, {partition},
+    Records are ordered within each partition. A format string may contain {topic}, {partition},
     {offset}, {timestamp} (milliseconds), {time} (UTC), {key}, {value}, {headers}, {key_size},
-    {value_size}; behind a name :hex, :base64 or :json; and \\n, \\t, \\0. Null is empty, or null
-    with :json. With -o json there is one object a line, with -o yaml one item of a list.
+    {value_size}; after a name :hex, :base64 or :json; and \\n, \\t, \\0. Null is empty, or null
+    with :json. -o json prints one object per line, -o yaml one list item per record.
 
-    TIME is like 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, milliseconds since 1970, or 90s,
-    15m, 2h, 7d ago.
+    TIME is 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, milliseconds since 1970, or a time ago:
+    90s, 15m, 2h, 7d.
 
     \b
     Examples:
@@ -78,7 +80,7 @@ def command(
     if start is not None and from_time is not None:
         raise click.UsageError("--from and --from-time exclude each other")
     if form is not None and session.output != "text":
-        raise click.UsageError("--format is for text; leave out --output, or the format")
+        raise click.UsageError("--format needs text output; omit --output or --format")
     where_from = Start.at_time(from_time) if from_time is not None else _start(start)
     write = _writer(session.output, form)
     found = wait(session.cluster.topic(topic))
@@ -88,7 +90,7 @@ def command(
     try:
         _copy(consumer, write, sys.stdout.buffer, limit=limit, follow=follow)
     except KeyboardInterrupt:
-        if not follow:  # of a follower, it is the way to end it
+        if not follow:  # Ctrl-C is the normal end of --follow
             raise
     session.note_delays("Fetch")
 
@@ -125,7 +127,7 @@ def _copy(
     limit: int | None,
     follow: bool,
 ) -> None:
-    """Records are written until there were `limit`, or (unless `follow`) all that there are now."""
+    """Write records until `limit`, or (unless `follow`) until the end offsets of the start."""
     ends = {} if follow else consumer.end_offsets()
     positions = consumer.client.positions
     written = 0

@@ -42,19 +42,28 @@ _COLUMNS: Final = (
 @click.option(
     "--input", "form", type=click.Choice(["lines", "json"]), default="lines", show_default=True
 )
-@click.option("--separator", default=r"\n", help="Between records.", show_default=True)
-@click.option("-K", "--key-separator", metavar="TEXT", help="Key and value stand on its two sides.")
-@click.option("-k", "--key", metavar="TEXT", help="One key for all records.")
+@click.option("--separator", default=r"\n", help="Separator of records.", show_default=True)
+@click.option("-K", "--key-separator", metavar="TEXT", help="Separator of key and value.")
+@click.option("-k", "--key", metavar="TEXT", help="Key of all records.")
 @click.option(
-    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="On each; repeatable."
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of all records; repeatable.",
 )
 @click.option(
-    "-p", "--partition", type=click.IntRange(0, INT32_MAX), help="[default: by key, else any]"
+    "-p", "--partition", type=click.IntRange(0, INT32_MAX), help="[default: by key, otherwise any]"
 )
-@click.option("-Z", "--null", "null", metavar="TEXT", help="A value of this text is sent as null.")
+@click.option(
+    "-Z", "--null", "null", metavar="TEXT", help="Send values equal to this text as null."
+)
 @click.option("--codec", type=click.Choice([codec.name.lower() for codec in Codec]), default="none")
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
-@click.option("--no-idempotence", is_flag=True, help="Without producer id and sequences.")
+@click.option(
+    "--no-idempotence", is_flag=True, help="Send without producer id and sequence numbers."
+)
 @click.option(
     "--batch-bytes",
     type=click.IntRange(1, MAX_RECORD_BYTES),
@@ -63,11 +72,12 @@ _COLUMNS: Final = (
 )
 @session_command
 def command(session: Session, topic: str, separator: str, batch_bytes: int, **options: Any) -> None:
-    """Send records from standard input to a topic, one from each line.
+    """Send records from standard input to a topic, one per line.
 
-    Records go out as they come in; what the summary counts is in the log. JSON input is what
-    `consume -o json` writes: one object a line with key, value, headers, timestamp (milliseconds),
-    and key_base64 or value_base64 for bytes that are not UTF-8. Its partition is not kept.
+    Records are sent while the input is read; the summary counts acknowledged records. JSON input is
+    the output of `consume -o json`: one object per line with key, value, headers, timestamp
+    (milliseconds), and key_base64 or value_base64 for bytes that are not UTF-8. Its partition is
+    ignored.
 
     \b
     Examples:
@@ -102,7 +112,7 @@ def command(session: Session, topic: str, separator: str, batch_bytes: int, **op
                 _count(totals, appended)
     except BaseException:
         if totals:
-            session.note("Before that, these were sent:")
+            session.note("Records sent before the error:")
             _summary(session, topic, totals)
         raise
     _summary(session, topic, totals)
@@ -118,11 +128,13 @@ def _reader(
     null: str | None,
     **_: object,
 ) -> Callable[[bytes], ProducerRecord]:
-    """A function of one record's text."""
+    """Return a function from the text of a record to the record."""
     if key is not None and key_separator is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
     if form == "json" and key_separator is not None:
-        raise click.UsageError("JSON input names its keys; --key-separator is for lines")
+        raise click.UsageError(
+            "--key-separator is for input of lines; JSON input has a field for the key"
+        )
     more = tuple((n, v.encode()) for n, v in parse_assignments(headers, "--header").items())
     divider = None if key_separator is None else unescape(key_separator).encode()
     if divider == b"":
@@ -147,12 +159,12 @@ def _from_line(text: bytes, divider: bytes | None) -> ProducerRecord:
         return ProducerRecord(text)
     key, found, value = text.partition(divider)
     if not found:
-        raise TextError(f"the key separator {divider.decode()!r} is not in it")
+        raise TextError(f"the key separator {divider.decode()!r} is missing")
     return ProducerRecord(value, key)
 
 
 def chunks(stream: BinaryIO, separator: bytes) -> Iterator[list[bytes]]:
-    """What stands between separators, as much at a time as has come in."""
+    """Yield the texts between separators, in lists of those that are available."""
     if not separator:
         raise click.UsageError("--separator is empty")
     rest = bytearray()
@@ -163,7 +175,7 @@ def chunks(stream: BinaryIO, separator: bytes) -> Iterator[list[bytes]]:
         if rest.find(separator, searched) < 0:
             searched = max(0, len(rest) - len(separator) + 1)
             if len(rest) > MAX_RECORD_BYTES:
-                raise click.UsageError(f"a record of more than {MAX_RECORD_BYTES} bytes")
+                raise click.UsageError(f"a record exceeds {MAX_RECORD_BYTES} bytes")
             continue
         *texts, last = bytes(rest).split(separator)
         rest[:] = last

@@ -1,4 +1,4 @@
-"""Records as text: the JSON form that `consume` writes and `produce` reads, and format strings."""
+"""Text forms of records: the JSON of `consume` and `produce`, and format strings."""
 
 import base64
 import binascii
@@ -15,13 +15,13 @@ Header = tuple[str, bytes | None]
 
 
 class TextError(ValueError):
-    """A text that is not of the form it should be; the message says what is wrong."""
+    """Raised if a text has the wrong form; the message names the error."""
 
 
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 _INPUT_KEYS: Final = frozenset(
     {"key", "value", "headers", "timestamp", "partition", "key_base64", "value_base64"}
-    | {"topic", "offset"}  # as `consume` writes them; of no meaning here
+    | {"topic", "offset"}  # fields in the output of `consume`; ignored here
 )
 
 
@@ -29,7 +29,7 @@ _INPUT_KEYS: Final = frozenset(
 
 
 def to_json(record: ConsumedRecord) -> dict[str, Any]:
-    """Bytes that are not UTF-8 stand as base64 under a name that says so."""
+    """Return a record as JSON data; bytes that are not UTF-8 become base64 in `key_base64` etc."""
     return {
         "topic": record.topic,
         "partition": record.partition,
@@ -58,19 +58,19 @@ def _header_name(name: str) -> str:
 
 
 def from_json(text: bytes) -> ProducerRecord:
-    """The inverse of `to_json`, all but "value" optional; TextError says what is wrong.
+    """Parse the JSON form of `to_json`; all fields except "value" are optional.
 
-    A value that is no string is sent as the JSON that it is.
+    A value that is not a string is sent as its JSON text. Raises TextError if the text is invalid.
     """
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise TextError(f"it is not JSON: {error}") from None
+        raise TextError(f"not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise TextError('an object is needed, like {"value": "text"}')
+        raise TextError('expected an object, such as {"value": "text"}')
     if unknown := sorted(set(data) - _INPUT_KEYS):
         raise TextError(
-            f"{unknown[0]!r} is unknown; there are key, value, headers, timestamp, "
+            f"{unknown[0]!r} is unknown; the fields are key, value, headers, timestamp, "
             "partition, and key_base64 and value_base64 for bytes"
         )
     if "value" not in data and "value_base64" not in data:
@@ -105,11 +105,11 @@ def _headers_from_json(headers: Any) -> tuple[Header, ...]:
     if isinstance(headers, dict):
         headers = [{"key": name, "value": value} for name, value in headers.items()]
     if not isinstance(headers, list):
-        raise TextError('headers are a list of {"key": ..., "value": ...}, or an object')
+        raise TextError('headers must be a list of {"key": ..., "value": ...}, or an object')
     found: list[Header] = []
     for header in headers:
         if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-            raise TextError('a header is like {"key": "name", "value": "text"}')
+            raise TextError('a header must be an object such as {"key": "name", "value": "text"}')
         found.append((header["key"], _bytes_from_json(header, "value")))
     return tuple(found)
 
@@ -169,7 +169,7 @@ def _headers_text(record: ConsumedRecord) -> bytes:
 
 
 def unescape(text: str) -> str:
-    r"""With \n, \t, \r, \0 and \\ as the characters they stand for."""
+    r"""Replace the escapes \n, \t, \r, \0 and \\ by their characters."""
     parts = []
     characters = iter(text)
     for character in characters:
@@ -182,21 +182,23 @@ def unescape(text: str) -> str:
 
 
 def formatter(text: str) -> Callable[[ConsumedRecord], bytes]:
-    """From a format string; TextError says what is wrong with it."""
+    """Return the formatter of a format string. Raises TextError if the string is invalid."""
     pieces: list[bytes | tuple[Callable[..., Any], Callable[..., bytes]]] = []
     try:
         parsed = list(string.Formatter().parse(unescape(text)))
     except ValueError as error:
-        raise TextError(f"{error}; {{{{ and }}}} stand for braces themselves") from None
+        raise TextError(f"{error}; write {{{{ and }}}} for literal braces") from None
     for literal, name, conversion, _ in parsed:
         if literal:
             pieces.append(literal.encode())
         if name is None:
             continue
         if name not in _FIELDS:
-            raise TextError(f"{{{name}}} is unknown; there are {', '.join(_FIELDS)}")
+            raise TextError(f"{{{name}}} is unknown; the fields are {', '.join(_FIELDS)}")
         if conversion not in _CONVERSIONS:
-            raise TextError(f":{conversion} is unknown; there are :hex, :base64 and :json")
+            raise TextError(
+                f":{conversion} is unknown; the conversions are :hex, :base64 and :json"
+            )
         pieces.append((_FIELDS[name], _CONVERSIONS[conversion or ""]))
 
     def form(record: ConsumedRecord) -> bytes:

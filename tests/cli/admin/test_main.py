@@ -65,15 +65,15 @@ def test_workers_are_listed_and_described(admin: Admin) -> None:
     admin("topics", "delete", name, "--yes")
     admin("workers", "describe", 7, code=1)
     assert admin.errors == (
-        "mq-admin: worker 7: it is not registered (BROKER_ID_NOT_REGISTERED)\n"
-        "  `mq-admin workers list` shows those there are\n"
+        "mq-admin: worker 7: the worker is not registered (BROKER_ID_NOT_REGISTERED)\n"
+        "  `mq-admin workers list` shows the registered workers\n"
     )
 
 
 def test_a_cluster_that_lost_nothing_says_so(admin: Admin) -> None:
     if not admin.served("DescribeTruncations", "ledger"):
         return
-    assert admin.errors == "Nothing is known to have been lost.\n"
+    assert admin.errors == "No lost records are known.\n"
     assert admin.json("ledger", "--topic", "some", "--lost") == []
 
 
@@ -98,7 +98,7 @@ def test_health_is_shown_and_a_topic_explained_by_any_cluster(admin: Admin) -> N
 
 def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> None:
     admin("workers", "unregister", 7, code=2)
-    assert "Forget worker 7?" in admin.errors
+    assert "Unregister worker 7?" in admin.errors
     admin("workers", "unregister", 7, "--yes", code=1)
     assert "Broker ID 7 is not currently registered" in admin.errors
 
@@ -147,7 +147,7 @@ def test_a_refusal_names_the_reason_the_code_and_the_next_step(admin: Admin) -> 
         f"mq-admin: topic {name}: Topic '{name}' already exists. (TOPIC_ALREADY_EXISTS)\n"
         "  `mq-admin topics describe NAME` shows it; `mq-admin topics alter` changes it\n"
     )
-    assert "there already" in admin("topics", "create", name, "--if-not-exists")
+    assert "exists already" in admin("topics", "create", name, "--if-not-exists")
     admin("topics", "create", unique("x"), "-r", 99, code=1)
     assert "INVALID_REPLICATION_FACTOR" in admin.errors
     assert "mq-admin cluster describe" in admin.errors
@@ -175,7 +175,9 @@ def test_what_destroys_is_not_done_unasked(admin: Admin) -> None:
     name = admin.create()
     for command in (["topics", "delete", name], ["records", "delete", name, "--before", "end"]):
         admin(*command, code=2)
-        assert admin.errors.startswith("mq-admin: nothing was done: there is no terminal to ask")
+        assert admin.errors.startswith(
+            "mq-admin: nothing was changed: no terminal for the question"
+        )
         assert "--yes" in admin.errors
     assert name in admin("topics", "list")
 
@@ -327,9 +329,9 @@ def test_records_are_deleted(admin: Admin) -> None:
 def test_records_of_a_mistaken_form_are_refused_with_their_number(admin: Admin) -> None:
     name = admin.create()
     for stdin, options, text in (
-        ("k:v\nno key\n", ["-K", ":"], "record 2: the key separator ':' is not in it"),
+        ("k:v\nno key\n", ["-K", ":"], "record 2: the key separator ':' is missing"),
         ('{"value": 1}\n{"valeu": 2}', ["--input", "json"], "record 2: 'valeu' is unknown"),
-        ("nonsense", ["--input", "json"], "record 1: it is not JSON"),
+        ("nonsense", ["--input", "json"], "record 1: not JSON"),
         ('{"value_base64": "?"}', ["--input", "json"], "record 1: value_base64 is not base64"),
     ):
         admin("produce", name, *options, stdin=stdin, code=2)
@@ -448,7 +450,7 @@ def test_profiles_and_environment_say_which_cluster(node: Peer, tmp_path: Path) 
     assert "bad" in admin("profiles", "-o", "text")
     admin("topics", "list", "--profile", "none", code=2)
     assert "there is no profile 'none'" in admin.errors
-    assert "there are: good, bad" in admin.errors
+    assert "profiles: good, bad" in admin.errors
 
 
 @pytest.mark.parametrize(
@@ -456,10 +458,10 @@ def test_profiles_and_environment_say_which_cluster(node: Peer, tmp_path: Path) 
     [
         ("=", "is not TOML"),
         ("x = 1", "x is unknown"),
-        ('default = "a"', "the default profile 'a' is not there"),
-        ("[profiles.a]\n", "it needs a bootstrap"),
+        ('default = "a"', "the default profile 'a' does not exist"),
+        ("[profiles.a]\n", "bootstrap is missing"),
         ("[profiles.a]\nbootstrap = 1", "bootstrap must be a string"),
-        ('[profiles.a]\nbootstrap = "a"\ncolour = 1', "colour is unknown; there are"),
+        ('[profiles.a]\nbootstrap = "a"\ncolour = 1', "colour is unknown; the keys are"),
         ('[profiles.a]\nbootstrap = "a"\noutput = "xml"', "output must be one of"),
     ],
 )
@@ -475,7 +477,7 @@ def test_who_cannot_be_reached_is_named() -> None:
     admin("topics", "list", code=3)
     assert admin.errors == (
         f"mq-admin: no broker could be reached: {address}: Connection refused\n"
-        f"  asked at {address} (MQ_BOOTSTRAP); --bootstrap, MQ_BOOTSTRAP or a profile names "
+        f"  the cluster was {address} (MQ_BOOTSTRAP); --bootstrap, MQ_BOOTSTRAP or a profile sets "
         "another\n"
     )
 
@@ -608,7 +610,7 @@ def test_people_are_asked_before_something_is_destroyed(node: Peer) -> None:
     code, seen = on_terminal(delete, b"n\n")
     assert code == 1
     assert f"Delete topic {name} with all records? [y/N]" in seen
-    assert "Nothing was done." in seen
+    assert "Nothing was changed." in seen
     assert name in admin("topics", "list")
     code, seen = on_terminal(delete, b"y\n")
     assert (code, f"{name} deleted" in seen) == (0, True)

@@ -60,7 +60,7 @@ def test_quotas_are_set_read_and_taken_away(admin: Admin, user: str) -> None:
     admin("quotas", "delete", *whom, "--yes")
     in_force(admin, {}, *whom)
     admin("quotas", "delete", *whom)
-    assert admin.errors == f"Nothing is set for user={user}.\n"
+    assert admin.errors == f"No quota is set for user={user}.\n"
 
 
 def test_a_default_is_none_of_the_names(admin: Admin, user: str) -> None:
@@ -124,14 +124,14 @@ def test_a_file_is_compared_and_applied(admin: Admin, user: str, tmp_path: Path)
 
     text = admin("quotas", "apply", "--file", file, "--dry-run")
     assert re.search(rf"^change +user={user} +producer_byte_rate +1000 B/s +2.0 KiB/s$", text, 8)
-    assert text.endswith("Nothing was changed; the cluster would take all of it.\n")
+    assert text.endswith("Nothing was changed; the cluster accepts all changes.\n")
     admin("quotas", "apply", "--file", file, code=2)
-    assert "there is no terminal to ask at: Take away" in admin.errors
+    assert "no terminal for the question: Remove" in admin.errors
     assert shown(admin, "--user", user) == {"producer_byte_rate": 1000, "request_percentage": 5}
     admin("quotas", "apply", "--file", file, "--keep-others")
     in_force(admin, {"producer_byte_rate": 2000, "request_percentage": 5}, "--user", user)
     in_force(admin, {"consumer_byte_rate": 1048576}, "--user", other)
-    assert admin("quotas", "apply", "--file", file, "--keep-others") == "Nothing differs.\n"
+    assert admin("quotas", "apply", "--file", file, "--keep-others") == "No quota differs.\n"
 
     file.write_text(of(user, "producer_byte_rate: 3000") + of(other, "no_such_rate: 1"))
     admin("quotas", "apply", "--file", file, "--keep-others", code=1)
@@ -149,7 +149,7 @@ def test_what_a_file_does_not_name_goes(node: Peer, user: str, tmp_path: Path) -
     assert admin("quotas", "apply", "--file", file, "--yes").endswith("Applied.\n")
     in_force(admin, {"request_percentage": 5}, "--user", user)
     assert len(admin.json("quotas", "list")) == 1
-    assert admin("quotas", "apply", "--file", file) == "Nothing differs.\n"
+    assert admin("quotas", "apply", "--file", file) == "No quota differs.\n"
     assert admin("quotas", "apply", "--file", "-", "--yes", stdin="[]").endswith("Applied.\n")
     wait_until(lambda: admin.json("quotas", "list") == [])
 
@@ -213,7 +213,7 @@ def test_explain_shows_the_rules_in_order_and_which_applies(admin: Admin, user: 
     assert "connection_creation_rate: " in text
     errors = admin.errors
     if not admin.serves("DescribeQuotaUse"):
-        assert errors.startswith("This cluster does not tell what is used of a quota")
+        assert errors.startswith("This cluster does not report the usage of quotas")
         admin("quotas", "top", code=1)
         assert "does not serve DescribeQuotaUse" in admin.errors
     for more in ((), ("--default-client-id",), ("--client-id", "c")):
@@ -273,17 +273,17 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("set", "producer_byte_rate=5"), "say whom it is for"),
-        (("set", "--user", "a"), "KEY=VALUE is needed"),
-        (("set", "--user", ""), "'--user': it is empty"),
+        (("set", "producer_byte_rate=5"), "specify the entity"),
+        (("set", "--user", "a"), "expected KEY=VALUE"),
+        (("set", "--user", ""), "'--user': the value is empty"),
         (("set", "--client-id", ""), "--client-id takes a name"),
         (("set", "--user", "a", "--default-user", "producer_byte_rate=5"), "exclude each other"),
         (("set", "--user", "a", "producer_byte_rate=fast"), "such as 200, 10MB or 10MiB"),
-        (("set", "--user", "a", "request_percentage=5MB"), "counts %, not B"),
+        (("set", "--user", "a", "request_percentage=5MB"), "is in %, not B"),
         (("set", "--user", "a", "producer_byte_rat=5MB"), "did you mean producer_byte_rate?"),
-        (("set", "--user", "a", "--file", "x"), "--file says whom and what"),
+        (("set", "--user", "a", "--file", "x"), "--file has entities and quotas"),
         (("set", "--file", "no-such-file"), "cannot read no-such-file"),
-        (("list", "--strict"), "--strict needs something"),
+        (("list", "--strict"), "--strict needs an option"),
         (("list", "--user", "a", "--any-user"), "excludes the other options"),
     ],
 )
@@ -298,12 +298,12 @@ def test_mistakes_are_told_in_a_sentence(arguments: tuple[str, ...], said: str) 
     [
         ("[", "neither JSON nor YAML"),
         ("user: alice", "must be a list"),
-        ("- 5", "item 1: it must have `entity` and `quotas`"),
+        ("- 5", "item 1: an item must have `entity` and `quotas`"),
         ("- {entity: {}, quotas: {}}", "item 1: `entity` must have"),
-        ("- {entity: {group: g}, quotas: {}}", "`entity` has no 'group'"),
+        ("- {entity: {group: g}, quotas: {}}", "`entity` has an unknown 'group'"),
         ("- {entity: {user: 5}, quotas: {}}", "user must be a string"),
         ("- {entity: {user: a}, quotas: {producer_byte_rate: [1]}}", "must be a number"),
-        ("- {entity: {user: a}, quotas: {}}\n- {entity: {user: a}, quotas: {}}", "there twice"),
+        ("- {entity: {user: a}, quotas: {}}\n- {entity: {user: a}, quotas: {}}", "appears twice"),
         ("- !!python/object/apply:os.getcwd []", "neither JSON nor YAML"),
     ],
 )
@@ -339,7 +339,7 @@ def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
     whom = ("--client-id", client_id)
     asked = ("quotas", "record", *whom, "--seconds", "1.5", "--interval", "0.5")
     admin(*asked, code=1)
-    assert "no producer_byte_rate applies to it" in admin.errors
+    assert "no producer_byte_rate applies to the client" in admin.errors
     admin("quotas", "set", *whom, "observed_producer_byte_rate=1GB")
 
     def produce() -> None:
@@ -374,7 +374,7 @@ def test_a_producer_is_told_that_a_quota_has_slowed_it_down(node: Peer) -> None:
     admin("quotas", "set", *whom, "producer_byte_rate=20kB")
     try:
         admin("produce", topic, stdin="x" * 205_000)
-        assert admin.errors.startswith("A quota has delayed 1 of 1 answers, by up to 0.")
+        assert admin.errors.startswith("A quota delayed 1 of 1 responses, by up to 0.")
     finally:
         admin("quotas", "delete", *whom, "--yes")
 
@@ -393,7 +393,7 @@ def test_an_observed_quota_is_set_and_explained(node: Peer) -> None:
     (use,) = observed["workers"]
     assert (use["throttle_count"], use["muted_connections"]) == (1, 0)
     text = admin("quotas", "explain", *whom)
-    assert "Observed: delays are what they would have been" in text
+    assert "Observed: the delays were computed" in text
     admin("quotas", "delete", *whom, "--yes")
 
 
@@ -467,9 +467,9 @@ def test_without_matplotlib_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say what is offered"),
-        (("--constant", "1MB", "--burst", "1MB"), "say what is offered"),
-        (("--constant", "1MB", "--every", "5"), "--every goes with --burst"),
+        ((), "specify the traffic"),
+        (("--constant", "1MB", "--burst", "1MB"), "specify the traffic"),
+        (("--constant", "1MB", "--every", "5"), "--every needs --burst"),
         (("--constant", "0"), "--constant must be greater than 0"),
         (("--profile-file", "no-such-file"), "cannot read no-such-file"),
         (("--constant", "1MB", "--image", "plot.gif"), "ends in .png or .svg"),

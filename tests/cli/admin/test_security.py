@@ -115,7 +115,7 @@ def test_who_is_not_known_is_told_so_in_a_sentence(guarded: Guarded, tmp_path: P
     assert "it takes: SCRAM-SHA-256, SCRAM-SHA-512" in admin.errors
     stranger = Authority(tmp_path, "stranger").path
     told(admin, "no TLS with it", *guarded.options, "--tls-authorities", stranger)
-    assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile says that TLS is" in admin.errors
+    assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS" in admin.errors
 
 
 def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
@@ -125,7 +125,7 @@ def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
     told(admin, closed, *at)
     tls = ["--tls-authorities", guarded.authority.path]
     told(admin, "it may want to know who you are", *at, *tls)
-    assert "--username, --password-file, the environment or a profile say who" in admin.errors
+    assert "set the user name and password with --username and" in admin.errors
     no_tls = "no TLS with it: it does not seem to speak TLS there"
     told(admin, no_tls, "-b", guarded.plain, *tls)
 
@@ -133,14 +133,14 @@ def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--username", "a"), "a password is needed"),
-        (("--security-protocol", "SASL_SSL"), "a username is needed"),
-        (("--security-protocol", "SSL", "--username", "a"), "does not go with"),
-        (("--security-protocol", "KERBEROS"), "is one of PLAINTEXT"),
-        (("--username", "a", "--mechanism", "GSSAPI"), "the mechanism is one of"),
+        (("--username", "a"), "SASL needs a password"),
+        (("--security-protocol", "SASL_SSL"), "SASL needs a user name"),
+        (("--security-protocol", "SSL", "--username", "a"), "contradicts the other"),
+        (("--security-protocol", "KERBEROS"), "must be one of PLAINTEXT"),
+        (("--username", "a", "--mechanism", "GSSAPI"), "the mechanism must be one of"),
         (("--username", "a", "--password-file", "/nowhere"), "cannot read /nowhere"),
         (("--tls-authorities", "/nowhere"), "/nowhere cannot be read"),
-        (("--tls-key", "/nowhere"), "without tls-certificate"),
+        (("--tls-key", "/nowhere"), "needs tls-certificate"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: tuple[str, ...], complaint: str) -> None:
@@ -153,13 +153,13 @@ def test_what_does_not_fit_together_is_refused(options: tuple[str, ...], complai
     ("text", "complaint"),
     [
         ("alice:secret", "takes MECHANISM="),
-        ("MD5=[name=alice,password=secret]", "the mechanism is one of"),
+        ("MD5=[name=alice,password=secret]", "the mechanism must be one of"),
         ("SCRAM-SHA-256=[password=secret]", "needs a name"),
         ("SCRAM-SHA-256=[name=alice]", "needs one of password"),
         ("SCRAM-SHA-256=[name=alice,password=secret,iterations=1]", "Too few iterations"),
-        ("SCRAM-SHA-256=[name=alice,password=secret,role=secret]", "in the brackets there are"),
+        ("SCRAM-SHA-256=[name=alice,password=secret,role=secret]", "the brackets take KEY=VALUE"),
         ("SCRAM-SHA-256=[name=alice,password-file=/nowhere]", "/nowhere cannot be read"),
-        ("SCRAM-SHA-256=[name=alice,saltedpassword=c2VjcmV0]", "needs the salt"),
+        ("SCRAM-SHA-256=[name=alice,saltedpassword=c2VjcmV0]", "needs salt"),
     ],
 )
 def test_users_that_make_no_sense_are_refused(text: str, complaint: str, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_users_come_change_and_go(admin: Admin, user: str, tmp_path: Path) -> No
     admin("users", "delete", user, "--mechanism", "SCRAM-SHA-256", "--yes")
     seen(admin, user, {"SCRAM-SHA-512": 4096})
     admin("users", "delete", user, code=2)
-    assert "there is no terminal to ask at" in admin.errors
+    assert "no terminal for the question" in admin.errors
     assert admin("users", "delete", user, "--yes") == f"user {user} deleted\n"
     seen(admin, user, {})
 
@@ -60,7 +60,7 @@ def test_whoever_is_there_is_not_made_anew_and_who_is_not_is_not_changed(
     admin("users", "create", user, stdin=SECRET)
     seen(admin, user, {"SCRAM-SHA-512": 8192})
     admin("users", "create", user, code=1, stdin=SECRET)
-    assert "there is such a user already" in admin.errors
+    assert "the user exists already" in admin.errors
     admin("users", "delete", user, "--yes")
 
 

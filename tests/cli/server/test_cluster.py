@@ -114,7 +114,7 @@ def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Comman
     cluster("kill", "2")
     assert "down" in cluster("roll", code=1)
     cluster("kill", "3")
-    assert "it needs more of the controllers" in cluster("restart", "1")
+    assert "it waits for more of the controllers" in cluster("restart", "1")
     assert re.match("node 2 ready", cluster("restart", "2"))
     cluster("stop")
 
@@ -148,26 +148,26 @@ def test_settings_of_nodes_which_may_be_secrets_are_for_their_owner_alone(cluste
 def test_ports_of_metrics_are_not_those_of_clients(cluster: Command) -> None:
     same = str(cluster.port + 1)
     said = cluster.start("--nodes", "3", "--metrics-base-port", same, code=2)
-    assert "choose --metrics-base-port" in said
+    assert "choose another --metrics-base-port" in said
 
 
 def test_mistakes_get_a_sentence(cluster: Command) -> None:
-    assert "none was started in" in cluster("status", code=1)
+    assert "no cluster was started in" in cluster("status", code=1)
     assert "either --nodes, or both" in cluster.start("--controllers", "3", code=2)
     assert "either --nodes, or both" in cluster.start("--nodes", "3", "--workers", "2", code=2)
     assert "is not KEY=VALUE" in cluster.start("--set", "novalue", code=2)
-    assert "node 1 ended with 2: mq-server: Unknown" in cluster.start("--set", "no.such=1", code=1)
+    assert "node 1 exited with 2: mq-server: Unknown" in cluster.start("--set", "no.such=1", code=1)
     assert "there is no node 2" in cluster("kill", "2", code=2)
     assert "node 1 is not running" in cluster("kill", "1", code=1)
     cluster.start()
-    assert "one is running in" in cluster.start(code=1)
+    assert "a cluster is running in" in cluster.start(code=1)
 
 
 def test_a_taken_port_is_refused(cluster: Command) -> None:
     cluster.start()
     other = Command(cluster.folder.with_name("other"))
     other.port = cluster.port
-    assert f"ports [{cluster.port}] are taken by other processes" in other.start(code=1)
+    assert f"ports [{cluster.port}] are in use by other processes" in other.start(code=1)
 
 
 def test_a_folder_of_somebody_else_is_left_alone(cluster: Command) -> None:

@@ -113,8 +113,8 @@ def test_batches_that_changed_nothing_are_marked(tmp_path: Path) -> None:
         None,
     ]
     text = run("log", "dump", path)
-    assert "entry 1 of term 1: the term begins" in text
-    assert "entries from 3 on are struck out" in text
+    assert "entry 1 of term 1: start of the term" in text
+    assert "entries from 3 on are truncated" in text
     assert "DROPPED: the log stood at offset 2" in text
 
 
@@ -135,7 +135,7 @@ def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
     path, starts = journal(tmp_path, [Entry(1, 1, b"")], [Entry(2, 1, b"")])
     path.write_bytes(path.read_bytes()[:-3])
     text = run("log", "dump", path)
-    assert re.search(rf"^ *{starts[2]}  torn: \d+ bytes", text, re.MULTILINE)
+    assert re.search(rf"^ *{starts[2]}  torn: \d+ incomplete bytes", text, re.MULTILINE)
     assert "synced" not in text, "nobody can tell"
 
 
@@ -158,10 +158,10 @@ def test_a_snapshot_shows_every_record_and_its_damage(tmp_path: Path) -> None:
 
 
 def test_what_is_no_log_gets_a_sentence(tmp_path: Path) -> None:
-    assert "holds neither a metadata log nor a partition" in run("log", "dump", tmp_path, code=2)
+    assert "contains neither a metadata log nor a partition" in run("log", "dump", tmp_path, code=2)
     other = tmp_path / "notes.txt"
     other.write_text("hello")
-    assert "is neither a journal or snapshot" in run("log", "dump", other, code=2)
+    assert "is neither a metadata journal or snapshot" in run("log", "dump", other, code=2)
     segment = tmp_path / "00000000000000000000.log"
     segment.write_bytes(b"\xff" * 200)
     assert "DAMAGED: no batch begins at this position" in run("log", "dump", segment, code=1)
@@ -221,7 +221,7 @@ def test_what_is_not_empty_is_not_formatted(tmp_path: Path) -> None:
 
 def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    assert "holds a new secret" in run("secret", path)
+    assert "has a new secret" in run("secret", path)
     content = path.read_bytes()
     assert len(content) > 40
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

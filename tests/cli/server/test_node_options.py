@@ -59,9 +59,9 @@ def test_log_directories_are_named_as_in_kafka(
 def test_the_data_directory_may_be_another_than_the_log_directories() -> None:
     node = asked("log.dirs=/a,/b", data_dir="/m").node
     assert (node.data_dir, node.log_dirs) == ("/m", ("/a", "/b"))
-    with pytest.raises(UsageError, match=r"--data-dir says /m.*metadata.log.dir /n"):
+    with pytest.raises(UsageError, match=r"--data-dir is /m.*metadata.log.dir is /n"):
         asked("metadata.log.dir=/n", data_dir="/m")
-    with pytest.raises(UsageError, match=r"log.dirs names no directory"):
+    with pytest.raises(UsageError, match=r"log.dirs is empty"):
         asked("log.dirs= ,")
 
 
@@ -211,15 +211,15 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({"advertise": "0.0.0.0:9092"}, (), "--advertise: clients cannot connect to 0.0.0.0:9092"),
         ({"advertise": "[0:0::0]"}, (), "--advertise: clients cannot connect to [0:0::0]"),
         ({"advertise": "[::1"}, (), "--advertise takes"),
-        ({"advertise": "[log1]"}, (), "--advertise takes an address of IPv6 as [::1]"),
-        ({"listen": "[::1:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
-        ({"listen": "::1]:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
-        ({"listen": "[]:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
+        ({"advertise": "[log1]"}, (), "--advertise takes an IPv6 address as [::1]"),
+        ({"listen": "[::1:9092"}, (), "--listen takes an IPv6 address as [::1]"),
+        ({"listen": "::1]:9092"}, (), "--listen takes an IPv6 address as [::1]"),
+        ({"listen": "[]:9092"}, (), "--listen takes an IPv6 address as [::1]"),
         ({"advertise": "host:port"}, (), "--advertise takes HOST:PORT"),
         ({"node_id": -1}, (), "--node-id must be from 0"),
         ({"node_id": 2**31}, (), "--node-id must be from 0"),
-        ({"node_id": 4}, ("node.id=5",), "--node-id says 4 but node.id says 5"),
-        ({}, ("node.id=5", "broker.id=6"), "node.id says 5 but broker.id says 6"),
+        ({"node_id": 4}, ("node.id=5",), "--node-id is 4 but node.id is 5"),
+        ({}, ("node.id=5", "broker.id=6"), "node.id is 5 but broker.id is 6"),
         ({"roles": "brokers"}, (), "--roles takes"),
         ({"roles": "worker"}, (), "only a worker needs other nodes"),
         ({"quorum": "1"}, (), "--quorum takes"),
@@ -228,12 +228,12 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({"quorum": "1@a:0"}, (), "not 0"),
         ({"quorum": "1@a:1"}, (), "--secret-file"),
         ({"quorum": "1@a:1", "secret_file": "/no/such"}, (), "--secret-file: the secret file"),
-        ({"quorum": "2@a:1"}, (), "does not name it"),
-        ({"quorum": "1@a:1", "roles": "worker"}, (), "names node 1 as a controller"),
-        ({"quorum": "1@a:1"}, ("controller.quorum.voters=1@a:1",), "say the same thing"),
-        ({"quorum_listen": "a:1"}, (), "--quorum-listen is for controllers"),
+        ({"quorum": "2@a:1"}, (), "does not contain it"),
+        ({"quorum": "1@a:1", "roles": "worker"}, (), "contains node 1"),
+        ({"quorum": "1@a:1"}, ("controller.quorum.voters=1@a:1",), "are both set"),
+        ({"quorum_listen": "a:1"}, (), "--quorum-listen is only for controllers"),
         ({"cluster_id": "short"}, (), "--cluster-id takes 22"),
-        ({"quorum_tls_key": "/k"}, (), "TLS between nodes takes"),
+        ({"quorum_tls_key": "/k"}, (), "TLS between nodes needs"),
         ({"log_format": "xml"}, (), "log-format must be one of"),
         ({}, ("num.partitions",), "--set takes KEY=VALUE"),
         ({}, ("=3",), "--set takes KEY=VALUE"),

@@ -115,7 +115,7 @@ def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> N
         node.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping" in node.stderr)
         assert node.end(signal.SIGINT) == 1
-    assert "stopping at once" in node.stderr
+    assert "stopping immediately" in node.stderr
     assert "Traceback" not in node.stderr
 
 
@@ -126,7 +126,7 @@ def test_a_signal_that_a_wrapper_sends_twice_is_one(run: type[Running]) -> None:
         assert "ready: listening on 127.0.0.1:" in node.ready_line()
         node.end(signal.SIGTERM)
         assert "stopping: " in node.stderr
-        return "stopping at once" not in node.stderr
+        return "stopping immediately" not in node.stderr
 
     wait_until(is_one)
 
