@@ -113,7 +113,7 @@ class ControllerRole:
     async def introduce(
         self, links: QuorumLinks, incarnation_id: bytes, address: tuple[str, int]
     ) -> None:
-        """Register this controller and its supported feature levels, again in every term."""
+        """Ensure in every term that this controller and its feature levels are registered."""
         registration = ControllerRegistration(self._node_id, incarnation_id, *address)
         backoff = Backoff(self._runtime.random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:

@@ -74,13 +74,13 @@ class PartitionChangeSummary:
         names = ", ".join(self.unclean_names)
         more = ", ..." if self.unclean > len(self.unclean_names) else ""
         return (
-            f"unclean leader election: the leaders of {self.unclean} partitions may miss "
-            f"acknowledged records: {names}{more}"
+            f"the leaders of {self.unclean} partitions may miss acknowledged records, after an "
+            f"unclean election or a loss of data: {names}{more}"
         )
 
 
 def log_summary(event: str, summary: PartitionChangeSummary, *, quietly: bool = False) -> None:
-    """Log `event` and `summary` in one line, and unclean leader elections as a warning.
+    """Log `event` and `summary` in one line, and possible losses of records as a warning.
 
     With `quietly`, an event that changed no partition is not logged.
     """

@@ -1,9 +1,9 @@
 """Pure rules that compute a partition's leader and ISR when workers join, restart or leave.
 
-A worker is *live* while it is registered, not fenced and not in controlled shutdown. A replica is
-*offline* if its worker has lost the log directory; it stays offline until the worker's process
-restarts. A replica is *blank* if its worker restarted without the log and created an empty one; it
-stays blank until it is in sync.
+A worker is *live* while it is registered, not fenced and not in controlled shutdown; otherwise it
+is called *dead* here. A replica is *offline* if its worker has lost the log directory; it stays
+offline until the worker's process restarts. A replica is *blank* if its worker restarted without
+the log and created an empty one; it stays blank until it is in sync.
 
     event                            leader                          ISR
     the leader is no longer live     the first live replica of the   without the dead replicas; or,
@@ -56,8 +56,8 @@ eligibility, because the log may become readable again.
 the cluster is not at that level of eligible.leader.replicas.version. With OFF, the last replicas of
 an ISR stay in it because only they have all acknowledged records: they lead when they return, and
 no other replica may lead. After a power loss the last replica also stays, although the end of its
-log may be lost: no other replica is known to have more. (Kafka calls it the last replica standing;
-here it is the replica that left the ISR last.)
+log may be lost: no other replica is known to have more. (It is the last replica standing in the
+words of KIP-966. The others left the ISR before it, so it was live last.)
 
 A replica that returns without its log has no records. In the ISR it could become the leader, and
 the others would truncate their logs to nothing. So it leaves the ISR. If no other replica was in
@@ -69,8 +69,8 @@ logs, for example the single replica of a partition, is there nothing to decide.
 committed records: after an unclean election, a power loss of the last replica, or with an empty
 log. A replica with records of earlier epochs may have learned that they were committed, and may
 have to truncate them. (Kafka marks such a partition as RECOVERING instead, KIP-704, until the
-leader changes the ISR. RECOVERING asks leaders to recover, which no Kafka leader does yet, and the
-mark is lost before replicas that were away return.)
+leader changes the ISR. RECOVERING asks the leader to recover, which no leader does yet, and the
+mark is removed before replicas that were away return.)
 
 Source: Kafka's PartitionChangeBuilder and PartitionRegistration; KIP-966.
 """
@@ -306,7 +306,7 @@ def without_workers(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """Return the partition after these workers have died; None if it does not change.
+    """Return the partition once these workers are no longer live; None if it does not change.
 
     `is_live` already returns False for them.
     """

@@ -1,4 +1,4 @@
-"""Which changes of an ISR the controller refuses, and by which of its rules: one at a time."""
+"""ISR changes that the controller rejects, one rule at a time."""
 
 from dataclasses import replace
 
@@ -18,7 +18,10 @@ E = ErrorCode
 
 
 def cluster() -> MetadataImage:
-    """Workers 1 to 4 are live; 1 leads t-0 in epoch 5, with 2 in sync, at partition epoch 9."""
+    """Return an image: workers 1 to 4 live; 1 leads t-0 in leader epoch 5, partition epoch 9.
+
+    The ISR is 1 and 2.
+    """
     image = MetadataImage.empty(CLUSTER)
     for worker_id in (1, 2, 3, 4):
         decision = register_worker(

@@ -1,4 +1,4 @@
-"""What becomes of a resource's configs, beside a dictionary; partitions that are added."""
+"""Config changes compared with a dictionary as the model; addition of partitions."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What the controller decides, in Kafka's words, and what it answers when."""
+"""Decisions of the controller with Kafka's messages, and the time of its answers."""
 
 from random import Random
 
@@ -248,7 +248,7 @@ def test_a_proposal_that_missed_its_offset_is_decided_anew() -> None:
         record = TopicRecord("other", bytes(16))
         from metaquorum.metadata.records import encode_record
 
-        # Somebody else's batch takes the offset that the controller decides for.
+        # Another voter's batch takes the offset on which the controller decides.
         node.voter.propose(status.term, status.end_offset, [encode_record(record)])
         outcomes = await node.controller_client.create_topics([NewTopic("a"), NewTopic("b")])
         assert codes(outcomes) == [("a", E.NONE), ("b", E.NONE)]
@@ -272,7 +272,7 @@ def test_a_large_registration_is_several_batches_and_all_epochs_are_raised() -> 
 
     for seed in (1, 2):
         trio.run(Node(disk, seed).run, work)
-    assert epochs == [{0}, {0}, {2}, {2}]  # led by none between
+    assert epochs == [{0}, {0}, {2}, {2}]  # without a leader in between
 
 
 def test_who_does_not_lead_says_so() -> None:

@@ -85,15 +85,15 @@ def told(after: PartitionImage | None) -> tuple[str, int, str, int]:
 @pytest.mark.parametrize(
     ("before", "gone", "least", "after"),
     [
-        (partition("123", 1), {3}, 2, ("12", 1, "", -1)),  # enough are in sync
+        (partition("123", 1), {3}, 2, ("12", 1, "", -1)),  # the ISR is large enough
         (partition("12", 1), {2}, 2, ("1", 1, "2", -1)),
         (partition("12", 1), {1}, 2, ("2", 2, "1", -1)),
-        (partition("12", 1), {2}, 1, ("1", 1, "", -1)),  # 1 may go on without it
+        (partition("12", 1), {2}, 1, ("1", 1, "", -1)),  # 1 may commit alone
         (partition("1", 1, "2"), {1, 2}, 2, ("", -1, "12", 1)),
         (partition("1", 1), {1}, 1, ("", -1, "1", 1)),
         (partition("123", 1), {1, 2, 3}, 1, ("", -1, "123", 1)),
         (partition("123", 1), {1, 2, 3}, 2, ("", -1, "123", 1)),
-        (partition("123", 1), {3}, 9, ("12", 1, "3", -1)),  # no more are needed than there are
+        (partition("123", 1), {3}, 9, ("12", 1, "3", -1)),  # capped at the number of replicas
     ],
 )
 def test_who_leaves_too_few_behind_is_eligible(
@@ -123,7 +123,7 @@ def test_who_is_in_sync_again_or_among_enough_is_eligible_no_more() -> None:
     assert told(with_isr(partition("12", 1, "3"), (1,), 3)) == ("1", 1, "23", -1)
     assert needing(partition("1", 1, "2"), 2) is None
     assert told(needing(partition("1", 1, "2"), 1)) == ("1", 1, "", -1)
-    assert needing(partition("", NO_LEADER, "12", 1), 1) is None, "nobody commits anything there"
+    assert needing(partition("", NO_LEADER, "12", 1), 1) is None, "no record can be committed there"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_who_is_in_sync_again_or_among_enough_is_eligible_no_more() -> None:
         (partition("", NO_LEADER, "12", 2), ("", -1, "2", 2)),
         (partition("12", 2), ("2", 2, "", -1)),
         (partition("1", 1), ("", -1, "", 1)),
-        (partition("12", NO_LEADER), ("2", -1, "", -1)),  # from before there was an ELR
+        (partition("12", NO_LEADER), ("2", -1, "", -1)),  # state from before ELRs were enabled
         (partition("1", NO_LEADER), ("", -1, "", 1)),
     ],
 )
@@ -163,7 +163,7 @@ def test_the_last_leader_leads_where_nobody_has_everything_for_sure() -> None:
     assert led is not None
     assert led.unclean_epoch == led.leader_epoch == 6
     waiting = partition("", NO_LEADER, "3", 2)
-    assert with_workers(waiting, live("12"), min_isr=2) is None, "3 has everything"
+    assert with_workers(waiting, live("12"), min_isr=2) is None, "3 has all committed records"
 
 
 def test_who_is_blank_is_neither_eligible_nor_to_be_waited_for() -> None:
@@ -180,7 +180,7 @@ def test_a_log_that_is_offline_is_eligible_only_as_the_last() -> None:
     alone = without_log(partition("1", 1), 1, live("123"), min_isr=2)
     assert told(alone) == ("", -1, "1", 1)
     assert alone is not None
-    assert with_workers(alone, live("123"), min_isr=2) is None, "its log is not there"
+    assert with_workers(alone, live("123"), min_isr=2) is None, "its log is offline"
     back = restarted(alone, 1, live("23"), was_live=True, is_intact=True, min_isr=2)
     assert back is not None
     assert told(with_workers(back, live("123"), min_isr=2)) == ("1", 1, "", -1)
@@ -198,11 +198,11 @@ def test_without_the_feature_the_last_ones_are_in_sync_again() -> None:
     assert led.unclean_epoch == led.leader_epoch
 
 
-# The configs that it hangs on
+# Configs that ELRs depend on
 
 
 def founded(least: int, *, partitions: int = 1, feature: int = 1) -> MetadataImage:
-    """Workers 1 to 3 are live, and have a topic with copies on all."""
+    """Return an image with live workers 1 to 3 and a topic with replicas on all of them."""
     image, _ = replay(
         MetadataImage.empty(CLUSTER),
         [
@@ -310,7 +310,7 @@ def test_the_feature_comes_with_one_min_isr_for_all_and_goes_with_all_elrs() -> 
     image, _ = replay(image, records)
     assert told(state(image)) == ("12", -1, "", -1)
     for record in image.records():
-        RecordEncoder(image.features).encode(record)  # all of it can be said without the feature
+        RecordEncoder(image.features).encode(record)  # each record is valid without the feature
 
 
 def test_what_only_the_feature_says_is_written_with_it_and_not_before() -> None:
@@ -340,7 +340,7 @@ def test_an_unclean_election_takes_one_that_is_eligible_first() -> None:
     assert state(lost).unclean_epoch == state(lost).leader_epoch
 
 
-# Over random histories: who is in sync, or eligible, has all that is committed
+# Random histories: replicas of the ISR and the ELR have all committed records
 
 STEPS = st.lists(
     st.tuples(
@@ -374,20 +374,20 @@ STEPS = st.lists(
 
 
 class Logs:
-    """Of one partition: which of its replicas has all that was ever committed."""
+    """Model of one partition: the replicas that have all committed records."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
         self.have_all = {1, 2, 3}
         self.processes = 0
-        self.is_lossless = True  # nobody has lost anything, or was elected without all of it
+        self.is_lossless = True  # no replica has lost records, or was elected without all of them
 
     @property
     def state(self) -> PartitionImage:
         return self.image.topics["t"].partitions[0]
 
     def take(self, what: str, worker_id: int, number: int) -> None:
-        """KafkaError, KeyError: that cannot be."""
+        """Apply one event. Raises KafkaError or KeyError if it is not possible now."""
         before, image, epoch = self.state, self.image, self.image.broker_epoch(worker_id)
         last = image.last_registration(worker_id)
         if what in ("lose power", "elect unclean", "lose log", "begin anew"):
@@ -396,7 +396,7 @@ class Logs:
             case "commit":
                 needed = min(min_isr(image, "t"), len(before.replicas))
                 if before.leader != NO_LEADER and len(before.isr) >= needed:
-                    self.have_all = set(before.isr)  # the least that may have it
+                    self.have_all = set(before.isr)  # the fewest replicas that may have the records
                 records: list[MetadataRecord] = []
             case "join" | "leave":
                 isr = {*before.isr, worker_id} if what == "join" else {*before.isr} - {worker_id}
@@ -412,7 +412,7 @@ class Logs:
                 decision = alter_partition(image, before.leader, leader_epoch, change)
                 records = decision.all_records()
                 if what == "join" and records and before.leader in self.have_all:
-                    self.have_all.add(worker_id)  # it fetched all that its leader has
+                    self.have_all.add(worker_id)  # it has fetched the leader's whole log
             case "restart" | "lose power":
                 self.processes += 1
                 process = registration(worker_id, self.processes)
@@ -431,7 +431,7 @@ class Logs:
                 records = fence_workers(image, {worker_id}).all_records()
                 fenced, _ = replay(image, records)
                 records += unregister_worker(fenced, worker_id).all_records()
-            case "resume":  # the process never stopped; if it was unregistered, it is so anew
+            case "resume":  # the process never stopped; it registers again if needed
                 process = replace(registration(worker_id), incarnation_id=last.incarnation_id)  # type: ignore[union-attr]
                 records = register_worker(image, process).all_records()
             case "elect unclean":
@@ -456,7 +456,7 @@ class Logs:
         if what == "resume":
             assert {*after.isr, *after.elr} == {*before.isr, *before.elr}
         if after.unclean_epoch != before.unclean_epoch and after.leader != NO_LEADER:
-            self.have_all = {after.leader}  # what it has not is lost
+            self.have_all = {after.leader}  # records that it does not have are lost
 
     def check(self) -> None:
         after = self.state

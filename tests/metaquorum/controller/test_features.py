@@ -1,4 +1,4 @@
-"""Levels of features: who may raise them, and what may be written at which."""
+"""Feature levels: valid changes, and the record versions that a level permits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sessions beside a model that knows nothing but the list of all that ever happened."""
+"""Worker sessions compared with a model that computes everything from the list of all events."""
 
 from dataclasses import replace
 from math import inf
@@ -34,7 +34,7 @@ def worker(
 
 
 class Cluster:
-    """Sessions, the workers of the image, and everything that ever happened, for the model."""
+    """Sessions, the workers of the image, and the list of all events for the model."""
 
     def __init__(self) -> None:
         self.sessions = WorkerSessions(TIMEOUT_S)
@@ -52,7 +52,7 @@ class Cluster:
         self.events.append((self.now, what, worker_id, incarnation))
 
     def change(self, record: RegisterWorkerRecord | None, worker_id: int = 0) -> None:
-        """The image says so from now on."""
+        """Put this state of a worker into the image."""
         self.end_offset += 1
         if record is None:
             self.workers.pop(worker_id, None)
@@ -76,7 +76,7 @@ class Cluster:
         return step, self.sessions.answer(heartbeat, self.end_offset)
 
     def deadline(self, record: RegisterWorkerRecord) -> float:
-        """What the rules say, found by going through all that ever happened."""
+        """Return a worker's deadline, computed from all events by the rules."""
         connections, signs, closed = 0, [], -inf
         peer_closed, registered_as = inf, b""
         begun = max(at for at, what, _, _ in self.events if what == "begin")
@@ -271,7 +271,7 @@ def test_a_number_is_held_by_who_is_alive_and_not_about_to_go() -> None:
     assert not held(mine)
     cluster.sessions.connected(1, mine, cluster.now)
     cluster.sessions.disconnected(1, mine, cluster.now)
-    assert not held()  # a process that was killed is restarted at once
+    assert not held()  # a killed process may be restarted at once
     cluster.beat(1)
     assert held()
     cluster.now += TIMEOUT_S
@@ -281,7 +281,7 @@ def test_a_number_is_held_by_who_is_alive_and_not_about_to_go() -> None:
     assert not held()
     cluster.change(worker(1))
     cluster.begin()
-    assert not held()  # nobody was heard of in this term
+    assert not held()  # no worker has sent a heartbeat in this term
 
 
 def test_time_in_which_this_process_stood_still_counts_against_nobody() -> None:

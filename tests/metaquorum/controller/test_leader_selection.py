@@ -1,4 +1,4 @@
-"""Who leads when workers come and go: the rules alone, and over random histories of a cluster."""
+"""Leader selection: single rules, and random histories of a cluster."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +69,7 @@ def live(workers: str) -> Callable[[int], bool]:
     ("before", "gone", "isr", "leader"),
     [
         (partition("123", "123", 1), {1}, "23", 2),
-        (partition("123", "132", 1), {1}, "32", 2),  # in the order of the replicas
+        (partition("123", "132", 1), {1}, "32", 2),  # in replica order
         (partition("123", "13", 1), {1}, "3", 3),  # 2 is not in sync
         (partition("123", "123", 1), {1, 2}, "3", 3),
         (partition("123", "123", 1), {1, 2, 3}, "123", NO_LEADER),  # the last ones stay
@@ -106,7 +106,7 @@ def test_who_leads_goes_on_while_it_may() -> None:
         (partition("123", "1", 1), "23", 2),
         (partition("123", "1", 1), "3", 3),
         (partition("123", "1", 1, blank="2"), "23", 3),  # 2 has nothing
-        (partition("123", "1", 1, blank="2"), "2", 2),  # but nobody else is there
+        (partition("123", "1", 1, blank="2"), "2", 2),  # but no other replica is live
     ],
 )
 def test_who_leads_uncleanly_where_that_is_allowed(
@@ -138,8 +138,11 @@ def test_nobody_leads_uncleanly_while_somebody_is_in_sync_or_nobody_is_live() ->
 @pytest.mark.parametrize(
     ("before", "isr"),
     [
-        (partition("123", "12", NO_LEADER), "2"),  # both were gone; 2 has everything
-        (partition("123", "1", NO_LEADER), ""),  # nobody has, but others may have most of it
+        (partition("123", "12", NO_LEADER), "2"),  # both were dead; 2 has all records
+        (
+            partition("123", "1", NO_LEADER),
+            "",
+        ),  # no replica has all records, but others may have most
         (partition("123", "23", 2), "23"),
     ],
 )
@@ -157,7 +160,7 @@ def test_who_comes_back_without_its_log_is_blank_and_leaves_even_as_the_last(
         assert (NO_LEADER if led is None else led.leader) == (2 if isr else NO_LEADER)
         unclean = with_workers(after, live("13"), unclean=allowed)
         assert unclean is not None
-        assert unclean.leader == 3, "it is not in sync, but it has something"
+        assert unclean.leader == 3, "it is not in sync, but it has records"
 
 
 def test_where_all_have_lost_their_logs_the_first_to_come_begins_anew() -> None:
@@ -243,7 +246,7 @@ def decided(image: MetadataImage, what: str, worker_id: int, number: int) -> lis
         case _:
             was_recreated = what == "forget"
             if was_recreated and not image.workers[worker_id].fenced:
-                return []  # only who comes back does
+                return []  # only a restarted worker reports that
             topic = image.topics["t"]
             at = topic.topic_id, number % len(topic.partitions)
             return lose_log(
@@ -262,7 +265,7 @@ def may_be_unclean(image: MetadataImage, topic: str) -> bool:
 
 
 def assert_epochs(before: MetadataImage, after: MetadataImage) -> None:
-    """A leader epoch has one leader, and no incarnation leads in one of an earlier incarnation."""
+    """Check that a leader epoch has one leader, and only one incarnation of it."""
     for topic in before.topics.values():
         for old, new in zip(topic.partitions, after.topics[topic.name].partitions, strict=True):
             if new.leader_epoch == old.leader_epoch:
@@ -303,7 +306,7 @@ def test_who_leads_is_live_whatever_happens_and_wherever_it_is_cut_short(
             image, _ = replay(image, [record])
             assert_sound(image, settled=False)
             if cut and random.random() < 0.1:
-                break  # this active controller is gone, and the next one begins
+                break  # this active controller fails, and the next one takes over
         else:
             assert_sound(image, settled=not cut)
         assert_epochs(before, image)

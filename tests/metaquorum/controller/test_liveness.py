@@ -1,4 +1,4 @@
-"""A controller and its workers in virtual time: who is fenced when, and what becomes of topics."""
+"""A controller and its workers in virtual time: fencing of workers, and its effect on topics."""
 
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -40,7 +40,7 @@ class VirtualClock:
 
 
 class Quorum:
-    """A controller, and workers that are only what they say to it."""
+    """Controller with workers that consist only of their requests."""
 
     def __init__(self, disk: CrashDisk) -> None:
         self.loader = MetadataLoader(CLUSTER)
@@ -96,7 +96,7 @@ class Quorum:
         )
 
     async def join(self, *worker_ids: int) -> None:
-        """These workers are live, and beat from now on."""
+        """Register workers, wait until they are live, and let them send heartbeats."""
         for worker_id in worker_ids:
             await self.register(worker_id)
             assert not (await self.beat(worker_id)).is_fenced
@@ -130,7 +130,7 @@ async def test_topics_are_spread_over_the_workers_that_are_live(quorum: Quorum) 
     (none,) = (await quorum.controller.create_topics([NewTopic("t")])).answer
     assert none.code is E.INVALID_REPLICATION_FACTOR
     await quorum.join(1, 2, 3)
-    await quorum.register(4)  # and is not caught up
+    await quorum.register(4)  # never catches up
     await quorum.controller.create_topics([NewTopic("t", 6)])
     assert sorted(quorum.leaders("t")) == [1, 1, 2, 2, 3, 3]
 
@@ -149,7 +149,7 @@ async def test_a_silent_worker_is_fenced_after_its_session_and_leads_again_when_
     await trio.sleep(2.2)
     assert quorum.fenced() == {1}
     assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
-    assert quorum.loader.image.end_offset == before + 2  # heartbeats are in no log
+    assert quorum.loader.image.end_offset == before + 2  # heartbeats write no records
     assert (await quorum.beat(1)).is_fenced is False
     assert sorted(quorum.leaders("t")) == [1, 2]
     after = [each.leader_epoch for each in quorum.loader.image.topics["t"].partitions]
@@ -233,7 +233,7 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
         assert quorum.leaders("t") == [1, 1]
         again = trio.current_time()
         await controller.worker_lifecycle.register_worker(anew)
-        assert trio.current_time() == again, "it is known"
+        assert trio.current_time() == again, "it is known already"
 
     for work in (first, second):
         clock = trio.testing.MockClock(autojump_threshold=0)
@@ -248,7 +248,7 @@ async def test_a_worker_that_shuts_down_gives_up_what_it_leads_and_is_told_when_
     await quorum.controller.create_topics([NewTopic("t", 2)])
     quorum.beating[1].cancel()
     answer = await quorum.beat(1, wants_shutdown=True)
-    assert not answer.should_shut_down  # worker 2 does not know yet
+    assert not answer.should_shut_down  # worker 2 has not applied it yet
     assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
     assert quorum.loader.image.workers[1].in_controlled_shutdown
     await quorum.beat(2)
@@ -256,7 +256,7 @@ async def test_a_worker_that_shuts_down_gives_up_what_it_leads_and_is_told_when_
     assert answer.should_shut_down
     assert answer.is_fenced
     assert quorum.fenced() == {1}
-    await quorum.register(1, incarnation=2)  # at once: it is not held any more
+    await quorum.register(1, incarnation=2)  # at once: the id is free
     assert not (await quorum.beat(1)).is_fenced
     assert sorted(quorum.leaders("t")) == [1, 2]
 
@@ -268,7 +268,7 @@ async def test_a_number_that_is_in_use_is_refused_until_its_worker_is_gone(quoru
     with pytest.raises(KafkaError) as refused:
         await quorum.register(1, incarnation=2)
     assert refused.value.code is E.DUPLICATE_BROKER_REGISTRATION
-    assert await quorum.register(1) == old  # the same process, once more
+    assert await quorum.register(1) == old  # the same process again
     quorum.beating[1].cancel()
     await trio.sleep(9.5)
     assert await quorum.register(1, incarnation=2) > old
@@ -336,7 +336,7 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
 
 @in_virtual_time
 async def test_a_fenced_worker_that_still_beats_is_not_unregistered(quorum: Quorum) -> None:
-    """It recovers its logs, for one; and is alive."""
+    """A worker is fenced but alive while it recovers its logs, for example."""
     await quorum.register(1)
     with pytest.raises(KafkaError) as alive:
         await quorum.controller.worker_lifecycle.unregister_worker(1)
@@ -383,16 +383,16 @@ def test_a_new_controller_unregisters_nobody_of_whom_it_may_hear_yet() -> None:
 @pytest.mark.parametrize(
     ("incarnation", "previous", "is_clean"),
     [
-        (1, -1, True),  # the same process, whatever it says of those before it
-        (2, 0, True),  # another one, which has all that was written under the last registration
-        (2, -1, False),  # as after a loss of power
-        (2, -2, False),  # the disk is as it was under a registration before that
+        (1, -1, True),  # the same process, with any `previous`
+        (2, 0, True),  # another process with all records of the last registration
+        (2, -1, False),  # as after a power loss
+        (2, -2, False),  # the disk is in the state of an earlier registration
     ],
 )
 def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
     incarnation: int, previous: int, *, is_clean: bool
 ) -> None:
-    """`previous`: 0 is the broker epoch when it was unregistered, -2 the one before."""
+    """`previous` 0 means the broker epoch when it was unregistered, -2 the epoch before."""
 
     @in_virtual_time
     async def test(quorum: Quorum) -> None:
@@ -443,7 +443,7 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
 
 
 def test_a_process_that_was_killed_before_it_noted_its_epoch_has_lost_nothing() -> None:
-    """Its marks name the epoch before, until it is live; from then on that is an old disk."""
+    """Start marks with the previous epoch are accepted until the worker is live, not later."""
 
     @in_virtual_time
     async def test(quorum: Quorum) -> None:

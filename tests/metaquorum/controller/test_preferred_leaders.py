@@ -1,4 +1,4 @@
-"""Which leaders return to their preferred replicas, and when."""
+"""Automatic preferred leader election: affected partitions and times."""
 
 import pytest
 

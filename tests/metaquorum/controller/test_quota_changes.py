@@ -1,4 +1,4 @@
-"""Which quotas an entity may be given, and which entities a filter meets."""
+"""Valid quotas of an entity, and entities that match a filter."""
 
 import math
 

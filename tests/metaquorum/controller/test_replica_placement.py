@@ -1,4 +1,4 @@
-"""Where replicas go, over clusters of every shape."""
+"""Replica placement over clusters of every shape."""
 
 from collections import Counter
 from random import Random
@@ -11,7 +11,7 @@ from metaquorum.controller.replica_placement import PlacementCandidate, place
 
 @st.composite
 def clusters(draw: st.DrawFn) -> list[PlacementCandidate]:
-    """Workers on hosts, each host in one rack or in none."""
+    """Generate workers on hosts, each host in one rack or in none."""
     racks = draw(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=6))
     places = []
     for host, rack in enumerate(racks):

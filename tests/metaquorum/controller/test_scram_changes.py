@@ -1,4 +1,4 @@
-"""Which changes of SCRAM credentials the controller takes."""
+"""SCRAM credential changes that the controller accepts or rejects."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def refusal(image: MetadataImage, change: UserScramChange) -> ErrorCode:
 
 
 def test_a_user_may_have_both_mechanisms_from_one_request() -> None:
-    """Kafka refuses that; its own tool asks for it when it is told both at once."""
+    """Kafka rejects this, although its own tool sends such requests."""
     both = UserScramChange("alice", upsertions=(upsertion(SHA_256), upsertion(SHA_512, 8192)))
     image = changed(EMPTY, both)
     assert {key: record.iterations for key, record in image.scram.items()} == {

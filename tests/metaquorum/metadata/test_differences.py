@@ -1,4 +1,4 @@
-"""What changed between two images, where the records between are not known."""
+"""Differences of two images, computed without the records between them."""
 
 import pytest
 import trio
@@ -24,7 +24,7 @@ def image(specs: list[Spec]) -> MetadataImage:
 
 @pytest.mark.parametrize("is_back", [False, True])
 def test_what_is_gone_is_a_difference_as_what_is_new_is(is_back: bool) -> None:
-    """A worker that takes in a snapshot would else keep what was deleted meanwhile."""
+    """Otherwise a worker that loads a snapshot would keep topics deleted in the meantime."""
     images = image(SOME), image(SOME + LESS)
     before, after = reversed(images) if is_back else images
     delta: MetadataDelta = trio.run(difference, before, after)

@@ -1,4 +1,4 @@
-"""Image = fold(log) = snapshot + tail, on whatever path."""
+"""The image is the same from the whole log and from a snapshot with the rest of the log."""
 
 import time
 from random import Random

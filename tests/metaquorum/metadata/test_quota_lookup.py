@@ -1,4 +1,4 @@
-"""Which quota applies: the tables of the chapter on quotas, and a naive resolver beside ours."""
+"""Quota lookup: the tables of the chapter on quotas, and a comparison with a naive resolver."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ CLIENTS = {
 
 
 def table(quotas: dict[QuotaEntity, dict[str, float]]) -> dict[str, tuple[object, set[str]]]:
-    """For each client its bandwidth, and who shares it."""
+    """Return for each client its byte rate and the clients that share it."""
     rules = {name: applying(quotas, KEY, *client) for name, client in CLIENTS.items()}
     return {
         name: (
@@ -102,7 +102,7 @@ ENTITIES = st.builds(QuotaEntity, USER_PARTS, ID_PARTS, st.just(SpecialName.ABSE
 
 
 def naive(quotas: dict[QuotaEntity, dict[str, float]], user: str, client_id: str | None) -> object:
-    """By looking at every quota there is."""
+    """Return the value that applies, found by comparing all quotas."""
     ranks: dict[tuple[SpecialName | bool, SpecialName | bool], int] = {
         (True, True): 1,
         (True, SpecialName.DEFAULT): 2,

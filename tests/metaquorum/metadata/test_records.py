@@ -1,4 +1,4 @@
-"""Records and batches: what is written is read again, and nothing else is."""
+"""Records and batches: encoding and decoding, and rejection of malformed bytes."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ from metaquorum.metadata.records import (
     record_text,
 )
 
-FEW = 3  # items of an array, and bytes or characters of most texts
+FEW = 3  # items of an array, and bytes or characters of most strings
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """What a field of that kind may hold."""
+    """Generate valid values of a field of that kind."""
     match kind:
         case Integer():
             return st.integers(kind.least, kind.most)

@@ -1,12 +1,12 @@
-"""Several voters in one process, on time that jumps, disks that forget and links that fail.
+"""Several voters in one process, with virtual time, crashing disks and failing links.
 
-A link between two voters carries whole messages in order, as the transport does. It can be cut so
-that both ends notice (the connection closes), or stalled so that nobody does; a voter can be killed
-and lose nothing that was written, or lose power and with it what was not synced.
+A link between two voters carries whole messages in order, like the transport. A cut closes the
+connection, so both ends notice; a stall is not noticed by either end. A killed voter loses no
+written data; a power loss deletes the data that was not synced.
 
-While they run, and at the end, it is checked that no term has two leaders, that
-what is committed is the same everywhere and stays so, that it stood on the disks of a majority, and
-that images agree; and of every proposal that its outcome was told truly.
+During the run and at its end the cluster checks that no term has two leaders, that committed
+entries are equal on all voters and never change, that they were on the disks of a majority, that
+images are equal, and that the reported outcome of every proposal was correct.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class SkewedClock:
 
 
 class SlowDisk(CrashDisk):
-    """Whatever is run beside the loop takes its time."""
+    """Disk whose blocking calls take a random time."""
 
     random = Random(0)
     delay_s = 0.002
@@ -69,7 +69,7 @@ class SlowDisk(CrashDisk):
         return result
 
     def after(self, random: Random | None) -> "SlowDisk":
-        """The disk that is found after a kill (None), or a loss of power."""
+        """Return the disk after a kill (None), or after a power loss."""
         left, disk = self.survivor(random), SlowDisk()
         disk.random, disk.delay_s = self.random, self.delay_s
         disk.files, disk.synced_files = left.files, left.synced_files
@@ -86,11 +86,14 @@ class SlowLoader(MetadataLoader):
 
 
 class Link:
-    """One connection between two voters."""
+    """Connection between two voters."""
 
     def __init__(self, one: int, other: int) -> None:
         self.ends = (one, other)
-        self.queues: dict[int, deque[tuple[float, bytes]]] = {one: deque(), other: deque()}  # to
+        self.queues: dict[int, deque[tuple[float, bytes]]] = {
+            one: deque(),
+            other: deque(),
+        }  # by receiver
         self.wake = {one: trio.Event(), other: trio.Event()}
         self.closed = trio.Event()
 
@@ -253,7 +256,7 @@ class Node:
                     cluster.network.close(self.node_id, other)
 
     async def stop(self, *, power: bool) -> None:
-        """Killed; or, with `power`, without what was not synced."""
+        """Kill the voter; with `power`, also delete the data that was not synced."""
         self.is_up = False
         self.disk.crashed = True
         self._scope.cancel()
@@ -262,7 +265,7 @@ class Node:
 
 
 class Cluster:
-    """`voters` voters under watch. `run` plays a story on them."""
+    """Cluster of voters with continuous checks; `run` plays a scenario."""
 
     def __init__(
         self,
@@ -318,20 +321,20 @@ class Cluster:
         self.nursery.start_soon(self.nodes[node_id].run, started)
         await started.wait()
 
-    # Looking
+    # Observing
 
     def up(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.is_up]
 
     def active(self) -> Node | None:
-        """The active voter of the latest term."""
+        """Return the active voter of the latest term."""
         active = [node for node in self.up() if node.voter.status.is_active]
         return max(active, key=lambda node: node.voter.status.term, default=None)
 
     async def until(self, condition: Callable[[], Any], within_s: float = 30) -> Any:
         deadline = trio.current_time() + within_s
         while not (result := condition()):
-            assert trio.current_time() < deadline, "it did not come about in time"
+            assert trio.current_time() < deadline, "the condition was not met in time"
             await trio.sleep(0.005)
         return result
 
@@ -340,7 +343,7 @@ class Cluster:
         return found
 
     async def wait_equal(self, within_s: float = 30) -> None:
-        """All voters are up, and have applied all that is committed."""
+        """Wait until all voters run and have applied all committed entries."""
 
         def equal() -> bool:
             statuses = [node.voter.status for node in self.up()]
@@ -366,7 +369,7 @@ class Cluster:
         return name, node.voter.propose(node.voter.status.term, offset, [record])
 
     async def create(self, node: Node, count: int = 1, size_bytes: int = 0) -> list[str]:
-        """So many batches, proposed together; each one's outcome is noted, and stays true."""
+        """Propose a number of batches together, and record each outcome for the checks."""
         offset, waiting = node.voter.status.end_offset, []
         for number in range(count):
             with contextlib.suppress(NotCommittedError):
@@ -415,7 +418,7 @@ class Cluster:
         assert len(holding) >= self.majority, f"M3: {self.highest_commit} is not on a majority"
 
     def _look_at_active(self, node: Node) -> None:
-        """Whoever becomes active knows everything that was acknowledged before."""
+        """Check that a newly active voter has all batches acknowledged before."""
         status = node.voter.status
         controller_term = (node.node_id, status.term)
         if status.is_active and controller_term not in self._reigns:

@@ -1,4 +1,4 @@
-"""The voter on a disk that crashes: what was acknowledged is there, whatever happened when."""
+"""A single voter on a crashing disk: acknowledged changes survive a crash at any time."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ ENDPOINT = Endpoint("PLAINTEXT", "127.0.0.1", 9092, "PLAINTEXT")
 
 
 class Node:
-    """One voter with its controller and loader, as a node has them."""
+    """Voter with its controller and loader, as in a node."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Node:
         self.controller_client = LocalGateway(self.controller, self.loader)
 
     async def run(self, work: Callable[["Node"], Awaitable[None]]) -> None:
-        """`work` has been done on this node, which has stopped in good order."""
+        """Start the node, do `work`, and stop the node cleanly."""
         await self.voter.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.voter.run)
@@ -149,7 +149,7 @@ def test_a_crash_between_any_two_writes_loses_nothing_acknowledged(power: bool) 
 def test_a_journal_that_lost_its_end_after_an_orderly_stop_is_not_said_to_be_unsynced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Everything in it had been synced: a cut since then may have taken what others rely on."""
+    """The journal was synced completely: a later truncation may remove entries peers rely on."""
     disk, acknowledged = CrashDisk(), []
     trio.run(Node(disk, 1).run, create(acknowledged, NAMES[:1]))
     newest = max(name for name in disk.files if name.endswith(".journal"))
@@ -177,7 +177,7 @@ def test_every_start_is_a_term_of_its_own_and_raises_the_epochs_of_what_the_work
     for seed in range(3):
         trio.run(Node(disk, seed).run, look)
     assert terms == [1, 2, 3]
-    assert epochs == [0, 2, 4]  # led by none between
+    assert epochs == [0, 2, 4]  # without a leader in between
 
 
 def test_proposals_that_wait_together_share_one_sync() -> None:

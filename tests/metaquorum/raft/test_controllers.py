@@ -1,4 +1,4 @@
-"""Controllers on three voters: what becomes of sessions and wishes when the active one falls."""
+"""Controllers on three voters: sessions and requests when the active controller fails."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 
 class Controllers:
-    """One beside each voter, and workers that beat at the active one."""
+    """Controller of each voter, and workers that send heartbeats to the active one."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

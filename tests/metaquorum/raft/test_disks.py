@@ -1,4 +1,4 @@
-"""Snapshots that take the place of the log, and disks that are lost, full or broken."""
+"""Snapshots that replace the log, and disks that are lost, full or broken."""
 
 import logging
 
@@ -16,7 +16,7 @@ def small_snapshots(seed: int = 0, voters: int = 3) -> Cluster:
 
 
 async def fill(cluster: Cluster, batches: int = 120) -> Node:
-    """So much that the beginning of the log is gone, on a leader."""
+    """Create batches on a leader until the beginning of its log is deleted; return the leader."""
     leader = await cluster.wait_active()
     for _ in range(batches // 6):
         await cluster.create(leader, 6)
@@ -150,7 +150,7 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
             await trio.sleep(0.05)
         sent = cluster.network.sent
         await trio.sleep(2)
-        assert cluster.network.sent - sent < 150, "it is asked again and again"
+        assert cluster.network.sent - sent < 150, "it is requested repeatedly"
         assert full.is_up
         full.disk.full_at_bytes = None
         await cluster.wait_equal(5)
@@ -181,13 +181,13 @@ def test_who_cannot_write_the_beginning_of_its_term_lets_another_lead(seed: int)
         leader = await cluster.wait_active()
         await cluster.create(leader, 3)
         full, _ = (node for node in cluster.nodes.values() if node is not leader)
-        full.disk.full_at_bytes = full.disk.used_bytes() + 45  # a vote and no more
+        full.disk.full_at_bytes = full.disk.used_bytes() + 45  # space for one vote only
         await leader.stop(power=False)
         await trio.sleep(0.6)
         await cluster.start(leader.node_id)
         assert await cluster.wait_active(10) is not full
         full.disk.full_at_bytes = None
-        if full.failure is not None:  # no room for another vote
+        if full.failure is not None:  # no space for another vote
             await full.stop(power=False)
             await cluster.start(full.node_id)
 

@@ -1,4 +1,4 @@
-"""The rules that the guard keeps for pysyncobj, one by one: what comes in, what goes out."""
+"""Rules that the guard enforces for pysyncobj, one by one, by messages received and sent."""
 
 from random import Random
 
@@ -32,7 +32,7 @@ CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 class Voter:
-    """Voter 1 of three, connected to the others; `log` is its entries' terms."""
+    """Voter 1 of three, connected to the others; `log` holds the terms of its entries."""
 
     def __init__(self, log: list[int] | None = None, anchor: LogPosition | None = None) -> None:
         self.journal = Journal(CrashDisk(), "/data/metadata", CLUSTER)
@@ -49,7 +49,7 @@ class Voter:
         self.core.connected(3, 0.0)
 
     def gets(self, sender: int, message: Message) -> list[tuple[int, Message]]:
-        """What it sends upon that."""
+        """Deliver a message and return the messages sent in response."""
         self.core.outbox.clear()
         self.core.received(sender, message, self.now)
         return list(self.core.outbox)
@@ -59,7 +59,7 @@ class Voter:
         return [log.term_at(i) for i in range(log.anchor.index + 1, log.last.index + 1)]
 
     def lead(self) -> int:
-        """It is elected by voter 2; its term."""
+        """Let the voter be elected by voter 2, and return its term."""
         self.now += 5
         self.core.tick(self.now)
         term = self.core.term + 1
@@ -254,7 +254,7 @@ def test_a_voter_that_is_asking_changes_nothing_until_a_majority_agrees() -> Non
 
 
 def test_of_two_that_ask_at_once_one_stands_back() -> None:
-    voter = Voter([1])  # of id 1
+    voter = Voter([1])  # its id is 1
     voter.now = 5.0
     voter.core.tick(voter.now)
     assert voter.gets(2, PreVoteRequest(2, 1, 1)) == [(2, PreVoteResponse(1, 2, is_granted=True))]
@@ -347,7 +347,7 @@ def test_a_log_that_is_full_takes_no_entries_and_still_commits(
 
 
 def test_what_was_answered_before_a_read_was_asked_for_does_not_confirm_it() -> None:
-    """Those answers may be older than a successor's election, and than what it acknowledged."""
+    """Such responses may be older than a successor's election and its acknowledged entries."""
     voter = Voter([1])
     term = voter.lead()
     sent = [

@@ -1,4 +1,4 @@
-"""Who leads, who does not, and what the proposers of a deposed leader are told."""
+"""Leadership, its loss, and the outcomes of proposals of a deposed leader."""
 
 import pytest
 import trio

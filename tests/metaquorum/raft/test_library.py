@@ -1,4 +1,4 @@
-"""What of pysyncobj runs in a node, and what does not."""
+"""The parts of pysyncobj that run in a node, and the disabled parts."""
 
 import os
 import subprocess
@@ -55,7 +55,10 @@ def test_a_voter_starts_no_thread_and_opens_no_file() -> None:
         return set(threading.enumerate()), os.listdir("/proc/self/fd")
 
     def holds_nothing() -> bool:
-        """False also where others' threads, of tests before, have begun or ended something."""
+        """Return whether a voter holds no thread and no file.
+
+        Also False if threads of earlier tests start or end at the same time.
+        """
         before = held()
         core = make_core(voters=(1,))
         core.tick(1.0)

@@ -1,4 +1,4 @@
-"""What peers send is taken for nothing but what it says, or the peer is closed on."""
+"""Messages of peers: each decodes to itself, and malformed ones are rejected."""
 
 import msgpack
 import pytest

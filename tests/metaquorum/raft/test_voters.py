@@ -1,4 +1,4 @@
-"""Three and five voters: elections, commits, restarts, and every kind of loss."""
+"""Three and five voters: elections, commits, restarts, and every kind of failure."""
 
 import pytest
 import trio
@@ -66,7 +66,7 @@ def test_a_journal_without_entries_that_begin_terms_is_a_log_like_any_other() ->
 
 
 async def trouble(cluster: Cluster, rounds: int) -> None:
-    """Proposals all the time, while links and machines fail; then all is healed."""
+    """Propose continuously while links and machines fail, then repair everything."""
     random, network = cluster.random, cluster.network
 
     async def propose() -> None:
@@ -120,7 +120,7 @@ async def restart(cluster: Cluster, node_ids: list[int], *, power: bool) -> None
 
 
 async def fill_up(cluster: Cluster, node_id: int) -> None:
-    """Its disk is full for a while; where there was no room for a vote, it is started again."""
+    """Fill the disk for a while; restart the voter if a vote found no space and it stopped."""
     node = cluster.nodes[node_id]
     disk = node.disk
     disk.full_at_bytes = disk.used_bytes() + cluster.random.randint(0, 500)
