@@ -31,7 +31,7 @@ NO_TIMESTAMP: Final = -1
 
 
 class SegmentSpan(NamedTuple):
-    """One segment as retention sees it."""
+    """Offsets, size and newest timestamp of one segment, for retention."""
 
     base_offset: int
     end_offset: int

@@ -451,7 +451,8 @@ class PartitionLog(LocalLog):
         if offset > self.log_end_offset or offset < 0:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"the log of {self.topic}-{self.partition} ends at {self.log_end_offset}",
+                f"offset {offset} cannot be the log start offset of {self.topic}-{self.partition}: "
+                f"the log end offset is {self.log_end_offset}",
             )
         if offset <= self.log_start_offset:
             return False
@@ -486,6 +487,7 @@ class PartitionLog(LocalLog):
         return count
 
     def expire_producers(self, now_ms: int) -> int:
+        """Forget idle producers by producer.id.expiration.ms. Return how many."""
         return self.producers.expire(now_ms, self._config.producer_id_expiration_ms)
 
     # Closing

@@ -55,6 +55,7 @@ class BackgroundTasks:
         self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
 
     async def run(self) -> None:
+        """Run all tasks, each at its interval, until cancelled."""
         configs = self._worker.configs
         async with trio.open_nursery() as nursery:
             for duty, period_ms in (
@@ -83,7 +84,7 @@ class BackgroundTasks:
             try:
                 await duty()
             except StorageError as error:
-                log.error("%s", error)
+                log.error("a background task failed and runs again at its next interval: %s", error)
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
         """Yield the partitions that are not offline, and to the event loop now and then."""
@@ -171,10 +172,12 @@ class BackgroundTasks:
                 partition.log.expire_producers(now_ms)
 
     async def checkpoint(self) -> None:
+        """Write the checkpoints of all log directories. Raises StorageError."""
         await self._log_dirs.checkpoint(self.high_watermarks)
 
     async def _keep_high_watermarks(self) -> None:
         await self._log_dirs.write_high_watermarks(self.high_watermarks)
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
+        """Return the high watermark of each partition of this worker, by topic and index."""
         return {(p.topic, p.index): p.high_watermark for p in self._worker.replica_manager}

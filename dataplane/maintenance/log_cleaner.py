@@ -85,6 +85,7 @@ class LogCleaner:
         self._statistics = worker.cleaner
 
     async def run(self) -> None:
+        """Clean logs until cancelled; return at once without log.cleaner.enable."""
         if not self._worker.configs.boolean("log.cleaner.enable"):
             return
         async with trio.open_nursery() as nursery:

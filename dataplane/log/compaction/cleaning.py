@@ -357,7 +357,7 @@ class Cleaning:
 
 
 class _Target:
-    """The files `<base>.log.cleaned` and its indexes, while they are written."""
+    """The file `<base>.log.cleaned` and its indexes, while they are written."""
 
     def __init__(self, disk: Disk, folder: str, base_offset: int, config: LogConfig) -> None:
         self._disk = disk
@@ -433,7 +433,7 @@ class _Target:
                 if self._disk.exists(path):
                     self._disk.remove(path)
             except OSError as error:
-                logger.warning("cannot remove %s: %s", path, error)
+                logger.warning("cannot remove %s: %s; the next start removes it", path, error)
 
 
 def _damage(file: File, position: int, problem: str) -> UncleanableError:

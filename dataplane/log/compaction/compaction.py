@@ -128,6 +128,8 @@ def cleanable(
 
 
 class SegmentSizes(NamedTuple):
+    """Offsets and file sizes of one segment."""
+
     base_offset: int
     end_offset: int
     log_bytes: int
@@ -174,6 +176,8 @@ class CleanerStatistics:
 
 
 class Outcome(Enum):
+    """Outcome of a transaction."""
+
     COMMITTED = "committed"
     ABORTED = "aborted"
     OPEN = "open"
@@ -203,6 +207,7 @@ class Markers:
         aborts.append(is_abort)
 
     def outcome(self, producer_id: int, offset: int) -> Outcome:
+        """Return the outcome of the transaction with the producer's batch at `offset`."""
         offsets = self._offsets.get(producer_id, ())
         number = bisect_left(offsets, offset)
         if number == len(offsets):
@@ -258,6 +263,8 @@ def note_keys(map_: OffsetMap, batch: Buffer, header: BatchHeader, start_offset:
 
 @dataclass(slots=True)
 class CleaningCounts:
+    """Numbers of records in one cleaning."""
+
     read_records: int = 0
     kept_records: int = 0
     keyless_records: int = 0

@@ -86,7 +86,7 @@ def check_paths(paths: Sequence[str], metadata_dir: str) -> None:
             )
         if os.path.dirname(path) in paths and parse_partition_folder(os.path.basename(path)):
             raise StorageIdentityError(
-                f"{path} has the name of a partition in {os.path.dirname(path)}; choose another"
+                f"{path} is named like a partition of {os.path.dirname(path)}; choose another name"
             )
 
 

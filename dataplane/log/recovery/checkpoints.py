@@ -26,6 +26,7 @@ NOTHING_NOTED: Final = LogOffsets()
 
 
 def encode_offsets(offsets: Mapping[Partition, int]) -> bytes:
+    """Return the content of an offset checkpoint, in Kafka's format."""
     lines = [_VERSION, str(len(offsets))]
     lines += [f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items()]
     return ("\n".join(lines) + "\n").encode("ascii")
@@ -34,7 +35,7 @@ def encode_offsets(offsets: Mapping[Partition, int]) -> bytes:
 def decode_offsets(data: Buffer) -> dict[Partition, int]:
     """Decode an offset checkpoint. Raises ValueError if it is malformed."""
     if len(data) > MAX_CHECKPOINT_BYTES:
-        raise ValueError("too large")
+        raise ValueError("larger than 64 MiB")
     lines = bytes(data).decode("ascii").splitlines()
     if len(lines) < 2 or lines[0] != _VERSION or int(lines[1]) != len(lines) - 2:
         raise ValueError("not a checkpoint of version 0, or truncated")
@@ -46,6 +47,7 @@ def decode_offsets(data: Buffer) -> dict[Partition, int]:
 
 
 def encode_clean_shutdown(broker_epoch: int) -> bytes:
+    """Return the content of a clean-shutdown marker, in Kafka's format."""
     return json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
 
 
@@ -59,6 +61,7 @@ def decode_clean_shutdown(data: Buffer) -> int:
 
 
 def encode_start(broker_epoch: int, boot_id: str) -> bytes:
+    """Return the content of a start marker."""
     return json.dumps({"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id}).encode()
 
 
@@ -72,6 +75,7 @@ def decode_start(data: Buffer) -> tuple[int, str]:
 
 
 def encode_damage(lost_bytes: int, lost_end_offset: int) -> bytes:
+    """Return the content of a marker of damage; see `decode_damage`."""
     return json.dumps(
         {"version": 0, "lostBytes": lost_bytes, "lostEndOffset": lost_end_offset}
     ).encode()
@@ -90,6 +94,7 @@ def decode_damage(data: Buffer) -> tuple[int, int]:
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:
+    """Return the content of a partition.metadata file, in Kafka's format."""
     assert len(topic_id) == _UUID_BYTES
     text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
     return f"version: 0\ntopic_id: {text}\n".encode()

@@ -101,7 +101,7 @@ class LeaderEpochs:
 def decode_leader_epochs(data: Buffer) -> LeaderEpochs:
     """Decode a `leader-epoch-checkpoint` file. Raises ValueError if it is malformed."""
     if len(data) > MAX_CHECKPOINT_BYTES:
-        raise ValueError("too large")
+        raise ValueError("larger than 16 MiB")
     lines = bytes(data).decode("ascii").splitlines()
     if len(lines) < 2 or lines[0] != _VERSION or int(lines[1]) != len(lines) - 2:
         raise ValueError("not a checkpoint of version 0, or truncated")
@@ -110,5 +110,5 @@ def decode_leader_epochs(data: Buffer) -> LeaderEpochs:
         epoch, start = (int(word) for word in line.split(" "))
         count = len(epochs)
         if epoch < 0 or start < 0 or not epochs.assign(epoch, start) or len(epochs) != count + 1:
-            raise ValueError(f"epochs do not ascend at {line!r}")
+            raise ValueError(f"epochs or start offsets do not ascend at {line!r}")
     return epochs

@@ -86,6 +86,7 @@ def storage_error(error: OSError, action: str, path: str) -> StorageError:
 
 @contextmanager
 def storage_errors(action: str, path: str) -> Iterator[None]:
+    """Raise an OSError of the block as the StorageError that `storage_error` returns."""
     try:
         yield
     except OSError as error:

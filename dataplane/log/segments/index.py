@@ -75,6 +75,7 @@ class SparseIndex:
         return self._last
 
     def append(self, key: int, value: int) -> None:
+        """Add an entry with a key above all before, and write a full buffer. Raises OSError."""
         assert not self.is_full
         buffer, entry = self._buffer, self.FORMAT
         if len(buffer) >= MAX_BUFFERED_ENTRIES * entry.size:

@@ -94,7 +94,7 @@ class ProducerEntry:
 
 
 class ProducerStateTable:
-    """The producers of one log. Plain state."""
+    """Producer state of one log, by producer id. Plain state."""
 
     __slots__ = ("entries",)
 

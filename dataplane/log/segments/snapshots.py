@@ -40,6 +40,7 @@ _TIME: Final = Struct(">q")
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """Return the content of a snapshot file with these producers."""
     body = bytearray()
     extension = bytearray(_EXTENSION)
     times = bytearray()
@@ -76,12 +77,12 @@ def decode_snapshot(data: Buffer) -> ProducerStateTable:
     version, crc = _HEAD.unpack_from(view)
     body = view[_HEAD.size :]
     if version != _VERSION:
-        raise ValueError(f"version {version} is unknown")
+        raise ValueError(f"unknown snapshot version {version}")
     if crc32c(body) != crc:
         raise ValueError("the checksum does not match")
     (count,) = _COUNT.unpack_from(body)
     if not 0 <= count <= (len(body) - _COUNT.size) // _ENTRY.size:
-        raise ValueError(f"{count} entries in {len(body)} bytes")
+        raise ValueError(f"{count} entries do not fit into {len(body)} bytes")
     end = _COUNT.size + count * _ENTRY.size
     entries = [_entry(fields) for fields in _ENTRY.iter_unpack(body[_COUNT.size : end])]
     if bytes(body[end : end + len(_EXTENSION)]) == _EXTENSION:

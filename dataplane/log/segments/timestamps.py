@@ -22,6 +22,8 @@ QUICK_BYTES: Final = 16 * 1024
 
 
 class TimestampOffset(NamedTuple):
+    """A record that a lookup by timestamp has found."""
+
     offset: int
     timestamp: int
     leader_epoch: int

@@ -142,7 +142,7 @@ def test_the_same_directory_under_two_names_is_refused(folders: tuple[Path, Path
     (b / "meta.properties").write_bytes((a / "meta.properties").read_bytes())
     assert "the same log directory" in refusal(data, a, b)
     assert "the metadata directory" in refusal(data, data / "metadata")
-    assert "name of a partition" in refusal(data, a, a / "x-0")
+    assert "like a partition" in refusal(data, a, a / "x-0")
 
 
 @in_trio
