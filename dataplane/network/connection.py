@@ -174,6 +174,7 @@ class ClientConnection:
                 and self._scope.cancelled_caught
                 and not self._is_draining
             ):
+                self._logins.failed()
                 self._log_end(logging.INFO, "the client did not authenticate in time")
         except (WireError, CloseConnectionError) as error:
             self._log_end(logging.WARNING, str(error))
@@ -225,6 +226,7 @@ class ClientConnection:
             try:
                 self.client.principal = tls.principal_of(secured.ssl)
             except CertificateError as error:
+                self._logins.failed()
                 raise CloseConnectionError(
                     f"cannot read the subject of the client's certificate: {error}"
                 ) from None

@@ -115,13 +115,18 @@ class SaslAuthenticator:
             session.exchange = None
             session.request_count = 0
         session.request_count += 1
-        if session.request_count > MAX_REQUESTS:
-            raise CloseConnectionError(
-                f"the client did not authenticate within {MAX_REQUESTS} requests"
-            )
-        if session.exchange is not None and session.is_raw:
-            return self._take_raw(frame, client, session)
-        return self._take(frame, client, session)
+        try:
+            if session.request_count > MAX_REQUESTS:
+                raise CloseConnectionError(
+                    f"the client did not authenticate within {MAX_REQUESTS} requests"
+                )
+            if session.exchange is not None and session.is_raw:
+                return self._take_raw(frame, client, session)
+            return self._take(frame, client, session)
+        except CloseConnectionError:
+            # Each of them ends an authentication that has not succeeded.
+            self._logins.failed(again=bool(session.was_opened_by))
+            raise
 
     def _take(
         self, frame: memoryview, client: Client, session: SaslSession
@@ -207,7 +212,6 @@ class SaslAuthenticator:
         try:
             token = self._respond(bytes(message.auth_bytes), client, session)
         except AuthenticationError as error:
-            self._logins.failed(again=bool(session.was_opened_by))
             refusal = SaslAuthenticateResponse(
                 error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=str(error)
             )
@@ -223,7 +227,6 @@ class SaslAuthenticator:
         try:
             token = self._respond(bytes(frame), client, session)
         except AuthenticationError as error:  # raw frames cannot carry an error code
-            self._logins.failed(again=bool(session.was_opened_by))
             why = _failure(session.exchange, error)
             raise CloseAfterResponseError(why, self._failed(b"")) from None
         return _size.pack(len(token)) + token

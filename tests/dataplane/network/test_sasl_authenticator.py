@@ -360,3 +360,36 @@ def test_logins_are_counted_by_listener() -> None:
         }
 
     secured(scenario, connections_max_reauth_ms="2000")
+
+
+def test_every_kind_of_failed_authentication_is_counted() -> None:
+    """As in Kafka: not only wrong passwords, but every end before authentication."""
+
+    async def scenario(node: Simulated) -> None:
+        node_ = node.on_machine.node
+        assert node_ is not None
+        assert node_.worker_role is not None
+        logins = node_.worker_role.logins["SASL_PLAINTEXT"]
+
+        await handshake(await node.connect(), "GSSAPI")
+        assert logins.failed_authentication_total == 1, "a mechanism that is not enabled"
+        await authenticate(await node.connect(), b"\0alice\0s3cret")
+        assert logins.failed_authentication_total == 2, "no handshake"
+        assert not await is_served(await node.connect())
+        assert logins.failed_authentication_total == 3, "another request"
+        client = await node.connect()
+        for _ in range(MAX_REQUESTS):
+            await client.call(ApiKey.API_VERSIONS, ApiVersionsRequest())
+        with pytest.raises((EOFError, OSError)):
+            await client.call(ApiKey.API_VERSIONS, ApiVersionsRequest())
+        assert logins.failed_authentication_total == 4, "too many requests"
+        assert await (await node.connect()).is_closed()
+        assert logins.failed_authentication_total == 5, "no request in time"
+
+        client = await node.connect()
+        await log_in(client, PLAIN)
+        await handshake(client, SCRAM_256)
+        assert logins.failed_reauthentication_total == 1, "another mechanism than before"
+        assert logins.failed_authentication_total == 5
+
+    secured(scenario)
