@@ -1,4 +1,4 @@
-"""`make spark-demo`: Spark loads a topic into Parquet files, and is killed in the middle."""
+"""`make spark-demo`: Spark loads a topic into Parquet files; the demo kills it and resumes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ RECORDS_PER_RANGE: Final = 2500
 KILLED_AT: Final = 5  # ranges that have a result
 TIMEOUT_S: Final = 100.0
 LOOK_AGAIN_S: Final = 0.02
-# Of Spark: no web server, no bar of its own, little memory.
+# Spark without its web server and progress bar, and with little memory.
 SUBMIT_ARGUMENTS: Final = (
     "--driver-memory 1g --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
     "--conf spark.driver.host=127.0.0.1 pyspark-shell"
@@ -59,7 +59,7 @@ def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
 
 @contextmanager
 def running_nodes() -> Iterator[str]:
-    """The bootstrap addresses of three nodes that run meanwhile, and are stopped afterwards."""
+    """Run three nodes during the block; the value is their bootstrap addresses."""
     if (DIR / "cluster.json").exists():
         new = ["--keep"]
     else:
@@ -72,7 +72,7 @@ def running_nodes() -> Iterator[str]:
 
 
 def lines() -> Iterator[ProducerRecord]:
-    """Each line of this project's own source: its file as the key, and JSON."""
+    """Yield a record for each line of this project's source: the file as key, JSON as value."""
     root = Path(__file__).resolve().parent.parent
     for package in ("wire", "metaquorum", "dataplane", "cli"):
         for path in sorted((root / package).rglob("*.py")):
@@ -83,7 +83,7 @@ def lines() -> Iterator[ProducerRecord]:
 
 
 def send(connected: Cluster) -> int:
-    """How many records were acknowledged."""
+    """Create the topic, send all lines, and return the number of acknowledged records."""
     made = BlockingAdmin(connected).create_topics([NewTopic(TOPIC, PARTITIONS, NODES)])[TOPIC]
     if isinstance(made, BrokerError) and made.code.name != "TOPIC_ALREADY_EXISTS":
         raise made
@@ -91,7 +91,7 @@ def send(connected: Cluster) -> int:
     return sum(each.records for each in appended)
 
 
-# The load, which is killed
+# The load that is killed
 
 
 def results() -> int:
@@ -105,7 +105,7 @@ def committed() -> int:
 
 
 def load_and_kill(bootstrap: str) -> bool:
-    """Whether the load was killed before it was done."""
+    """Start a load and kill it; return whether it was killed before its commit."""
     before = committed()
     arguments = [
         *("load", "-b", bootstrap, "--topic", TOPIC, "--output", str(OUTPUT)),
@@ -134,8 +134,8 @@ def load_and_kill(bootstrap: str) -> bool:
 
 def show_leftovers() -> None:
     visible = len(list(OUTPUT.rglob("*.parquet")))
-    say(f"   Its driver got SIGKILL when {results()} ranges had been read and written.")
-    say(f"   Whoever reads the folder {OUTPUT} sees {visible} files of it: nothing is committed.")
+    say(f"   The driver was killed (SIGKILL) when {results()} ranges had been read and written.")
+    say(f"   A reader of the folder {OUTPUT} sees {visible} Parquet files: nothing is committed.")
 
 
 # The load again, and a query
@@ -160,11 +160,11 @@ def show(report: LoadReport) -> None:
         f"records, {report.file_bytes:,} bytes of Parquet; offsets without a record: {missing}."
     )
     run("cli.load.main", "mq-load", "report", str(OUTPUT), "--html", str(REPORT))
-    say(f"   As a page, with a bar for each range: {REPORT}")
+    say(f"   The report as an HTML page, with a bar for each range: {REPORT}")
 
 
 def query(session: Any) -> int:
-    """How many records the table has."""
+    """Query the table with Spark SQL, and return the number of distinct offsets."""
     frame = session.read.parquet(str(OUTPUT))
     frame.createOrReplaceTempView(TOPIC)
     say(f"   Spark SQL:{QUERY}")
@@ -178,7 +178,7 @@ def query_duckdb() -> None:
     try:
         import duckdb
     except ImportError:
-        say("   (DuckDB is not installed; it would read the same folder.)")
+        say("   (DuckDB can read the same folder, but is not installed.)")
         return
     statement = (
         'SELECT partition, count(*), min("offset"), max("offset") '  # noqa: S608 - our own folder
@@ -195,38 +195,38 @@ def main() -> int:
     except ImportError as error:
         return fail(f"{error.name} is not installed; run: make spark-demo")
     if not shutil.which("java") and not os.environ.get("JAVA_HOME"):
-        return fail("Spark needs Java 17 or newer, and no java is installed")
+        return fail("Spark needs Java 17 or newer, but no java is installed")
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", SUBMIT_ARGUMENTS)
     DIR.mkdir(exist_ok=True)
     say(f"1. Three nodes start: three processes, their data in ./{DIR}")
     with running_nodes() as bootstrap:
-        say("\n2. Each line of this project's source becomes a record")
+        say("\n2. A producer sends each line of this project's source as a record")
         with connect(bootstrap, timeout_s=TIMEOUT_S) as connected:
             sent = send(connected)
-        say(f"   {sent:,} records were acknowledged by all replicas.")
-        say(f"\n3. Spark loads them into Parquet files, {RECORDS_PER_RANGE:,} to a range")
+        say(f"   All in-sync replicas acknowledged {sent:,} records.")
+        say(f"\n3. Spark loads them into Parquet files, {RECORDS_PER_RANGE:,} in each range")
         if load_and_kill(bootstrap):
             show_leftovers()
         else:
-            say("   The load was done before it could be killed.")
-        say("\n4. The same load again, now from Python: metaquorum.spark.load(..., spark=session)")
+            say("   The load was committed before it could be killed.")
+        say("\n4. The same load again, from Python: metaquorum.spark.load(..., spark=session)")
         session = spark_session("local[2]")
         try:
             report = load_again(session, bootstrap)
             if report.version is not None:
-                say(f"   It went on with the load that died: {'yes' if report.resumed else 'no'}.")
+                say(f"   It resumed the load that died: {'yes' if report.resumed else 'no'}.")
                 show(report)
-            say("\n5. A query on the folder")
+            say("\n5. A query on the table")
             distinct = query(session)
         finally:
             session.stop()
         query_duckdb()
     rows = sum(file.rows for _, file, _ in Table(LocalStorage(str(OUTPUT))).committed())
-    say(f"\n   {rows:,} rows, {distinct:,} different offsets: each record is there once.")
-    say("   The nodes have stopped in order.")
+    say(f"\n   {rows:,} rows, {distinct:,} distinct offsets: the table has each record once.")
+    say("   The nodes have stopped cleanly.")
     say(
-        "   make spark-demo again sends the lines once more, and loads what is new; "
-        f"rm -r {DIR} forgets."
+        "   make spark-demo again sends the lines again, and loads the new records; "
+        f"rm -r {DIR} deletes all data."
     )
     return 0 if rows == distinct >= sent else 1
 

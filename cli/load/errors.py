@@ -1,4 +1,4 @@
-"""What stopped a command, as a sentence and an exit code."""
+"""Error handling of all commands: a sentence on stderr and an exit code."""
 
 import functools
 import sys
@@ -17,11 +17,11 @@ from wire.primitives.errors import KafkaError, WireError
 REFUSED: Final = 1
 BAD_USAGE: Final = 2
 UNREACHABLE: Final = 3
-INTERRUPTED: Final = 130  # as shells have it for SIGINT
+INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 
 
 def says_why(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose errors are sentences on stderr, with the exit code of their kind."""
+    """Wrap a command: report its errors as sentences on stderr, with an exit code for each kind."""
 
     @functools.wraps(function)
     def call(*arguments: object, **options: object) -> None:
@@ -30,13 +30,13 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
         except (UsageError, OptionError) as error:
             fail(error, BAD_USAGE)
         except UnreachableError as error:
-            fail(error, UNREACHABLE, "--bootstrap, MQ_BOOTSTRAP or a profile names the cluster")
+            fail(error, UNREACHABLE, "set the cluster by --bootstrap, MQ_BOOTSTRAP or a profile")
         except KafkaError as error:
             fail(f"{error} ({error.code.name})", REFUSED)
         except (LoaderError, LoadError, AdminError, WireError) as error:
             fail(error, REFUSED)
         except KeyboardInterrupt:
-            fail("interrupted; the same command goes on from here", INTERRUPTED)
+            fail("interrupted; the same command continues from here", INTERRUPTED)
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("pyarrow", "pyspark"):
                 raise
@@ -48,7 +48,7 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
 def fail(what: object, code: int, hint: str = "") -> NoReturn:
     click.echo(f"mq-load: {printable(str(what))}", err=True)
     if "failOnDataLoss" in str(what):
-        click.echo("  --allow-data-loss is what Spark calls failOnDataLoss=false", err=True)
+        click.echo("  --allow-data-loss is the option for failOnDataLoss=false", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)
     sys.exit(code)

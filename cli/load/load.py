@@ -1,4 +1,4 @@
-"""mq-load load and mq-load plan."""
+"""Commands mq-load load and mq-load plan."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from metaquorum.spark.value_schemas.spec import CONFLUENT, KINDS, NO_FRAMING
 
 _MAX_OPTIONS_BYTES: Final = 1 << 20
 _MAX_SCHEMA_BYTES: Final = 16 << 20
-# They mean nothing without --value-format.
+# Options that are refused without --value-format.
 _VALUE_OPTIONS: Final = (
     *("value_schema", "value_message", "value_framing"),
     *("schema_registry", "schema_id", "registry_ca"),
@@ -41,7 +41,7 @@ _SOURCE: Final = (
         "-b",
         "--bootstrap",
         metavar="HOST:PORT,...",
-        help="Where to find the cluster (or MQ_BOOTSTRAP).",
+        help="Addresses of some brokers of the cluster (or MQ_BOOTSTRAP).",
     ),
     click.option("--profile", metavar="NAME", help="A named cluster from mq-admin's profiles."),
     click.option(
@@ -50,7 +50,7 @@ _SOURCE: Final = (
         multiple=True,
         required=True,
         metavar="TOPIC",
-        help="What to load; may be given more than once.",
+        help="Topic to load; may be given more than once.",
     ),
     click.option(
         "--from",
@@ -58,8 +58,8 @@ _SOURCE: Final = (
         default="earliest",
         show_default=True,
         metavar="OFFSET|TIME",
-        help="Where the first load of a partition begins: earliest, an offset, or a time; "
-        "later loads go on where the one before ended.",
+        help="Start of the first load of a partition: earliest, an offset, or a time; later loads "
+        "continue where the last one ended.",
     ),
     click.option(
         "--to",
@@ -67,18 +67,19 @@ _SOURCE: Final = (
         default="latest",
         show_default=True,
         metavar="OFFSET|TIME",
-        help="Where to end: latest, an offset, or a time; it is not loaded itself.",
+        help="End of the load, exclusive: latest, an offset, or a time.",
     ),
     click.option(
         "--output",
         required=True,
         metavar="DIR|URL",
-        help="The table: a folder, or s3://, gs://, abfs:// with a prefix.",
+        help="Folder of the table, or a prefix in s3://, gs://, abfs://.",
     ),
     click.option(
         "--storage-options",
         metavar="FILE",
-        help="JSON for fsspec's file system, such as the endpoint; may hold secrets.",
+        help="JSON file with options of fsspec's file system, such as the endpoint; may have "
+        "secrets.",
     ),
     click.option(
         "--read-committed", is_flag=True, help="Leave out records of aborted transactions."
@@ -86,62 +87,72 @@ _SOURCE: Final = (
     click.option(
         "--allow-data-loss",
         is_flag=True,
-        help="Go on where records of the plan are gone, and report the gaps.",
+        help="Continue if records of the plan are lost, and report the gaps.",
     ),
-    click.option("--columns", metavar="A,B,...", help="Which columns to write.  [default: all]"),
-    click.option("--headers", is_flag=True, help="Write the records' headers as well."),
+    click.option("--columns", metavar="A,B,...", help="Columns to write.  [default: all]"),
+    click.option("--headers", is_flag=True, help="Also write the records' headers."),
     click.option(
         "--value-format",
         type=click.Choice(KINDS),
-        help="Decode values into columns; what does not fit goes to _rejected, with the reason.",
+        help="Decode values into columns; other records go to _rejected, with the reason.",
     ),
     click.option(
         "--value-schema",
         metavar="FILE",
-        help="Spark's DDL for json, .avsc for avro, a descriptor set (protoc) for protobuf.",
+        help="Schema: Spark's DDL for json, .avsc for avro, a descriptor set (protoc) for "
+        "protobuf.",
     ),
-    click.option("--value-message", metavar="NAME", help="The full name of a Protobuf message."),
+    click.option("--value-message", metavar="NAME", help="Full name of the Protobuf message."),
     click.option(
         "--value-framing",
         type=click.Choice([NO_FRAMING, CONFLUENT]),
-        help="Whether a schema id comes before each value.  [default: with --schema-registry]",
+        help="Whether each value begins with a schema id.  [default: confluent with "
+        "--schema-registry, otherwise none]",
     ),
     click.option(
         "--schema-registry",
         metavar="URL",
-        help="It has the writers' Avro schemas; MQ_REGISTRY_USERNAME and MQ_REGISTRY_PASSWORD, or "
-        "MQ_REGISTRY_TOKEN, log in to it.",
+        help="Schema registry with the writers' Avro schemas; credentials in MQ_REGISTRY_USERNAME "
+        "and MQ_REGISTRY_PASSWORD, or in MQ_REGISTRY_TOKEN.",
     ),
-    click.option("--registry-ca", metavar="FILE", help="PEM file: whose certificates it has."),
+    click.option(
+        "--registry-ca", metavar="FILE", help="PEM file of the registry's certificate authorities."
+    ),
     click.option(
         "--schema-id",
         type=click.IntRange(0),
         metavar="ID",
-        help="Of the Avro schema in the registry, instead of --value-schema.",
+        help="Id of the Avro schema in the registry, instead of --value-schema.",
     ),
     click.option("--compression", type=click.Choice(CODECS), default="snappy", show_default=True),
-    click.option("--client-id", metavar="ID", help="On which quotas are counted; one for the job."),
-    click.option("--rack", metavar="RACK", help="To read from the nearest replica."),
+    click.option("--client-id", metavar="ID", help="Client id for quotas, one for the job."),
+    click.option(
+        "--rack", metavar="RACK", help="Rack of this client, to read from the nearest replica."
+    ),
     click.option(
         "--max-records-per-range",
         type=click.IntRange(1),
         default=DEFAULT_RECORDS_PER_RANGE,
         show_default=True,
-        help="A range is a task, a file, and what a retry reads again.",
+        help="Size of a range, which is one task and one file; a retry repeats it.",
     ),
     click.option("--max-bytes-per-range", type=click.IntRange(1), metavar="BYTES"),
-    click.option("--min-ranges", type=click.IntRange(1), help="Split further, for so many tasks."),
+    click.option(
+        "--min-ranges",
+        type=click.IntRange(1),
+        help="Divide further, into at least this many tasks.",
+    ),
     click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(0.1, 3600),
         metavar="SECONDS",
-        help=f"How long a leader that moves is waited for.  [default: {DEFAULT_TIMEOUT_S:g}]",
+        help=f"Time for one call with its retries.  [default: {DEFAULT_TIMEOUT_S:g}]",
     ),
     click.option(
         "--discard-unfinished",
         is_flag=True,
-        help="Forget a load that died, and plan anew.",
+        help="Discard an unfinished load, and make a new plan.",
     ),
     click.option("--format", "form", type=click.Choice(["text", "json"]), default="text"),
     security_options,
@@ -155,7 +166,7 @@ def _source_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _job(options: dict[str, Any]) -> LoadJob:
-    given = {**options, "output": None}  # which is a form of output to mq-admin
+    given = {**options, "output": None}  # for mq-admin, "output" is a format
     settings = resolve(given, os.environ)
     columns = options["columns"]
     return LoadJob(
@@ -212,7 +223,7 @@ def _value_schema(options: dict[str, Any]) -> ValueSchemaSpec | None:
         try:
             schema = data.decode()
         except UnicodeDecodeError:
-            raise UsageError(f"{path} is no text") from None
+            raise UsageError(f"{path} is not UTF-8 text") from None
     return ValueSchemaSpec(
         kind,
         schema,
@@ -251,27 +262,29 @@ def read_storage_options(path: str | None) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is not an object of JSON")
+        raise UsageError(f"{path} is not a JSON object")
     return found
 
 
-@click.command("load", short_help="Load what is new, or go on with a load that died.")
+@click.command("load", short_help="Load new records, or resume a load that died.")
 @_source_options
-@click.option("--local", is_flag=True, help="In processes of this machine, without Spark.")
+@click.option(
+    "--local", is_flag=True, help="Run tasks in processes of this machine, without Spark."
+)
 @click.option(
     "--master",
     metavar="URL",
-    help="Spark's master.  [default: as spark-submit says, or local[*]]",
+    help="Spark's master.  [default: that of spark-submit, or local[*]]",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="So many ranges at a time.  [default: as there are cores]",
+    help="Ranges loaded at a time.  [default: the number of cores]",
 )
-@click.option("--dry-run", is_flag=True, help="As mq-load plan.")
-@click.option("--html", metavar="FILE", help="Write the report as a page, too.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, as mq-load plan.")
+@click.option("--html", metavar="FILE", help="Also write the report as an HTML page.")
+@click.option("--quiet", is_flag=True, help="Show no progress on stderr.")
 @says_why
 def load_command(
     local: bool,
@@ -283,20 +296,18 @@ def load_command(
     form: str,
     **options: Any,
 ) -> None:
-    """Load records into a table of Parquet files, exactly those of a plan, and commit them.
+    """Load the records of a plan into a table of Parquet files, and commit them.
 
-    The plan is kept in the output; whatever dies, the same command goes on with it. When it is
-    committed, the same command loads what has come since. Read the table by its folder
-    (Spark: spark.read.parquet(DIR); DuckDB: read_parquet('DIR/topic=*/*/*.parquet')).
+    The plan is stored in the output. After a crash, the same command resumes the load; after a
+    commit, it loads the records appended since then. Read the table by its folder (Spark:
+    spark.read.parquet(DIR); DuckDB: read_parquet('DIR/topic=*/*/*.parquet')).
     """
     job = _job(options)
     if dry_run:
         show_plan(job, plan_load(job), parallel, form)
         return
     if local and master is not None:
-        raise UsageError(
-            "--local works without Spark, and --master names one; leave one of them out"
-        )
+        raise UsageError("--local runs without Spark, but --master is given; leave one of them out")
     with ExitStack() as ending:
         if local:
             runner = make_runner(None, parallel)
@@ -312,21 +323,19 @@ def load_command(
     if form == "json":
         show_data("json", report.to_json())
     elif report.version is None:
-        click.echo(
-            f"Nothing to load: all that there is up to {printable(job.ending)} is in the table."
-        )
+        click.echo(f"Nothing to load: all records up to {printable(job.ending)} are in the table.")
     else:
         show_report(report)
 
 
-@click.command("plan", short_help="Show what a load would read, and how long it may take.")
+@click.command("plan", short_help="Show the ranges of the next load, and an estimate of the time.")
 @_source_options
 @click.option("--parallel", type=click.IntRange(1, 10_000), metavar="N")
 @says_why
 def plan_command(parallel: int | None, form: str, **options: Any) -> None:
     """Show the ranges that a load would read now, with their sizes and an estimate of the time.
 
-    Nothing is written, and no record is read.
+    This command writes nothing and reads no record.
     """
     job = _job(options)
     show_plan(job, plan_load(job), parallel, form)

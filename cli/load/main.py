@@ -8,26 +8,28 @@ from cli.common.lazy_group import LazyGroup
 
 
 class Place(NamedTuple):
-    """Where a command is, and what is said of it before it is loaded."""
+    """Module and attribute of a command, and its short help before it is imported."""
 
     attribute: str
     short_help: str
 
 
 COMMANDS: Final = {
-    "load": Place("load:load_command", "Load what is new, or go on with a load that died."),
-    "plan": Place("load:plan_command", "Show what a load would read, and how long it may take."),
-    "report": Place(
-        "tables:report_command", "Show what a load read, and each gap with its reason."
+    "load": Place("load:load_command", "Load new records, or resume a load that died."),
+    "plan": Place(
+        "load:plan_command", "Show the ranges of the next load, and an estimate of the time."
     ),
-    "files": Place("tables:files_command", "List the data files that are committed."),
+    "report": Place(
+        "tables:report_command", "Show the report of a load, and each gap with its reason."
+    ),
+    "files": Place("tables:files_command", "List the committed data files."),
     "bundle": Place("tables:bundle_command", "Write a zip of this program for Spark's --py-files."),
-    "script": Place("tables:script_command", "Print the path of the file that spark-submit takes."),
+    "script": Place("tables:script_command", "Print the path of the script for spark-submit."),
 }
 
 
 class _Commands(LazyGroup):
-    """Of which none is imported for the help of all."""
+    """The commands, which the top-level help does not import."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
@@ -54,15 +56,15 @@ class _Commands(LazyGroup):
 def main() -> None:
     """Load topics of any Kafka-compatible cluster into Parquet files, each record once.
 
-    A load that died is gone on with by the same command; after one that is committed, the same
-    command loads what has come since.
+    After a crash, the same command resumes the load; after a commit, it loads the records appended
+    since then.
 
     \b
     Exit codes:
-      0  done, also if there was nothing new
-      1  the load was refused, or did not end; the sentence says why
-      2  the command was not understood
-      3  no broker could be reached, or none answered in time
+      0  success, also if there were no new records
+      1  the load was refused or failed; the message gives the reason
+      2  the arguments are invalid
+      3  no broker could be reached, or no broker answered in time
 
     \b
     Examples:

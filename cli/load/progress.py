@@ -1,4 +1,4 @@
-"""How far a load is, on stderr: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a load on stderr: a bar on a terminal, otherwise a line every LINE_EVERY_S."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ LINE_EVERY_S: Final = 10.0
 
 
 class LoadProgress(Events):
-    """Sums over the ranges that were begun in this run."""
+    """Sums over the ranges that were started in this run."""
 
     def __init__(self, client_id: str | None) -> None:
         self._given = client_id
@@ -69,7 +69,7 @@ class LoadProgress(Events):
         return ", ".join(parts)
 
     def show(self) -> None:
-        """It changed."""
+        """Show the current state; subclasses override it."""
 
 
 class Lines(LoadProgress):

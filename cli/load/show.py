@@ -1,4 +1,4 @@
-"""Plans and reports of loads, for people and for machines."""
+"""Output of plans and reports, as text, JSON or HTML."""
 
 import os
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from metaquorum.spark.loader.load_job import LoadJob, NextLoad
 from metaquorum.spark.loader.load_report import LoadReport, RangeRow
 
 MAX_SHOWN_GAPS: Final = 20
-# What one process reads and writes on a common core, of records of 100 bytes: an assumption, until
-# a load of the table has shown its own rate.
+# Assumed rate of one process with records of 100 bytes, until the table's last load has a measured
+# rate.
 ASSUMED_BYTES_PER_S: Final = 50e6
 
 _PLAN_COLUMNS: Final = (
@@ -74,19 +74,19 @@ def show_plan(job: LoadJob, found: NextLoad, parallel: int | None, form: str) ->
         )
         return
     if not rows:
-        click.echo(f"Nothing to load: all up to {printable(job.ending)} is in the table.")
+        click.echo(f"Nothing to load: all records up to {printable(job.ending)} are in the table.")
         return
     if found.unfinished is not None:
         click.echo(
             f"Load {found.unfinished.version} is unfinished: {found.done} of {len(rows)} ranges "
-            "are done, and the others come first."
+            "are done; a load finishes the others first."
         )
     show_table(rows, _PLAN_COLUMNS)
     show_pairs(
         [
             ("ranges", len(rows)),
             ("offsets", f"{sum(row['offsets'] for row in rows):,}"),
-            ("in the log", "the cluster does not tell" if size is None else size_text(size)),
+            ("in the log", "unknown" if size is None else size_text(size)),
             ("estimated time", _time_words(seconds, rate, workers, found.bytes_per_s is not None)),
         ]
     )
@@ -94,7 +94,7 @@ def show_plan(job: LoadJob, found: NextLoad, parallel: int | None, form: str) ->
 
 def _time_words(seconds: float | None, rate: float, workers: int, measured: bool) -> str:
     if seconds is None:
-        return "unknown, since sizes are"
+        return "unknown: the cluster does not report the sizes of its logs"
     source = "as in the last load" if measured else "an assumption"
     return f"{seconds:.0f} s, by {workers} tasks at {rate / 1e6:.0f} MB/s each ({source})"
 
@@ -102,7 +102,7 @@ def _time_words(seconds: float | None, rate: float, workers: int, measured: bool
 def show_report(report: LoadReport) -> None:
     show_table([_row(row) for row in report.rows], _REPORT_COLUMNS)
     click.echo()
-    resumed = ", begun by an earlier run" if report.resumed else ""
+    resumed = ", started by an earlier run" if report.resumed else ""
     pairs: list[tuple[str, Any]] = [
         ("table", report.output),
         ("load", f"{report.version}{resumed}"),
@@ -142,7 +142,7 @@ def missing_text(missing: Mapping[GapReason, int]) -> str:
 
 
 def _show_gaps(report: LoadReport) -> None:
-    """First those that lose data."""
+    """Print the gaps, those with data loss first."""
     listed = [(row, gap) for row in report.rows for gap in row.result.report.gaps]
     listed.sort(key=lambda each: each[1].reason not in DATA_LOSS)
     total = sum(row.result.report.gap_count for row in report.rows)
@@ -162,4 +162,4 @@ def write_html(report: LoadReport, path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(html_report(report))
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""mq-load report, files and bundle: what needs no cluster."""
+"""Commands mq-load report, files, bundle and script, which need no cluster."""
 
 from pathlib import Path
 
@@ -12,15 +12,17 @@ from metaquorum.spark.loader.bundle import write_bundle
 from metaquorum.spark.loader.load_job import committed_files, read_report
 
 _storage_option = click.option(
-    "--storage-options", metavar="FILE", help="JSON for fsspec's file system."
+    "--storage-options", metavar="FILE", help="JSON file with options of fsspec's file system."
 )
 
 
-@click.command("report", short_help="Show what a load read, and each gap with its reason.")
+@click.command("report", short_help="Show the report of a load, and each gap with its reason.")
 @click.argument("table", metavar="DIR|URL")
-@click.option("--load", "version", type=click.IntRange(1), help="Which one.  [default: the last]")
+@click.option(
+    "--load", "version", type=click.IntRange(1), help="Number of the load.  [default: the last]"
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
-@click.option("--html", metavar="FILE", help="Write the report as a page.")
+@click.option("--html", metavar="FILE", help="Write the report as an HTML page.")
 @_storage_option
 @says_why
 def report_command(
@@ -36,13 +38,13 @@ def report_command(
         show_report(report)
 
 
-@click.command("files", short_help="List the data files that are committed.")
+@click.command("files", short_help="List the committed data files.")
 @click.argument("table", metavar="DIR|URL")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 @_storage_option
 @says_why
 def files_command(table: str, form: str, storage_options: str | None) -> None:
-    """List the data files of the table, and no others, whatever a load does meanwhile."""
+    """List the committed data files of the table, and no others, also during a load."""
     found = committed_files(table, read_storage_options(storage_options))
     if form == "json":
         show_data("json", found)
@@ -55,15 +57,15 @@ def files_command(table: str, form: str, storage_options: str | None) -> None:
 @click.argument("path", metavar="FILE.zip")
 @says_why
 def bundle_command(path: str) -> None:
-    """Write what executors need of metaquorum, as pure Python.
+    """Write a zip of the modules that executors need, as pure Python.
 
-    pyarrow, and the codecs of compressed topics, must be installed where the executors run.
+    pyarrow and the codecs of compressed topics must be installed on the executors.
     """
     names = write_bundle(path)
     click.echo(f"{printable(path)}: {len(names)} files; spark-submit --py-files {printable(path)}")
 
 
-@click.command("script", short_help="Print the path of the file that spark-submit takes.")
+@click.command("script", short_help="Print the path of the script for spark-submit.")
 def script_command() -> None:
-    """Print the path of a file that is this program, for spark-submit, which takes only .py."""
+    """Print the path of a script that runs this program: spark-submit accepts only .py files."""
     click.echo(Path(__file__).with_name("script") / "mq_load.py")

@@ -1,14 +1,14 @@
 """Load exact offset ranges of a Kafka-compatible cluster: into Spark, or into Parquet files.
 
-A range [start, end) of one partition is the unit of work, of retry, of a data file and of the
-report. A plan (`planning`) fixes the ranges, the topic ids and the leader epochs once; whatever
-reads a range afterwards (`range_reader`) answers from the plan alone, so that a task that is run
-again reads the same records. `source` is a data source of PySpark, `loader` writes Parquet files.
+An offset range [start, end) of one partition is the unit of work, of retry, of a data file and of
+the report. A plan (`planning`) fixes the ranges, the topic ids and the leader epochs once. A task
+reads its range (`range_reader`) by the plan alone, so that a repeated task reads the same records.
+`source` is a PySpark data source, `loader` writes Parquet files.
 
 Imports `metaquorum.client` over blocking sockets, `metaquorum.security`, `wire` and pyarrow;
-pyspark only in `source` and `loader.spark_runner`. Network I/O goes through `metaquorum.client`,
-files are the loader's. Start with `range_reader`. Deliberately absent: trio, pysyncobj and all
-else that a node needs, since this package runs on Spark's executors without them.
+pyspark only in `source` and `loader.spark_runner`. I/O: network through `metaquorum.client`, files
+in `loader` only. Start with `range_reader`. Deliberately absent: trio, pysyncobj and all other
+dependencies of a node, because this package runs on Spark's executors without them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["load"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, imported when it is asked for: executors that only read ranges need no loader."""
+    """Return `load`, imported at first use: executors that only read ranges need no loader."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from metaquorum.spark.loader.load_job import load

@@ -10,9 +10,9 @@ from metaquorum.spark.options import Connecting
 
 @contextmanager
 def open_cluster(connecting: Connecting) -> Iterator[Cluster]:
-    """The cluster's connections, which end with the block; the first call opens the first.
+    """Hold the cluster's connections open while the block runs; the first call connects.
 
-    ValueError where the bootstrap addresses or the files for TLS cannot be used.
+    Blocking. Raises ValueError if the bootstrap addresses or the TLS files cannot be used.
     """
     with connect(
         connecting.bootstrap,

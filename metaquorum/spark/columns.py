@@ -1,17 +1,17 @@
-"""Arrow record batches of the records in fetched record batches, without an object for a record.
+"""Conversion of fetched record batches to Arrow record batches, without a Python object per record.
 
 The columns are those of Spark's Kafka connector, with its types:
 
-    key, value      binary, null where the record has none
+    key, value      binary, null if the record has none
     topic           string
     partition       int32
     offset          int64
-    timestamp       timestamp[us, UTC]; of the record, or of the append where the topic says so
+    timestamp       timestamp[us, UTC]; of the record, or of the append (LogAppendTime)
     timestampType   int32: 0 CreateTime, 1 LogAppendTime
-    headers         list<struct<key: string, value: binary>>, null without any; only when asked for
+    headers         list<struct<key: string, value: binary>>, null if there are none; optional
 
-A header key that is not UTF-8 has U+FFFD in place of what is not. A timestamp that
-microseconds of 64 bits cannot hold is an error, as in the connector.
+Bytes of a header key that are not UTF-8 become U+FFFD. A timestamp that does not fit 64-bit
+microseconds is an error, as in the connector.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from wire.records.record_walk import RECORD_FIELDS
 from wire.records.records import BatchHeader, TimestampType, record_fields
 from wire.records.walk_form import columns_form
 
-# Records that are located at a time: 64 bytes of memory each.
+# Records located in one step: 64 bytes of memory each.
 WALKED_RECORDS: Final = 4096
 _MOST_MS: Final = ((1 << 63) - 1) // 1000
 _OFFSETS_END: Final = 1 << 63
-# Of keys, values and headers together: the int32 offsets of one Arrow array reach no further.
+# Keys, values and headers together: the limit of the int32 offsets of one Arrow array.
 MAX_HELD_BYTES: Final = (1 << 31) - 1
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -50,9 +50,9 @@ _WITH_HEADERS: Final = {**_COLUMNS, "headers": pa.list_(_HEADER)}
 
 
 def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
-    """The columns in the order above; of these, `columns` chooses (None: all of them).
+    """Return the Arrow schema of `columns` (None: all), in the order of the table above.
 
-    ValueError for a column that there is none of, or that is named twice.
+    Raises ValueError if a column does not exist or is named twice.
     """
     there = _WITH_HEADERS if include_headers else _COLUMNS
     chosen = list(there) if columns is None else list(columns)
@@ -66,11 +66,11 @@ def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
 
 
 class BatchBuilder:
-    """Columns that grow by `add`, until `take` gives them away as one Arrow record batch.
+    """Columns that `add` appends to, until `take` returns them as one Arrow record batch.
 
-    `rows` and `data_bytes` are what is held now: keys, values and headers; of headers the Arrow
-    offsets, too, as a header may have no bytes. `records` and `bytes` (keys and values), offsets
-    and timestamps are of all that was ever added.
+    `rows` and `data_bytes` (keys, values and headers, with the Arrow offsets of headers, because
+    a header may have no bytes) count the held rows. `records`, `bytes` (keys and values), the
+    first and last offset and the timestamps cover all records ever added.
     """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
@@ -94,24 +94,24 @@ class BatchBuilder:
         self._binary = [one for one in (self._key, self._value, self._headers) if one is not None]
         self._summary = form.summary
         self._fields = array("q", bytes(8 * RECORD_FIELDS * WALKED_RECORDS))
-        self._types: list[tuple[int, int]] = []  # timestamp type, and rows of it, in turns
+        self._types: list[tuple[int, int]] = []  # runs: (timestamp type, rows)
         self._header: BatchHeader | None = None
         self._start = self._end = 0
-        self._runs = array("Q")  # first offset and the one behind the last, of each
+        self._runs = array("Q")  # first offset and end offset (exclusive) of each run
         self._expected = 0
 
     @property
     def data_bytes(self) -> int:
-        """Of the rows that are held, what is not of fixed size."""
+        """Bytes of the columns of variable size, over the held rows."""
         return sum([column.data_bytes for column in self._binary])
 
     def add(
         self, buffer: Buffer, position: int, header: BatchHeader, start: int, end: int
     ) -> Iterator[None]:
-        """Records with start <= offset < end of the batch at `position`, one piece of it a step.
+        """Append the records with start <= offset < end of the batch at `position`, in steps.
 
-        WireError or KafkaError if the batch makes no sense: the records before that stay, whole,
-        and `last_offset` says which they are.
+        Yields after each piece of the batch. Raises WireError or KafkaError if the batch is
+        malformed: the records before the damage stay, and `last_offset` is the last of them.
         """
         self._header = header
         self._start, self._end = start, min(end, _OFFSETS_END)
@@ -125,15 +125,15 @@ class BatchBuilder:
             self._runs.extend((self._expected, behind))
 
     def missing_runs(self) -> Iterator[tuple[int, int]]:
-        """Of the batch that was added last, between start and end: offsets without a record.
+        """Return the runs of offsets without a record in the last added batch, [start, end) only.
 
-        Each run is its first offset and the one behind its last. After an error these are the runs
-        before `last_offset`.
+        Each run is (first offset, end offset), the end exclusive. After an error these are the
+        runs before `last_offset`.
         """
         return zip(self._runs[::2], self._runs[1::2], strict=True)
 
     def _take_in_sparse(self, data: Buffer, count: int) -> None:
-        """As `_take_in`, of a batch in which offsets are missing."""
+        """Append records as `_take_in` does, for a batch in which offsets are missing."""
         assert self._header is not None
         base, expected = self._header.base_offset, self._expected
         for delta in self._fields[0 : count * RECORD_FIELDS : RECORD_FIELDS]:
@@ -154,15 +154,15 @@ class BatchBuilder:
             raise
 
     def _take_in(self, data: Buffer, count: int) -> None:
-        """Of `count` records that are located in `_fields`, those of the range are added."""
+        """Append those of the `count` records located in `_fields` that belong to the range."""
         header, fields = self._header, self._fields
         assert header is not None
         if self.data_bytes + len(data) > MAX_HELD_BYTES:
-            # Before any column has grown. RangeReader takes long before: data is at most a window
-            # of twice the largest record.
+            # Checked before any column grows. RangeReader calls `take` long before this limit:
+            # data is at most a window of twice the largest record.
             raise WireError(
-                f"{len(data)} bytes of records, and {self.data_bytes} that were not taken: "
-                f"a column reaches to {MAX_HELD_BYTES}"
+                f"{len(data)} bytes of records and {self.data_bytes} bytes held are more than "
+                f"the {MAX_HELD_BYTES} bytes of one Arrow column"
             )
         base = header.base_offset
         first = 0
@@ -212,7 +212,7 @@ class BatchBuilder:
         return [base_timestamp + delta for delta in some]
 
     def _note(self, first: int, count: int, low: int, high: int, kind: int) -> None:
-        """Facts of `count` records that were added, from the `first` on in `_fields`."""
+        """Update the counters for `count` records added, beginning with record `first`."""
         assert self._header is not None
         fields, base = self._fields, self._header.base_offset
         self.rows += count
@@ -228,7 +228,7 @@ class BatchBuilder:
             self._types.append((kind, count))
 
     def take(self) -> pa.RecordBatch:
-        """All rows that are held; none are, afterwards."""
+        """Return all held rows as one record batch, and hold none afterwards."""
         rows, self.rows = self.rows, 0
         types, self._types = self._types, []
         if not self._schema.names:  # from_arrays would make a batch without rows

@@ -1,22 +1,22 @@
-"""What can go wrong while ranges are read; each message is a sentence for the user."""
+"""Errors of reading ranges; each message is a sentence for the user."""
 
 from metaquorum.spark.gaps import Gap
 from metaquorum.spark.offset_ranges import OffsetRange
 
 
 class LoadError(Exception):
-    """A range cannot be read: the message says which, why, and what to do."""
+    """A range cannot be read; the message names the range, the cause and what to do."""
 
 
 class DataLossError(LoadError):
-    """Records of the range are gone, or are not what they were when the plan was made."""
+    """Records of the range are lost, or replaced since the plan was made."""
 
     def __init__(self, range_: OffsetRange, gap: Gap) -> None:
         where = f"offsets {gap.start} to {gap.end - 1} of {range_.topic}-{range_.partition}"
         detail = f": {gap.detail}" if gap.detail else ""
         super().__init__(
             f"{where} are {gap.reason.value}{detail}. "
-            "With failOnDataLoss=false the load goes on and its report lists them."
+            "With failOnDataLoss=false the load continues and its report lists them."
         )
         self.range = range_
         self.gap = gap

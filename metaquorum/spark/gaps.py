@@ -1,15 +1,15 @@
-"""Offsets of a range for which there is no record, and why.
+"""Gaps: offsets of a range without a record, and the reason.
 
-    COMPACTED   a newer record has the same key; or a tombstone's time was over
+    COMPACTED   a newer record has the same key, or delete.retention.ms of a tombstone has passed
     CONTROL     the marker that ends a transaction
     ABORTED     the record's transaction was aborted (read_committed only)
-    DELETED     before the log's start: by retention, or by DeleteRecords
-    TRUNCATED   the log ends before the range does, or was cut since the plan was made
-    REPLACED    cut as above, but other records have these offsets now; they were read
+    DELETED     below the log start offset: by retention, or by DeleteRecords
+    TRUNCATED   the log was truncated since the plan was made, and ends before the range
+    REPLACED    truncated as above, but other records have these offsets now; they were read
     CORRUPT     a batch that cannot be decoded
     UNEXPLAINED missing inside the log of a topic that is not compacted
 
-The last five lose data: an error, unless the reader was told to go on (`failOnDataLoss`).
+The last five are data loss: an error, unless `failOnDataLoss` is false.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 from wire.primitives.frozen import frozen
 
-# Gaps of a range that are listed one by one; of those behind them only the sums are known.
+# Gaps of one range that the report lists; later gaps only count in the sums.
 MAX_LISTED_GAPS: Final = 1000
 
 
@@ -48,7 +48,7 @@ DATA_LOSS: Final = frozenset(
 
 @frozen
 class Gap:
-    """Offsets `start` to `end` - 1. `detail` says more, as of the truncation ledger's entry."""
+    """A gap of offsets `start` to `end` - 1; `detail`: e.g. the entry of the truncation ledger."""
 
     start: int
     end: int
@@ -62,10 +62,11 @@ class Gap:
 
 @frozen
 class RangeReport:
-    """What was read of one range. Offsets and timestamps are None where there is no record.
+    """Report of one range that was read. Offsets and timestamps are None if it has no record.
 
-    `bytes` counts keys and values; `missing` the offsets of all gaps by reason, and `gaps` lists
-    the first MAX_LISTED_GAPS of them in order.
+    `bytes` counts keys and values, `missing` the offsets of all gaps by reason; `gaps` lists the
+    first MAX_LISTED_GAPS gaps in order, `gap_count` counts all of them. Throttle time is in
+    milliseconds.
     """
 
     records: int

@@ -1,4 +1,4 @@
-"""Options by their names, taken one by one, and what is said of those that nobody takes.
+"""Options by name, consumed one by one, and the errors for options left over.
 
 No message repeats a value that may be a secret.
 """
@@ -14,11 +14,11 @@ from metaquorum.spark.offset_ranges import MAX_OFFSET
 
 
 class OptionError(ValueError):
-    """An option is missing, unknown or wrong; the sentence says which, and what to do."""
+    """An option is missing, unknown or invalid; the message names it and says what to do."""
 
 
-# Options that are refused with a reason. Those of the connector first, then what has no meaning
-# for this client, which is in no consumer group and reads each range in a task of its own.
+# Options that are refused, with the reason. First those that Spark's connector refuses, then those
+# without a meaning for this client, which is in no consumer group and reads each range in a task.
 _NO_GROUP: Final = "a load is in no consumer group and commits no offset; leave it out"
 _INLINE_PEM: Final = "certificates and keys are read from files: give the path of a PEM file by "
 REFUSED_OPTIONS: Final[Mapping[str, str]] = {
@@ -29,14 +29,14 @@ REFUSED_OPTIONS: Final[Mapping[str, str]] = {
     "kafka.interceptor.classes": "interceptors are Java classes, and may change records",
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,
-    "fetchOffset.numRetries": "set kafka.default.api.timeout.ms instead: for how long is retried",
-    "fetchOffset.retryIntervalMs": "set kafka.default.api.timeout.ms: for how long is retried",
-    "kafka.ssl.key.password": "a key that is encrypted cannot be used: give one that is not",
+    "fetchOffset.numRetries": "set kafka.default.api.timeout.ms instead, the time for all retries",
+    "fetchOffset.retryIntervalMs": "set kafka.default.api.timeout.ms, the time for all retries",
+    "kafka.ssl.key.password": "an encrypted key cannot be used; give a key without a password",
     "kafka.ssl.truststore.certificates": f"{_INLINE_PEM}kafka.ssl.truststore.location",
     "kafka.ssl.keystore.certificate.chain": f"{_INLINE_PEM}kafka.ssl.keystore.location",
     "kafka.ssl.keystore.key": f"{_INLINE_PEM}kafka.ssl.keystore.location",
     "path": "a topic is not named by a path: set subscribe, and call load() without a path",
-    "topic": "it is for writing; set subscribe to read a topic",
+    "topic": "this option is for writing; set subscribe to read a topic",
 }
 KNOWN_OPTIONS: Final = (
     *("assign", "subscribe", "subscribePattern"),
@@ -58,7 +58,7 @@ STREAMING_OPTIONS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "max
 
 
 class GivenOptions:
-    """Options by their names without case. Each is taken once; what is left is not known."""
+    """Options by name, without case. Each is taken once; an option left over is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -75,7 +75,7 @@ class GivenOptions:
         return self._values.pop(name.lower(), None)
 
     def any_name(self, prefix: str) -> str | None:
-        """Of an option that is left and begins so."""
+        """Return the first name of an option left over that begins with `prefix`, or None."""
         found = [self._names[lower] for lower in self._values if lower.startswith(prefix)]
         return min(found, default=None)
 
@@ -91,7 +91,7 @@ class GivenOptions:
         name = self._names[lower][:200]
         known = {one.lower(): one for one in KNOWN_OPTIONS}
         if lower in known or lower in map(str.lower, STREAMING_OPTIONS):
-            raise OptionError(f"option {name} has no place here{hint}")
+            raise OptionError(f"option {name} is not accepted here{hint}")
         close = difflib.get_close_matches(lower, known, 1)
         hint = f"; is {known[close[0]]} meant?" if close else ""
         if lower.startswith("kafka."):
@@ -105,13 +105,13 @@ class GivenOptions:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """In lower case."""
+        """Return the value in lower case. Raises OptionError if it is not one of `choices`."""
         text = self.take(name)
         if text is None:
             return default
         if text.lower() not in choices:
             shown = ", ".join(choice or "''" for choice in choices)
-            raise OptionError(f"option {name} is {text[:100]!r}; it is to be one of {shown}")
+            raise OptionError(f"option {name} is {text[:100]!r}; it must be one of {shown}")
         return text.lower()
 
     def positive(self, name: str, most: int = MAX_OFFSET) -> int | None:
@@ -122,6 +122,6 @@ class GivenOptions:
         if not number:
             upto = f" up to {most}" if most < MAX_OFFSET else ""
             raise OptionError(
-                f"option {name} is {text[:100]!r}; it is to be a positive whole number{upto}"
+                f"option {name} is {text[:100]!r}; it must be a positive whole number{upto}"
             )
         return number

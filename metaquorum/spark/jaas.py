@@ -1,10 +1,10 @@
-"""The value of Kafka's `sasl.jaas.config`: one login module with its entries.
+"""Parser for Kafka's `sasl.jaas.config`: one login module with its entries.
 
     <module> required name="value" name='value' name=word;
 
-The tokens are those of Java's StreamTokenizer as Kafka's `JaasConfig` sets it up (KIP-85): strings
-in either quotes with C's escapes, bare words, comments of both kinds. Messages never repeat a part
-of the text, which holds a password.
+The tokens are those of Java's StreamTokenizer as Kafka's `JaasConfig` configures it (KIP-85):
+strings in single or double quotes with C's escapes, bare words, `//` and `/* */` comments. No
+message repeats a part of the text, because the text holds a password.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _ESCAPED: Final = {
 
 
 def parse_jaas(text: str) -> tuple[str, dict[str, str]]:
-    """The login module and its entries. ValueError says what is wrong, as "has ..."."""
+    """Return the login module and its entries.
+
+    Raises ValueError with a phrase "has ...", which the caller puts after the option's name.
+    """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"has more than {MAX_CHARACTERS} characters")
     tokens = _tokens(text)
@@ -63,7 +66,7 @@ def parse_jaas(text: str) -> tuple[str, dict[str, str]]:
 
 
 _NO_ENTRY: Final = (
-    'has something that is no entry name=value (a quote inside a value is written \\")'
+    'has text that is not an entry name=value (a quote inside a value is written \\")'
 )
 
 
@@ -79,7 +82,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise ValueError(f"has something unexpected at character {at + 1}, or an open quote")
+            raise ValueError(
+                f"has an unexpected character at {at + 1}, or a quote that is not closed"
+            )
         at = found.end()
         kind = str(found.lastgroup)
         if kind in ("double", "single"):

@@ -1,9 +1,8 @@
-"""Which records a load reads: offset ranges of partitions, and the plan that fixes them.
+"""Offset ranges of partitions, and the plan that fixes which records a load reads.
 
-Plain values that go through JSON, so that a plan can be kept in a file and used again. No address
-and no credential is in them. A plan that was made or read holds: ranges are ordered by topic,
-partition and start; those of a partition follow each other without a hole; no two have the same
-name.
+These are plain values with a JSON form, so that a plan can be kept in a file and used again. They
+hold no address and no credential. Invariants of every plan: ranges are ordered by topic, partition
+and start; ranges of one partition are contiguous; no two ranges have the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ MAX_OFFSET: Final = (1 << 63) - 1
 MAX_PARTITION: Final = (1 << 31) - 1
 FORMAT: Final = "metaquorum read plan"
 FORMAT_VERSION: Final = 1
-# Kafka's rule (`Topic.validate`). Names of data files begin with it: no other may come from a file.
+# Kafka's rule (`Topic.validate`). File names begin with the topic, so a plan read from a file must
+# not have any other topic name.
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _ID_BYTES: Final = 16
 
@@ -29,16 +29,16 @@ _ID_BYTES: Final = 16
 class OffsetRange:
     """The records of one partition with `start` <= offset < `end`.
 
-    ValueError says what is wrong.
+    Raises ValueError if a field is invalid.
     """
 
     topic: str
     partition: int
     start: int
     end: int
-    topic_id: bytes = ZERO_UUID  # 16 bytes; ZERO_UUID where the cluster has no topic ids
-    leader_epoch: int = UNKNOWN  # of the leader that reported the end of the partition
-    bytes_estimate: int = UNKNOWN  # what the range takes in the log
+    topic_id: bytes = ZERO_UUID  # 16 bytes; ZERO_UUID if the cluster has no topic ids
+    leader_epoch: int = UNKNOWN  # epoch of the leader that reported the partition's end
+    bytes_estimate: int = UNKNOWN  # size of the range in the log
 
     def __post_init__(self) -> None:
         if not is_topic_name(self.topic):
@@ -47,7 +47,7 @@ class OffsetRange:
             raise ValueError(f"topic {self.topic} has no partition {self.partition}")
         if not 0 <= self.start <= self.end <= MAX_OFFSET:
             raise ValueError(
-                f"{self.topic}-{self.partition}: offsets {self.start} to {self.end} are no range"
+                f"{self.topic}-{self.partition}: {self.start} to {self.end} is not an offset range"
             )
         if len(self.topic_id) != _ID_BYTES:
             raise ValueError(f"the id of topic {self.topic} has {len(self.topic_id)} bytes, not 16")
@@ -56,7 +56,7 @@ class OffsetRange:
 
     @property
     def name(self) -> str:
-        """Unique in a plan, and sorted as the ranges of a partition are."""
+        """Name of the range: unique in a plan, and ordered as the ranges of a partition."""
         return f"{self.topic}-{self.partition}-{self.start:020}-{self.end:020}"
 
     @property
@@ -66,7 +66,7 @@ class OffsetRange:
 
 @frozen
 class TopicFacts:
-    """What the plan knows of a topic. `is_compacted` None: the cluster did not tell."""
+    """Topic id and cleanup policy of a planned topic. `is_compacted` None: unknown."""
 
     topic_id: bytes
     is_compacted: bool | None
@@ -74,9 +74,9 @@ class TopicFacts:
 
 @frozen
 class ReadPlan:
-    """Ranges by topic, partition and start; those of a partition are contiguous.
+    """Ranges ordered by topic, partition and start; those of a partition are contiguous.
 
-    ValueError for any others, and for ranges of a topic that `topics` does not have.
+    Raises ValueError for any other ranges, and for ranges of a topic that is not in `topics`.
     """
 
     cluster_id: str | None
@@ -100,7 +100,7 @@ class ReadPlan:
             before = each
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes and `from_json` reads."""
+        """Return the plan as an object for `json.dumps`, which `from_json` reads."""
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -126,7 +126,10 @@ class ReadPlan:
 
     @classmethod
     def from_json(cls, data: Any) -> ReadPlan:
-        """ValueError says what is wrong; a format of a newer version is refused."""
+        """Return the plan of a parsed JSON object.
+
+        Raises ValueError if a field is invalid or the format has another version.
+        """
         plan = _Fields(data, "the plan")
         if plan.value("format") != FORMAT:
             raise ValueError(f"not a {FORMAT}")
@@ -161,7 +164,7 @@ class ReadPlan:
 
 
 def is_topic_name(text: str) -> bool:
-    """As Kafka has it."""
+    """Return whether `text` is a legal topic name, by Kafka's rule."""
     return _TOPIC_NAME.fullmatch(text) is not None
 
 
@@ -170,7 +173,7 @@ def _check_order(before: OffsetRange, each: OffsetRange) -> None:
         if before.end != each.start:
             raise ValueError(f"{each.name} does not begin where {before.name} ends")
         if before.name == each.name:
-            raise ValueError(f"{each.name} is there twice")
+            raise ValueError(f"the plan has the range {each.name} twice")
     elif (before.topic, before.partition) > (each.topic, each.partition):
         raise ValueError(f"{each.name} comes after {before.name}: ranges are not in order")
 
@@ -206,7 +209,7 @@ def _range_from_json(data: Any, what: str, topics: Mapping[str, TopicFacts]) -> 
 
 
 class _Fields:
-    """A JSON object, whose fields have one type each. ValueError names the field."""
+    """A JSON object with typed access to its fields. Its ValueErrors name the field."""
 
     def __init__(self, data: Any, what: str) -> None:
         if not isinstance(data, dict):
@@ -215,7 +218,7 @@ class _Fields:
         self._what = what
 
     def check_names(self, *names: str) -> None:
-        """All of these are there, and no others."""
+        """Raise ValueError unless the object has exactly the fields `names`."""
         for name in names:
             self.value(name)
         for name in self._data:

@@ -1,14 +1,15 @@
-"""What a load is asked to read and how: the official connector's options, parsed and judged.
+"""Options of a load: which topics and offsets to read, and how; parsed and validated.
 
 Names, defaults and refusals are those of Spark's Kafka connector (Structured Streaming + Kafka
-Integration Guide, batch queries; `KafkaSourceProvider` of Spark 4.2). `columns`,
-`maxBytesPerPartition`, `fetchMaxBytes`, `kafka.sasl.username` and `kafka.sasl.password` are ours;
+Integration Guide, batch queries; `KafkaSourceProvider` of Spark 4.2). This project adds `columns`,
+`maxBytesPerPartition`, `fetchMaxBytes`, `kafka.sasl.username` and `kafka.sasl.password`;
 `kafka.ssl.ca.location`, `kafka.ssl.certificate.location` and `kafka.ssl.key.location` are
-librdkafka's. Spark gives option names in lower case: names are compared without case, values never.
+librdkafka's. Spark passes option names in lower case, so names are compared without case; values
+are compared with case, except the words of a choice (true, earliest, SASL_SSL).
 
 An option that is unknown, or would have no effect, is refused. The exceptions are the connector's:
 of `startingTimestamp`, `startingOffsetsByTimestamp` and `startingOffsets` the first that is given
-counts, likewise at the end; and options of streaming queries are no error, but logged.
+counts (likewise for the end), and options of streaming queries are only logged.
 
 No message repeats a value that may be a secret.
 """
@@ -35,10 +36,10 @@ from wire.primitives.frozen import frozen
 log = logging.getLogger(__name__)
 
 DEFAULT_FETCH_BYTES: Final = 8 << 20
-MAX_FETCH_BYTES: Final = 128 << 20  # half of the largest answer that the client takes
+MAX_FETCH_BYTES: Final = 128 << 20  # half of the largest response that the client accepts
 DEFAULT_TIMEOUT_S: Final = 60.0  # Kafka's default.api.timeout.ms
 DEFAULT_CLIENT_ID: Final = "metaquorum-load"
-# As many tasks as one Spark job can well have; a plan has no more ranges.
+# Upper bound for the ranges of a plan: about as many tasks as one Spark job can schedule.
 MAX_RANGES: Final = 200_000
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 
@@ -51,24 +52,27 @@ HEADERS: Final = "headers"
 
 @frozen
 class Connecting:
-    """How a cluster is reached. Secrets are in `security` only, which no plan and no log holds."""
+    """Addresses, credentials and timeouts of a cluster. Only `security` holds secrets.
+
+    `security` is written to no plan and no log.
+    """
 
     bootstrap: str
     security: Security = PLAINTEXT
-    client_id: str = DEFAULT_CLIENT_ID  # one for the whole job, on which quotas are counted
-    rack: str = ""  # "": no replica is nearer than the leader (KIP-392)
-    timeout_s: float = DEFAULT_TIMEOUT_S  # for which a leader that moves or dies is waited for
+    client_id: str = DEFAULT_CLIENT_ID  # the same for all tasks: quotas apply to the job
+    rack: str = ""  # "": read from the leader (KIP-392)
+    timeout_s: float = DEFAULT_TIMEOUT_S  # deadline of one call with its retries
 
 
 @frozen
 class FetchOptions:
-    """How ranges are read, the same for each."""
+    """Settings for reading a range, the same for all ranges."""
 
     connecting: Connecting
     read_committed: bool = False
     fail_on_data_loss: bool = True
     include_headers: bool = False
-    columns: tuple[str, ...] | None = None  # None: all of the schema
+    columns: tuple[str, ...] | None = None  # None: all columns
     fetch_max_bytes: int = DEFAULT_FETCH_BYTES
 
 
@@ -81,7 +85,7 @@ class Subscribe:
 
 @frozen
 class SubscribePattern:
-    """All partitions of the topics in whose name the regular expression is found."""
+    """All partitions of the topics whose name the regular expression matches at any place."""
 
     pattern: str
 
@@ -98,21 +102,24 @@ class Position(Enum):
 
 @frozen
 class OffsetsByPartition:
-    """EARLIEST_OFFSET and LATEST_OFFSET are offsets too."""
+    """An offset for each partition; EARLIEST_OFFSET and LATEST_OFFSET are allowed."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @frozen
 class TimestampsByPartition:
-    """The first offset whose record has that timestamp or a later one. Milliseconds since 1970."""
+    """A timestamp for each partition, in milliseconds since 1970.
+
+    It denotes the first offset whose record has this timestamp or a later one.
+    """
 
     timestamps_ms: Mapping[TopicPartition, int]
 
 
 @frozen
 class Timestamp:
-    """The same for all partitions. Milliseconds since 1970."""
+    """One timestamp for all partitions, in milliseconds since 1970."""
 
     timestamp_ms: int
 
@@ -123,8 +130,10 @@ Limit: TypeAlias = Position | OffsetsByPartition | TimestampsByPartition | Times
 
 @frozen
 class ReadOptions:
-    """`latest_if_no_match`: of a partition without a record at or after the starting timestamp,
-    nothing is read; otherwise that is an error (`startingOffsetsByTimestampStrategy`).
+    """Options of one batch read.
+
+    `latest_if_no_match` (`startingOffsetsByTimestampStrategy`): a partition without a record at or
+    after the starting timestamp is read from its end; if False, it is an error.
     """
 
     fetch: FetchOptions
@@ -138,7 +147,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """OptionError names the option, and says what is wrong and what to do."""
+        """Return the parsed `options`. Raises OptionError if an option is invalid."""
         given = GivenOptions(options)
         given.check_refused()
         starting, ending = _limits(given)
@@ -162,9 +171,9 @@ class ReadOptions:
 
 
 def parse_fetch_options(options: Mapping[str, str]) -> FetchOptions:
-    """For the ranges of a plan that is there: options of topics and offsets are refused.
+    """Return the options for reading the ranges of an existing plan.
 
-    OptionError.
+    Raises OptionError if an option is invalid, or selects topics or offsets.
     """
     given = GivenOptions(options)
     given.check_refused()
@@ -181,7 +190,7 @@ def _topics(given: GivenOptions) -> Topics:
     found = [(name, value) for name in names if (value := given.take(name)) is not None]
     if not found:
         raise OptionError(
-            f"one of the options {', '.join(names)} is needed: it says which topics are read"
+            f"one of the options {', '.join(names)} is required: it selects the topics to read"
         )
     if len(found) > 1:
         there = " and ".join(name for name, _ in found)
@@ -217,18 +226,21 @@ def _assign(text: str) -> Assign:
 
 
 _GROUP_NAME: Final = re.compile(r"\(\?<(?=[A-Za-z])")  # of Java; "(?P<" in Python
-# What Java's expressions have and Python's lack, but take for something else.
+# Syntax of Java that Python accepts with another meaning.
 _ONLY_IN_JAVA: Final = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[pPQERhHGXzk]|\[[^\]]*&&)")
 
 
 def _pattern(text: str) -> str:
-    """A Java expression as one of Python's. OptionError where there is no such."""
+    """Return a Java regular expression in Python's syntax.
+
+    Raises OptionError if Python cannot express it.
+    """
     if not text:
         raise OptionError("option subscribePattern is empty: give a regular expression")
     translated = _GROUP_NAME.sub("(?P<", text)
     problem = ""
     if _ONLY_IN_JAVA.search(text):
-        problem = "it has what only Java's expressions have, such as \\p{Alpha} or &&"
+        problem = "it uses syntax that only Java has, such as \\p{Alpha} or &&"
     else:
         try:
             with warnings.catch_warnings():
@@ -239,13 +251,13 @@ def _pattern(text: str) -> str:
     if problem:
         raise OptionError(
             f"option subscribePattern cannot be used as a regular expression of Python: {problem}; "
-            "write it in the part that Java and Python share, or name the topics by subscribe"
+            "use only syntax that Java and Python share, or name the topics by subscribe"
         )
     return translated
 
 
 def _limits(given: GivenOptions) -> tuple[Limit, Limit]:
-    """Where to start and where to end, each for itself right."""
+    """Return the starting and the ending limit, each validated alone."""
     starting = _limit(given, "starting", Position.EARLIEST)
     if starting is Position.LATEST:
         raise OptionError("startingOffsets can't be latest in a batch read: give earliest or JSON")
@@ -304,13 +316,16 @@ def _by_partition(name: str, text: str, least: int, example: str) -> dict[TopicP
                 raise OptionError(f"option {name} names {where} twice")
             if not least <= value <= MAX_OFFSET:
                 shown = str(value)[:100]
-                raise OptionError(f"option {name} gives {where} the number {shown}, which is none")
+                raise OptionError(f"option {name} gives {where} the number {shown}: out of range")
             found[where] = value
     return found
 
 
 def _check_limits(starting: Limit, ending: Limit) -> None:
-    """As the connector's `checkOffsetLimitValidity`: no partition ends before it starts."""
+    """Raise OptionError if a partition ends before it starts.
+
+    The same rule as the connector's `checkOffsetLimitValidity`.
+    """
     if isinstance(starting, OffsetsByPartition) and isinstance(ending, OffsetsByPartition):
         what, starts, ends = "offset", starting.offsets, ending.offsets
     elif isinstance(starting, TimestampsByPartition) and isinstance(ending, TimestampsByPartition):
@@ -319,7 +334,7 @@ def _check_limits(starting: Limit, ending: Limit) -> None:
         return
     if starts.keys() != ends.keys():
         raise OptionError(
-            f"the starting {what}s and the ending {what}s are to name the same partitions: "
+            f"the starting {what}s and the ending {what}s must name the same partitions: "
             f"{partition_names(starts.keys() ^ ends.keys())} are in one of them only"
         )
     for where, start in starts.items():
@@ -330,7 +345,7 @@ def _check_limits(starting: Limit, ending: Limit) -> None:
 
 
 def partition_names(partitions: set[TopicPartition]) -> str:
-    """For a message, in order, and not too many."""
+    """Return the partitions as text for a message, sorted, at most MAX_NAMED of them."""
     listed = sorted(partitions)
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
     return ", ".join(map(str, listed[:MAX_NAMED])) + more
@@ -342,8 +357,8 @@ MAX_NAMED: Final = 20  # partitions, in an error
 def _check_topic(option: str, topic: str) -> None:
     if not is_topic_name(topic):
         raise OptionError(
-            f"option {option} names the topic {topic[:300]!r}: the name of a topic has 1 to 249 "
-            "ASCII letters, digits, dots, underscores and hyphens"
+            f"option {option} names the topic {topic[:300]!r}: a topic name has 1 to 249 ASCII "
+            "letters, digits, dots, underscores and hyphens"
         )
 
 
@@ -388,9 +403,10 @@ def _columns(given: GivenOptions, include_headers: bool) -> tuple[str, ...] | No
 
 
 def _fetch_max_bytes(given: GivenOptions) -> int:
-    """One request asks for one range: the least of the limits is the limit.
+    """Return the limit of one fetch response in bytes: the least of the options given.
 
-    Kafka's own may be above what this client takes of one answer.
+    One request fetches one range, so the limits per partition and per response are the same.
+    Kafka's options may exceed the largest response that this client accepts.
     """
     limits = [
         given.positive("fetchMaxBytes", MAX_FETCH_BYTES),
@@ -405,7 +421,7 @@ def _connecting(given: GivenOptions) -> Connecting:
     bootstrap = given.take("kafka.bootstrap.servers")
     if bootstrap is None:
         raise OptionError(
-            "option kafka.bootstrap.servers is needed: the addresses of some brokers, as "
+            "option kafka.bootstrap.servers is required: the addresses of some brokers, as "
             "host1:9092,host2:9092"
         )
     try:
@@ -422,9 +438,9 @@ def _connecting(given: GivenOptions) -> Connecting:
 
 
 def _timeout_s(given: GivenOptions) -> float:
-    """The client has one deadline for all attempts of a call: Kafka's default.api.timeout.ms.
+    """Return the deadline of one call with all its attempts: Kafka's default.api.timeout.ms.
 
-    The connector's executors wait for `kafkaConsumer.pollTimeoutMs` as this client does for that.
+    `kafkaConsumer.pollTimeoutMs`, the wait of the connector's executors, goes before it.
     """
     poll_ms = given.positive("kafkaConsumer.pollTimeoutMs", MAX_TIMEOUT_MS)
     call_ms = given.positive("kafka.default.api.timeout.ms", MAX_TIMEOUT_MS)
@@ -441,7 +457,10 @@ def _timeout_s(given: GivenOptions) -> float:
 
 
 def _take_streaming_options(given: GivenOptions) -> None:
-    """As the connector: they are judged, and have no effect in a batch read."""
+    """Validate the options of streaming queries and log that they have no effect.
+
+    The connector does the same in a batch read.
+    """
     found = {name: value for name in STREAMING_OPTIONS if (value := given.take(name)) is not None}
     numbers = {}
     for name in STREAMING_OPTIONS[:2]:
@@ -472,12 +491,12 @@ def _json_object(text: str, expected: str) -> dict[str, Any]:
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
 def _no_constant(name: str) -> Callable[[], None]:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _is_int(value: object) -> bool:

@@ -1,10 +1,10 @@
-"""Fetch responses of one partition: from its leader, or from a replica that the leader prefers.
+"""Fetcher of one partition: from its leader, or from the replica that the leader prefers.
 
-One request is in flight at a time. `prefetch` sends it while the caller still decodes the response
-before it; `fetch` takes its answer. What may pass (a leader that moves or dies, a connection that
-breaks) is tried again, after a look at who leads now, for as long as the cluster's timeout.
+One request is in flight at a time. `prefetch` sends it while the caller still decodes the previous
+response; `fetch` receives the response. After a temporary failure (an election, a broken
+connection) the fetcher refreshes the metadata and retries until the cluster's timeout is over.
 
-Throttling (KIP-13, KIP-219): after a response with a throttle time the next request waits it out.
+Throttling (KIP-13, KIP-219): after a response with a throttle time, the next request waits for it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from metaquorum.client.connection import BrokerConnection
 
 MAX_WAIT_MS: Final = 500
-# How long a broker may take for one answer beyond the wait that it was asked for.
+# Time that a broker may take for one response in addition to the long poll of MAX_WAIT_MS.
 ANSWER_TIMEOUT_S: Final = 30.0
-# After it the leader is asked again which replica is nearest.
+# Time until the leader is asked again for the preferred read replica.
 PREFERRED_REPLICA_S: Final = 300.0
-# For which only the leader is read from, when another replica failed.
+# Time during which only the leader is read from after another replica failed.
 AVOID_REPLICAS_S: Final = 30.0
-# For which a topic may be missing in the metadata of a broker that has only begun.
+# Time for which a topic may be missing in the metadata of a broker that has just started.
 MISSING_TOPIC_S: Final = 5.0
-_NAMES_UNTIL: Final = 12  # from Fetch 13 on, topics are named by their ids
+_NAMES_UNTIL: Final = 12  # Fetch 13 and later name topics by id
 _NO_SESSION_EPOCH: Final = -1
 _GONE: Final = frozenset(
     (
@@ -49,15 +49,15 @@ _GONE: Final = frozenset(
 
 
 class OutOfRangeError(Exception):
-    """The partition's leader has no such offset."""
+    """The offset is outside the leader's log."""
 
 
 class TopicGoneError(LoadError):
-    """The topic was deleted since the plan was made; perhaps another has its name now."""
+    """The topic was deleted since the plan was made; a new topic may have its name."""
 
 
 class PartitionFetcher:
-    """`throttled_ms`, `fetches` and `fetched_bytes` count over all responses so far."""
+    """Fetcher of one partition; `throttled_ms`, `fetches` and `fetched_bytes` are totals."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PartitionFetcher:
         max_bytes: int,
         rack: str = "",
     ) -> None:
-        """`topic_id` ZERO_UUID: the plan knew none, and the topic's name is all there is."""
+        """Create a fetcher; with `topic_id` ZERO_UUID the topic is identified by name only."""
         self.throttled_ms = 0
         self.fetches = 0
         self.fetched_bytes = 0
@@ -83,11 +83,11 @@ class PartitionFetcher:
         self._preferred_until = 0.0
         self._leader_only_until = 0.0
         self._in_flight: tuple[BrokerConnection, int] | None = None
-        self._stale = True  # metadata has to be asked for
+        self._stale = True  # whether metadata must be refreshed
         self._not_before = 0.0
 
     async def prefetch(self, offset: int) -> None:
-        """The request for `offset` is on its way, unless a throttle time is not over yet."""
+        """Send the request for `offset`, unless a throttle time is not over yet."""
         if self._cluster.transport.monotonic() < self._not_before or self._in_flight is not None:
             return
         try:
@@ -96,10 +96,12 @@ class PartitionFetcher:
             self.close()  # `fetch` sends it again
 
     async def fetch(self, offset: int) -> PartitionData:
-        """The partition's records from `offset` on, as views that the next fetch makes void.
+        """Return the partition's records from `offset` on, as views valid until the next fetch.
 
-        Empty if none came in MAX_WAIT_MS. OutOfRangeError; TopicGoneError; BrokerError and
-        UnreachableError once trying again has not helped for the cluster's timeout.
+        The records are empty if none arrived in MAX_WAIT_MS. Raises OutOfRangeError if the leader
+        does not have the offset, TopicGoneError if the topic was deleted, BrokerError for an error
+        that a retry cannot help, and BrokerError or UnreachableError if retries failed until the
+        cluster's timeout.
         """
         cluster = self._cluster
         patience = cluster.deadline()
@@ -133,22 +135,22 @@ class PartitionFetcher:
             attempt += 1
 
     def close(self) -> None:
-        """Nothing is in flight: a connection with an answer to come is dropped."""
+        """Cancel the request in flight, if any, by dropping its connection."""
         if self._in_flight is not None:
             self._cluster.drop(self._in_flight[0])
             self._in_flight = None
 
     @property
     def is_from_replica(self) -> bool:
-        """The next fetch goes to a replica that the leader prefers."""
+        """Whether the next fetch goes to a replica that the leader prefers."""
         return self._preferred is not None
 
     def use_leader(self) -> None:
-        """The next fetch goes to the leader, whoever that is now."""
+        """Send the next fetch to the current leader."""
         self._forget_replica()
 
     async def check_topic(self) -> None:
-        """TopicGoneError unless the topic is there, with the id that the plan has."""
+        """Raise TopicGoneError unless the topic exists with the id that the plan has."""
         where = self._where
         patience = self._cluster.deadline(MISSING_TOPIC_S)
         attempt = 0
@@ -160,20 +162,20 @@ class PartitionFetcher:
                 if error.code not in _GONE:
                     raise
                 if not await self._cluster.back_off(attempt, patience):
-                    text = f"topic {where.topic} does not exist any more"
+                    text = f"topic {where.topic} no longer exists"
                     raise TopicGoneError(text) from None
                 attempt += 1
         if ZERO_UUID not in (self._topic_id, topic.topic_id) and topic.topic_id != self._topic_id:
             raise TopicGoneError(
-                f"topic {where.topic} was deleted and made again since the plan was made: "
-                "its offsets name other records now"
+                f"topic {where.topic} was deleted and created again since the plan was made: "
+                "its offsets are those of other records now"
             )
         self._stale = False
 
     # One exchange
 
     async def _exchange(self, offset: int) -> PartitionData | None:
-        """The answer to a fetch; None of a broker that throttles, which may give nothing at all."""
+        """Return the response's partition; None if a throttling broker returned no partition."""
         if self._in_flight is not None and self._in_flight[1] != offset:
             self.close()
         if self._in_flight is None:
@@ -196,7 +198,7 @@ class PartitionFetcher:
             return None
         data = self._partition_of(response)
         if data.records:
-            assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
+            assert not hasattr(data.records, "size_bytes")  # a received buffer has no holes
             self.fetched_bytes += len(data.records)
         return data
 
@@ -217,7 +219,7 @@ class PartitionFetcher:
             else:
                 rack = ""
         if node_id < 0 or node_id not in cluster.nodes:
-            text = "no leader at this time"
+            text = "the partition has no leader at this time"
             raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, text, f"partition {self._where}")
         connection = await cluster.connection(node_id, deadline)
         topic = FetchTopic(
@@ -250,10 +252,10 @@ class PartitionFetcher:
                 for data in topic.partitions:
                     if data.partition_index == self._where.partition:
                         return data
-        raise WireError("a fetch response without the partition that was asked for")
+        raise WireError("the fetch response does not have the requested partition")
 
     def _is_redirected(self, data: PartitionData) -> bool:
-        """Whether the leader has named another replica, instead of records (KIP-392)."""
+        """Return whether the leader named a preferred replica instead of records (KIP-392)."""
         if data.preferred_read_replica < 0 or data.records or self._preferred is not None:
             return False
         self._preferred = data.preferred_read_replica
@@ -261,7 +263,7 @@ class PartitionFetcher:
         return True
 
     async def _refused(self, error_code: int) -> BrokerError:
-        """The error, if asking again may help; otherwise it is raised."""
+        """Return the error if a retry may help, and raise it otherwise."""
         error = broker_error(error_code, None, f"partition {self._where}")
         was_leader = self._preferred is None
         self._forget_replica()

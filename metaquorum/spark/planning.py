@@ -1,16 +1,16 @@
-"""A plan of offset ranges, made once: what is read afterwards is a function of the plan alone.
+"""Planning: the offset ranges of a load, fixed once; tasks read by the plan alone.
 
     names of topics → partitions → offsets now (log start, end, timestamps) → ranges → splits
 
-`make_plan` asks the cluster, over blocking sockets. Everything that is decided with the answers is
-done by functions without I/O, over a `PartitionSnapshot` for each partition: `resolve` says where a
-partition is read from and to, `split_ranges` cuts what is read into tasks, as the official
-connector does (`KafkaOffsetRangeCalculator`), and by bytes.
+`make_plan` queries the cluster, over blocking sockets. All decisions are functions without I/O over
+a `PartitionSnapshot` of each partition: `resolve` returns the first and the end offset of a
+partition, `split_ranges` divides the ranges into tasks, as the official connector does
+(`KafkaOffsetRangeCalculator`), and by bytes.
 
-The end of a partition is its high watermark, or with read_committed its last stable offset: what is
-appended later is in no plan. Offsets that the log does not have are an error; with `failOnDataLoss`
-false, those before the log's start stay in the first range of the partition, so that whoever
-reads it reports them as deleted, and those behind the end are left out, with a warning.
+The end of a partition is its high watermark, or with read_committed its last stable offset; records
+appended later are not in the plan. Offsets outside the log are an error. With `failOnDataLoss`
+false, offsets below the log start offset stay in the first range of the partition, so that its
+reader reports them as deleted, and offsets beyond the end are left out, with a warning.
 """
 
 from __future__ import annotations
@@ -53,22 +53,25 @@ from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 
-NO_OFFSET: Final = -1  # of a timestamp: no record has it, or a later one
+NO_OFFSET: Final = -1  # no record has the timestamp or a later one
 
 
 class PlanError(LoadError):
-    """What was asked for cannot be read of this cluster; the sentence says why and what to do."""
+    """The options ask for offsets or topics that this cluster does not have."""
 
 
 @frozen
 class PartitionSnapshot:
-    """A partition when the plan was made. NO_OFFSET, UNKNOWN: no such record, not told."""
+    """State of a partition when the plan was made.
+
+    NO_OFFSET: no record at or after the timestamp. UNKNOWN: the cluster did not report the value.
+    """
 
     log_start: int
     end: int  # the high watermark, or the last stable offset
     leader_epoch: int = UNKNOWN
-    size_bytes: int = UNKNOWN  # of the leader's log
-    at_starting_timestamp: int | None = None  # None: not asked
+    size_bytes: int = UNKNOWN  # size of the leader's log
+    at_starting_timestamp: int | None = None  # None: not requested
     at_ending_timestamp: int | None = None
 
     @property
@@ -79,9 +82,10 @@ class PartitionSnapshot:
 
 
 def make_plan(cluster: Cluster, options: ReadOptions) -> ReadPlan:
-    """The plan of what `options` ask for, as the cluster is now.
+    """Return the plan for `options`, from the current state of the cluster. Blocking.
 
-    PlanError, OptionError where the options do not fit the topics, BrokerError, UnreachableError.
+    Raises PlanError if the cluster does not have the offsets, OptionError if the options name
+    other partitions than those of the topics, BrokerError or UnreachableError if a request fails.
     """
     return wait(_make_plan(cluster, options))
 
@@ -111,11 +115,11 @@ async def _make_plan(cluster: Cluster, options: ReadOptions) -> ReadPlan:
     )
 
 
-# Without I/O: where partitions are read from and to
+# Without I/O: first and end offsets of partitions
 
 
 def check_partitions(limit: Limit, side: str, assigned: Iterable[TopicPartition]) -> None:
-    """OptionError unless offsets by partition, where they are given, are for all that are read."""
+    """Raise OptionError unless a limit by partition names exactly the `assigned` partitions."""
     if isinstance(limit, OffsetsByPartition):
         option, named = f"{side}Offsets", limit.offsets.keys()
     elif isinstance(limit, TimestampsByPartition):
@@ -134,7 +138,7 @@ def check_partitions(limit: Limit, side: str, assigned: Iterable[TopicPartition]
     if others := set(named) - partitions:
         problems.append(f"it names {partition_names(others)}, not read")
     raise OptionError(
-        f"option {option} is to name exactly the partitions that are read{hint}: "
+        f"option {option} must name exactly the partitions that are read{hint}: "
         + "; ".join(problems)
     )
 
@@ -142,7 +146,10 @@ def check_partitions(limit: Limit, side: str, assigned: Iterable[TopicPartition]
 def resolve(
     where: TopicPartition, snapshot: PartitionSnapshot, options: ReadOptions
 ) -> tuple[int, int]:
-    """From which offset to which a partition is read; equal where nothing is. PlanError."""
+    """Return the first and the end offset of the partition; equal if there is nothing to read.
+
+    Raises PlanError if the log does not have the offsets and `failOnDataLoss` is set.
+    """
     start = _starting_offset(where, snapshot, options)
     end = _ending_offset(where, snapshot, options.ending)
     if start > end and _is_given(options.starting) and _is_given(options.ending):
@@ -152,8 +159,8 @@ def resolve(
     lost = _not_in_log(start, end, snapshot)
     if lost and options.fetch.fail_on_data_loss:
         raise PlanError(
-            f"partition {where}: {lost}; ask for offsets that it has, or set failOnDataLoss to "
-            "false to read those of the range that are there"
+            f"partition {where}: {lost}; choose offsets that the log has, or set failOnDataLoss "
+            "to false to read those of the range that exist"
         )
     if lost:
         log.warning("partition %s: %s; failOnDataLoss is false: the rest is read", where, lost)
@@ -180,7 +187,7 @@ def _starting_offset(
     )
     raise PlanError(
         f"partition {where} has no record at or after the starting timestamp {timestamp_ms}; set "
-        "startingOffsetsByTimestampStrategy to latest to read nothing of such a partition"
+        "startingOffsetsByTimestampStrategy to latest to skip such partitions"
     )
 
 
@@ -194,7 +201,7 @@ def _ending_offset(where: TopicPartition, snapshot: PartitionSnapshot, limit: Li
 
 
 def _at(offset: int | None) -> int:
-    assert offset is not None, "the offset of the timestamp was asked for"
+    assert offset is not None, "the offset of the timestamp was requested"
     return offset
 
 
@@ -203,13 +210,13 @@ def _is_given(limit: Limit) -> bool:
 
 
 def _not_in_log(start: int, end: int, snapshot: PartitionSnapshot) -> str:
-    """What of the range the log does not have; empty if it has all."""
+    """Return a phrase for the offsets of the range outside the log; "" if there are none."""
     if start > snapshot.end:
-        return f"offset {start} is behind the end of the log at {snapshot.end}"
+        return f"offset {start} is beyond the end of the log at {snapshot.end}"
     if end > snapshot.end:
-        return f"offsets {snapshot.end} to {end - 1} are behind the end of the log"
+        return f"offsets {snapshot.end} to {end - 1} are beyond the end of the log"
     if start > end:  # the log's start
-        return f"those before offset {end} are deleted: the log starts at {start}"
+        return f"the offsets before {end} are deleted: the log starts at {start}"
     if start < snapshot.log_start and start < end:
         last = min(end, snapshot.log_start) - 1
         return f"offsets {start} to {last} are deleted: the log starts at {snapshot.log_start}"
@@ -224,13 +231,14 @@ def split_ranges(
     snapshots: Mapping[TopicPartition, PartitionSnapshot],
     options: ReadOptions,
 ) -> list[OffsetRange]:
-    """The same offsets in more ranges, in order, with estimates of their bytes.
+    """Divide the ranges into smaller ranges, in order, with estimates of their bytes.
 
-    By `maxRecordsPerPartition` and `maxBytesPerPartition` into parts that are no larger; where
-    there are fewer than `minPartitions` then, by that in proportion to their offsets. Empty ranges
-    are left out. PlanError where a size is needed that is not known, or for too many ranges.
+    `maxRecordsPerPartition` and `maxBytesPerPartition` limit the size of a range. If there are
+    then fewer than `minPartitions` ranges, they are divided in proportion to their offsets. Empty
+    ranges are left out. Raises PlanError if the size of a log is needed but unknown, or if there
+    are more than MAX_RANGES ranges.
     """
-    # What was deleted takes no time to read: the first part of a partition takes it along.
+    # Deleted offsets take no time to read, so they do not count in the size of the first part.
     live = [
         _Part(each, max(each.start, min(snapshots[where_of(each)].log_start, each.end)))
         for each in sorted(ranges, key=lambda each: (each.topic, each.partition, each.start))
@@ -258,7 +266,7 @@ def where_of(each: OffsetRange) -> TopicPartition:
 
 @frozen
 class _Part:
-    """A range, of which the offsets from `live_start` on are in the log."""
+    """A range whose offsets from `live_start` on are in the log."""
 
     range: OffsetRange
     live_start: int
@@ -268,7 +276,7 @@ class _Part:
         return self.range.end - self.live_start
 
     def divided(self, count: int) -> list[_Part]:
-        """As many parts, of the same size or one offset less; not more than there are offsets."""
+        """Return `count` parts whose sizes differ by at most one; at most one part per offset."""
         count = max(1, min(count, self.size))
         if count == 1:
             return [self]
@@ -284,10 +292,10 @@ class _Part:
 
 
 def _split_by_count(parts: Sequence[_Part], least: int) -> list[_Part]:
-    """As `KafkaOffsetRangeCalculator` of Spark 4.2 does, rounding included.
+    """Divide the parts as `KafkaOffsetRangeCalculator` of Spark 4.2 does, rounding included.
 
-    A part whose share of `least` rounds to one stays whole, and with it those of its partition;
-    the rest of `least` is shared among the other parts by their sizes.
+    A part whose share of `least` rounds to one stays whole, and so do the other parts of its
+    partition; the rest of `least` is shared among the other parts by their sizes.
     """
     total = sum(part.size for part in parts)
     if not total:
@@ -318,8 +326,9 @@ def _parts_by_bytes(
     per_offset = snapshots[where].bytes_per_offset
     if per_offset is None:
         raise PlanError(
-            f"maxBytesPerPartition cannot be kept: the cluster does not tell the size of {where} "
-            "(DescribeLogDirs, which needs Describe on the cluster); use maxRecordsPerPartition"
+            "maxBytesPerPartition cannot be applied: the cluster does not report the size of "
+            f"{where} (DescribeLogDirs, which needs Describe on the cluster); use "
+            "maxRecordsPerPartition"
         )
     return math.ceil(part.size * per_offset / most)
 
@@ -338,13 +347,16 @@ def _estimated(part: _Part, snapshot: PartitionSnapshot) -> OffsetRange:
     return replace(part.range, bytes_estimate=round(part.size * per_offset))
 
 
-# What the cluster tells
+# Requests to the cluster
 
 
 async def _find_partitions(
     cluster: Cluster, wanted: Topics
 ) -> tuple[dict[str, MetadataResponseTopic], list[TopicPartition]]:
-    """The topics by name, and their partitions that are to be read. PlanError, BrokerError."""
+    """Return the topics by name, and the partitions to read.
+
+    Raises PlanError if a topic or a partition cannot be read, BrokerError if a request fails.
+    """
     if isinstance(wanted, SubscribePattern):
         names = await _matching(cluster, wanted.pattern)
     elif isinstance(wanted, Subscribe):
@@ -358,8 +370,8 @@ async def _find_partitions(
         except BrokerError as error:
             raise _explained(error, name) from None
         if topic.is_internal:
-            # The connector reads nothing of such a topic, and does not say so.
-            raise PlanError(f"topic {name} is internal to the cluster, and is not read")
+            # The connector reads no record of an internal topic, without an error.
+            raise PlanError(f"topic {name} is internal to the cluster and cannot be read")
         topics[name] = topic
     found = {
         TopicPartition(name, partition.partition_index)
@@ -370,7 +382,7 @@ async def _find_partitions(
         return topics, sorted(found)
     if missing := set(wanted.partitions) - found:
         raise PlanError(
-            f"option assign names partitions that are not there: {partition_names(missing)}"
+            f"option assign names partitions that do not exist: {partition_names(missing)}"
         )
     return topics, sorted(wanted.partitions)
 
@@ -384,18 +396,16 @@ async def _matching(cluster: Cluster, pattern: str) -> list[str]:
         if topic.name and not topic.is_internal and expression.search(topic.name)
     ]
     if not names:
-        # No error, as with the connector: a pattern may be for topics that come later.
-        log.warning(
-            "no topic has a name in which the pattern %r is found: nothing is read", pattern
-        )
+        # Not an error, as in the connector: topics for the pattern may be created later.
+        log.warning("no topic name matches the pattern %r: nothing is read", pattern)
     return sorted(names)
 
 
 def _explained(error: BrokerError, topic: str) -> Exception:
     if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return PlanError(f"there is no topic {topic}, or this user may not know of it")
+        return PlanError(f"there is no topic {topic}, or this user may not describe it")
     if error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-        return PlanError(f"this user may not read topic {topic}: it needs Read and Describe on it")
+        return PlanError(f"this user may not read topic {topic}: grant Read and Describe on it")
     return error
 
 
@@ -409,7 +419,7 @@ async def _snapshots(
     starting = await _at_timestamps(cluster, options.starting, assigned, read_committed)
     ending = await _at_timestamps(cluster, options.ending, assigned, read_committed)
     log_starts = await _offsets(cluster, dict.fromkeys(assigned, EARLIEST), read_committed)
-    # Last, so that none of the others is behind the end.
+    # Requested last, so that no other offset is beyond the end.
     ends = await _offsets(cluster, dict.fromkeys(assigned, LATEST), read_committed)
     sizes = await _log_sizes(cluster, assigned)
     epochs = {
@@ -431,7 +441,10 @@ async def _snapshots(
 
 
 def _epoch(of_end: int, of_metadata: int) -> int:
-    """Brokers before Kafka 2.1 tell none with the offsets, before 2.0 none at all."""
+    """Return the leader epoch of the end, else that of the metadata, else UNKNOWN.
+
+    Brokers before Kafka 2.1 do not send it with the offsets, those before 2.0 not at all.
+    """
     return next((epoch for epoch in (of_end, of_metadata) if epoch >= 0), UNKNOWN)
 
 
@@ -451,7 +464,7 @@ async def _at_timestamps(
 async def _offsets(
     cluster: Cluster, times: Mapping[TopicPartition, int], read_committed: bool
 ) -> dict[TopicPartition, OffsetAtTime]:
-    """BrokerError of the first partition that has no answer."""
+    """Return the offsets at `times`. Raises the error of the first partition that failed."""
     answers = await AdminClient(cluster).list_offsets(times, read_committed=read_committed)
     found: dict[TopicPartition, OffsetAtTime] = {}
     for where, answer in answers.items():
@@ -464,7 +477,10 @@ async def _offsets(
 async def _log_sizes(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Bytes of the leaders' logs, of those that are told: it takes Describe on the cluster."""
+    """Return the bytes of the leaders' logs that the workers report.
+
+    A worker reports them only to a principal with Describe on the cluster.
+    """
     from wire.messages.describe_log_dirs import (
         DescribableLogDirTopic,
         DescribeLogDirsRequest,
@@ -489,7 +505,7 @@ async def _log_sizes(
                 request, to=node_id, deadline=deadline
             )
         except AdminError as error:
-            log.info("node %s does not tell the sizes of logs: %s", node_id, error)
+            log.info("node %s does not report the sizes of its logs: %s", node_id, error)
             continue
         for result in response.results:
             for topic in result.topics:
@@ -501,11 +517,11 @@ async def _log_sizes(
 
 
 async def _compacted(cluster: Cluster, topics: Sequence[str]) -> dict[str, bool]:
-    """Whether each topic is compacted, of those that are told: it takes DescribeConfigs."""
+    """Return for each topic whether it is compacted; empty without DescribeConfigs."""
     try:
         policies = await topic_config(cluster, topics, "cleanup.policy")
     except AdminError as error:
-        log.info("the cluster does not tell which topics are compacted: %s", error)
+        log.info("the cluster does not report which topics are compacted: %s", error)
         return {}
     return {
         topic: "compact" in [part.strip() for part in policy.split(",")]

@@ -1,25 +1,27 @@
-"""One offset range of a partition as Arrow record batches, and a report of what was not there.
+"""Reader of one offset range: Arrow record batches, and a report with the reason of each gap.
 
-`RangeReader` fetches (`partition_fetcher`), decodes (`columns`) and says for each offset without a
-record why that is so (`gaps`). The next fetch is under way while the last response is decoded.
-Memory: one fetch response and one Arrow batch, whatever the range.
+`RangeReader` fetches (`partition_fetcher`), decodes (`columns`) and classifies each offset without
+a record (`gaps`). The next fetch is in flight while the last response is decoded. Memory: one fetch
+response and one Arrow batch, independent of the size of the range.
 
-How each offset from `start` to `end` is accounted for, in order:
+Classification of each offset from `start` to `end`, in order:
 
-    below the log's start                          DELETED
-    before the next batch, or inside one           COMPACTED; UNEXPLAINED where the topic is not
-                                                     compacted; REPLACED behind a cut, see below
+    below the log start offset                     DELETED
+    missing before the next batch, or inside one   COMPACTED; UNEXPLAINED if the topic is not
+                                                     compacted; REPLACED after a truncation, see
+                                                     below
     in a control batch                             CONTROL
     in an aborted transaction, read_committed      ABORTED
     in a batch of a later leader epoch than the
-      plan's end has                               REPLACED: the log was cut, then written again;
-                                                     what is in the batch is read
-    at or behind the end of a log that was cut     TRUNCATED
+      plan's end                                   REPLACED: the log was truncated, then written
+                                                     again; the batch is read
+    at or beyond the end of a truncated log        TRUNCATED
     in a batch that cannot be decoded              CORRUPT
-    everything else                                a record
+    all others                                     a record
 
-The leader epoch tells a log that was cut from one that only lags: leader epochs never descend in a
-log, so that no record that the plan meant has a later epoch than the plan's end (KIP-101, KIP-320).
+The leader epoch distinguishes a truncated log from a log that only lags: leader epochs never
+decrease in a log, so no record of the plan has a later epoch than the plan's end (KIP-101,
+KIP-320).
 """
 
 from __future__ import annotations
@@ -63,19 +65,19 @@ if TYPE_CHECKING:
     from wire.messages.fetch import PartitionData
     from wire.primitives.types import Buffer
 
-# An Arrow batch is handed out at the first of these: memory that a processor's cache holds, and
-# that the next batch uses again.
+# The reader yields an Arrow batch at the first of these limits: it fits a processor's cache, and
+# the next batch uses the same memory again.
 MAX_BATCH_ROWS: Final = 1 << 17
 MAX_BATCH_BYTES: Final = 4 << 20
-# A batch that cannot be decoded is fetched again, over another connection, before it is believed.
+# Fetches of a batch that cannot be decoded, each over a new connection, before it is reported.
 CORRUPT_ATTEMPTS: Final = 3
-# The most that a batch can span: its last offset delta is an int32.
+# Offsets that a batch can span at most: its last offset delta is an int32.
 MAX_BATCH_OFFSETS: Final = 1 << 31
 
 
 @frozen
 class Progress:
-    """So far, of one range: `position` is the offset that comes next."""
+    """Progress in one range: `position` is the next offset to read."""
 
     position: int
     records: int
@@ -84,10 +86,10 @@ class Progress:
 
 
 class RangeReader:
-    """Iterate once; `report` is there at the end.
+    """Iterable over the record batches of one range; `report` is set at the end of the iteration.
 
-    LoadError if the range cannot be read; DataLossError, one of these, if it lost records and
-    `fail_on_data_loss` is set.
+    It can be iterated once. Raises LoadError if the range cannot be read, and its subclass
+    DataLossError if the range lost records and `fail_on_data_loss` is set.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class RangeReader:
         is_compacted: bool | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`is_compacted`: of the topic, as the plan knows; None: it does not."""
+        """Create a reader; `is_compacted` is the plan's fact of the topic, None if unknown."""
         self.report: RangeReport | None = None
         self._cluster = cluster
         self._range = range_
@@ -113,10 +115,10 @@ class RangeReader:
         )
         self._gaps = _GapList()
         self._corrupt_attempts = 0
-        self._damage = ""  # of the batch at the position, which is fetched again
-        self._replaced = ""  # why the batch that is being decoded is not the plan's
-        self._nothing_up_to = 0  # as the last response said, if it had no records
-        self._truncation: str | None = None  # what the cluster's ledger says of it, once asked
+        self._damage = ""  # damage of the batch at the position, which is fetched again
+        self._replaced = ""  # why the batch being decoded is not the plan's
+        self._nothing_up_to = 0  # readable end in the last response, if it had no records
+        self._truncation: str | None = None  # entries of the truncation ledger, once requested
         self._fetcher = PartitionFetcher(
             cluster,
             self._where,
@@ -127,7 +129,7 @@ class RangeReader:
         )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """`read`, over a blocking transport."""
+        """Yield the batches of `read`, over a blocking transport."""
         source = self.read()
 
         async def step() -> pa.RecordBatch | None:
@@ -140,7 +142,10 @@ class RangeReader:
             wait(source.aclose())
 
     async def read(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """The records of the range, in order, in batches that are never empty."""
+        """Yield the records of the range, in order, in batches that are never empty.
+
+        Raises LoadError and DataLossError as the class describes.
+        """
         try:
             async with aclosing(self._read()) as source:
                 async for batch in source:
@@ -171,7 +176,7 @@ class RangeReader:
             else:
                 if data.records:
                     self._nothing_up_to = 0
-                    assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
+                    assert not hasattr(data.records, "size_bytes")  # a received buffer has no holes
                     async with aclosing(self._decode(data, data.records)) as steps:
                         async for _ in steps:
                             if (
@@ -193,7 +198,7 @@ class RangeReader:
     # One response
 
     async def _decode(self, data: PartitionData, buffer: Buffer) -> AsyncGenerator[None, None]:
-        """Each step takes in a piece of a record batch, or less; `_position` is behind it."""
+        """Decode one response in steps, and yield after each piece of a record batch."""
         end = self._range.end
         found, problem = _headers(buffer)
         if found and found[-1][1].next_offset < end and problem is None:
@@ -205,7 +210,7 @@ class RangeReader:
             try:
                 _check_stored(buffer, start, header)
                 if header.leader_epoch > self._range.leader_epoch != UNKNOWN:
-                    # Others are asked about it, whose answers may come into this buffer.
+                    # The next requests may overwrite this buffer with their responses.
                     buffer = bytes(buffer)
                     await self._on_later_epoch(header, data.log_start_offset)
                 elif header.base_offset > self._position:
@@ -239,46 +244,50 @@ class RangeReader:
     async def _on_corrupt(
         self, header: BatchHeader, following: BatchHeader | None, error: WireError | KafkaError
     ) -> None:
-        """The batch is to be fetched again; or what is left of it is a gap."""
+        """Request the batch again, or report the rest of it as a gap after CORRUPT_ATTEMPTS."""
         last = self._builder.last_offset
         if last is not None and last >= self._position:
             for first, behind in self._builder.missing_runs():
                 if not self._replaced:
                     self._position = first
                     await self._absent(behind, first)
-            await self._take(last + 1)  # its records before the damage were
+            await self._take(last + 1)  # the records before the damage were added
         self._replaced = ""
         self._damage = f"the batch at offset {header.base_offset} cannot be decoded: {error}"
         if self._fetch_again():
             return
         behind = header.next_offset if following is None else following.base_offset
         if not self._position < behind <= header.base_offset + MAX_BATCH_OFFSETS:
-            raise LoadError(f"{self._where}: {self._damage}; nor is it known where it ends")
+            raise LoadError(f"{self._where}: {self._damage}; its end is not known either")
         await self._lose(behind, GapReason.CORRUPT, self._damage)
         self._damage, self._corrupt_attempts = "", 0
 
     def _on_unreadable(self, error: KafkaError) -> None:
-        """Something at the position is not even the header of a batch."""
+        """Request the position again, where there is no header of a batch.
+
+        Raises LoadError for an older record format, and after CORRUPT_ATTEMPTS.
+        """
         if error.code is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
             raise LoadError(
                 f"{self._where}: the records at offset {self._position} are in an older format, "
-                f"which cannot be read ({error.message}). Copy the topic with a client that can"
+                f"which cannot be read ({error.message}). Copy the topic with a client that can "
+                "read the format"
             )
         self._damage = f"there is no record batch at offset {self._position}: {error.message}"
         if not self._fetch_again():
             raise LoadError(f"{self._where}: {self._damage}")
 
     def _fetch_again(self) -> bool:
-        """Whether damage is to be looked at once more: over another connection, of the leader."""
+        """Return whether to fetch again; the next fetch uses a new connection to the leader."""
         self._fetcher.close()
         self._fetcher.use_leader()
         self._corrupt_attempts += 1
         return self._corrupt_attempts < CORRUPT_ATTEMPTS
 
-    # What is not there
+    # Gaps
 
     async def _absent(self, end: int, log_start: int) -> None:
-        """No record has an offset from the position up to `end`, though the log reaches so far."""
+        """Report the offsets from the position to `end`, missing inside the log, as gaps."""
         if log_start > self._position:
             await self._deleted(min(end, log_start), log_start)
         if self._position >= min(end, self._range.end):
@@ -290,11 +299,14 @@ class RangeReader:
             await self._lose(end, GapReason.COMPACTED)
 
     async def _deleted(self, end: int, log_start: int) -> None:
-        detail = f"the log begins at offset {log_start} now: retention, or DeleteRecords"
+        detail = f"the log start offset is {log_start} now: by retention or DeleteRecords"
         await self._lose(end, GapReason.DELETED, detail)
 
     async def _lose(self, end: int, reason: GapReason, detail: str = "") -> None:
-        """Position to `end` is a gap. DataLossError where that must not be."""
+        """Report the offsets from the position to `end` as a gap.
+
+        Raises DataLossError if the reason is data loss and `fail_on_data_loss` is set.
+        """
         if self._replaced:
             reason, detail = GapReason.REPLACED, self._replaced
         end = min(end, self._range.end)
@@ -306,16 +318,16 @@ class RangeReader:
             self._position = end
 
     async def _take(self, end: int) -> None:
-        """Records from the position up to `end` have been added; they may not be the plan's."""
+        """Move the position to `end`; the added records are a gap too if they are replaced."""
         if self._replaced:
             await self._lose(end, GapReason.REPLACED)
         self._position = end
 
     async def _on_later_epoch(self, header: BatchHeader, log_start: int) -> None:
-        """The batch was written by a later leader than the plan knew of.
+        """Classify a batch of a later leader epoch than the plan's, and the offsets before it.
 
-        What lies before it may have been compacted away, or cut off and then written again. If the
-        batch has offsets of the range, `_replaced` is set.
+        Missing offsets before the batch were compacted, or truncated and then written again. Sets
+        `_replaced` if the batch has offsets of the range.
         """
         stop, end = header.base_offset, self._range.end
         if stop > self._position:
@@ -325,7 +337,7 @@ class RangeReader:
                 await self._absent(kept, log_start)
         if self._position < end:
             self._replaced = (
-                "the log was cut since the plan was made (leader epoch "
+                "the log was truncated since the plan was made (leader epoch "
                 f"{self._range.leader_epoch}), and written again in leader epoch "
                 f"{header.leader_epoch}{await self._ledger()}"
             )
@@ -335,35 +347,38 @@ class RangeReader:
                 await self._lose(stop, GapReason.REPLACED)
 
     async def _on_nothing(self, data: PartitionData) -> str:
-        """The response had nothing: the log ends here, for now or for good. If not, what to say."""
+        """Handle a response without records; return the obstacle, for an error after the timeout.
+
+        The log ends at the position, temporarily or by a truncation, or offsets are missing.
+        """
         if self._fetcher.is_from_replica:
             self._fetcher.use_leader()
-            return "the replica that was read from has no records there"
+            return "the preferred replica has no records at this offset"
         readable = data.high_watermark
         if self._options.read_committed and data.last_stable_offset >= 0:
             readable = data.last_stable_offset
         if readable <= self._position:
             return await self._on_short_log(readable)
-        # The response before this one said as much: what may be read has no batch up to there.
+        # The second response without records: there is no batch up to the end that it reported.
         if self._nothing_up_to > self._position:
             await self._absent(min(self._nothing_up_to, readable), data.log_start_offset)
         self._nothing_up_to = readable
-        return f"no records come, though the log reaches to offset {readable}"
+        return f"the broker sends no records, although the log reaches to offset {readable}"
 
     async def _on_short_log(self, readable: int) -> str:
-        """What may be read ends before the range does."""
+        """Report the rest as TRUNCATED if the log was truncated; return the obstacle."""
         cut_at = await self._cut_at()
         if cut_at is not None and cut_at <= readable <= self._position:
-            detail = f"the log ends at offset {readable} since it was cut{await self._ledger()}"
+            detail = f"the log was truncated and ends at offset {readable}{await self._ledger()}"
             await self._lose(self._range.end, GapReason.TRUNCATED, detail)
         return (
-            f"the log can be read up to {readable} only, though it had offsets up to "
-            f"{self._range.end - 1} when the plan was made. Replicas may lag behind, or a "
-            "transaction may be open: run the load again later"
+            f"the log can be read only up to offset {readable}, although it had offsets up to "
+            f"{self._range.end - 1} when the plan was made. Replicas may lag, or a transaction "
+            "may be open: run the load again later"
         )
 
     async def _on_out_of_range(self) -> str:
-        """The leader has no such offset: deleted, or the log is shorter than it was."""
+        """Handle an offset outside the leader's log: deleted, or truncated; return the obstacle."""
         admin = AdminClient(self._cluster)
         bounds = []
         for time in (EARLIEST, LATEST):
@@ -371,21 +386,21 @@ class RangeReader:
             if isinstance(found, BrokerError):
                 raise found
             bounds.append(found.offset)
-        await self._fetcher.check_topic()  # whose name alone was asked for
+        await self._fetcher.check_topic()  # the request named the topic without its id
         log_start, log_end = bounds
         if log_start > self._position:
             await self._deleted(log_start, log_start)
         elif log_end < self._position:
             return await self._on_short_log(log_end)
-        return f"it is out of range, though the log reaches from {log_start} to {log_end}"
+        return f"out of range, although the log reaches from {log_start} to {log_end}"
 
     async def _cut_at(self, seen_epoch: int = UNKNOWN) -> int | None:
-        """Where the log was cut since the plan was made; None: it was not, as far as is known.
+        """Return where the log was truncated since the plan was made; None: no known truncation.
 
-        A leader of an epoch before `seen_epoch` is not asked: it has not heard of the cut.
+        A leader of an epoch before `seen_epoch` is not asked: it does not know of the truncation.
         """
         cluster = self._cluster
-        self._fetcher.close()  # whose answer would come first
+        self._fetcher.close()  # its response would arrive first on the connection
         patience = cluster.deadline()
         attempt = 0
         while self._range.leader_epoch != UNKNOWN:
@@ -400,16 +415,19 @@ class RangeReader:
                     raise
                 attempt += 1
             else:
-                await self._fetcher.check_topic()  # whose name alone was asked for
+                await self._fetcher.check_topic()  # the request named the topic without its id
                 return ended if 0 <= ended < self._range.end else None
         return None
 
     async def _end_of_epoch(self, epoch: int, seen_epoch: int) -> int:
-        """Where the leader's log has the first later epoch, or ends. BrokerError."""
+        """Return the leader's end offset of `epoch` (OffsetForLeaderEpoch, KIP-101).
+
+        That is the first offset of a later epoch, or the log end offset. Raises BrokerError.
+        """
         where = self._where
         found = await self._cluster.partition(where, refresh=True)
         if found.leader_id not in self._cluster.nodes or UNKNOWN < found.leader_epoch < seen_epoch:
-            text = "no leader at this time"
+            text = "the partition has no leader at this time"
             raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, text, f"partition {where}")
         asked = OffsetForLeaderPartition(
             partition=where.partition,
@@ -429,17 +447,20 @@ class RangeReader:
         return UNKNOWN
 
     async def _ledger(self) -> str:
-        """What the workers' truncation ledgers say of this partition; "" of any other cluster."""
+        """Return the workers' truncation ledger entries for the range as text.
+
+        "" for a cluster without truncation ledgers, e.g. Apache Kafka.
+        """
         if self._truncation is None:
             self._truncation = ""
-            self._fetcher.close()  # whose answer would come first
+            self._fetcher.close()  # its response would arrive first on the connection
             admin = AdminClient(self._cluster)
             entries = []
             for node_id in sorted(self._cluster.nodes):
                 try:
                     ledger = await admin.describe_truncations(node_id, [self._where.topic])
                 except (KafkaError, AdminError, *BROKEN):
-                    continue  # another Kafka, no right to see it, or a node that is down
+                    continue  # not this project's cluster, not authorized, or the node is down
                 entries += [
                     one
                     for one in ledger.truncations
@@ -456,7 +477,7 @@ class RangeReader:
                 )
         return self._truncation
 
-    # What is told
+    # Progress and report
 
     def _tell_progress(self) -> None:
         if self._on_progress is not None:
@@ -484,7 +505,7 @@ class RangeReader:
 
 
 def _check_stored(buffer: Buffer, start: int, header: BatchHeader) -> None:
-    """WireError unless the batch is as its leader wrote it."""
+    """Raise WireError unless the checksum and the stored fields of the batch are valid."""
     if batch_crc(buffer, start, header.batch_bytes) != header.crc:
         raise WireError("its checksum does not match")
     if problem := stored_problem(header):
@@ -492,7 +513,10 @@ def _check_stored(buffer: Buffer, start: int, header: BatchHeader) -> None:
 
 
 def _headers(buffer: Buffer) -> tuple[list[tuple[int, BatchHeader]], KafkaError | None]:
-    """The batches that lie whole in the buffer, up to the first whose header makes no sense."""
+    """Return the headers of the complete batches, up to the first malformed header, and its error.
+
+    The error is None if all headers are well-formed.
+    """
     found: list[tuple[int, BatchHeader]] = []
     try:
         for start, header in batches(buffer):
@@ -503,7 +527,7 @@ def _headers(buffer: Buffer) -> tuple[list[tuple[int, BatchHeader]], KafkaError 
 
 
 class _GapList:
-    """Gaps in order; neighbours with the same reason and detail are one."""
+    """Gaps in order; adjacent gaps with the same reason and detail are merged."""
 
     def __init__(self) -> None:
         self.listed: list[Gap] = []

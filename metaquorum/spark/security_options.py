@@ -1,6 +1,6 @@
-"""Kafka's security options, of Java's clients and of librdkafka, as a `Security`.
+"""Parser of Kafka's security options, those of the Java clients and of librdkafka.
 
-PLAIN, SCRAM and TLS with PEM files. No message repeats a value that may be a secret.
+Supported: PLAIN, SCRAM, and TLS with PEM files. No message repeats a value that may be a secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_security(given: GivenOptions) -> Security:
     return Security(tls, login)
 
 
-# SASL mechanisms, and the login module by which Java's clients name each.
+# Supported SASL mechanisms, and the login module of the Java clients for each.
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -43,7 +43,7 @@ def _login(given: GivenOptions, protocol: str) -> Login:
     supported = ", ".join(_LOGIN_MODULES)
     if mechanism is None:
         raise OptionError(
-            f"option kafka.sasl.mechanism is needed with {protocol}: one of {supported} "
+            f"option kafka.sasl.mechanism is required with {protocol}: one of {supported} "
             "(Kafka's own default, GSSAPI, is not supported)"
         )
     if mechanism not in _LOGIN_MODULES:
@@ -73,19 +73,19 @@ def _jaas_login(text: str, mechanism: str) -> tuple[str, str]:
         found, entries = parse_jaas(text)
     except ValueError as error:
         raise OptionError(
-            f"option kafka.sasl.jaas.config {error}; it is to be of the form "
+            f"option kafka.sasl.jaas.config {error}; it must be of the form "
             f'{module} required username="..." password="...";'
         ) from None
     if found != module:
         raise OptionError(
-            f"option kafka.sasl.jaas.config has a login module that is not for the mechanism "
-            f"{mechanism}: that is {module}"
+            f"option kafka.sasl.jaas.config has a login module that does not fit the mechanism "
+            f"{mechanism}: use {module}"
         )
     unknown = entries.keys() - {"username", "password"}
     if unknown or not entries.get("username") or "password" not in entries:
         raise OptionError(
-            "option kafka.sasl.jaas.config is to have the entries username and password, and no "
-            "others: logins by token are not supported"
+            "option kafka.sasl.jaas.config must have the entries username and password, and no "
+            "others: delegation tokens are not supported"
         )
     return entries["username"], entries["password"]
 
@@ -102,7 +102,7 @@ _PEM_KEY: Final = (
 
 
 def _tls(given: GivenOptions) -> Tls:
-    """Files that every executor must have. They are read when a connection is made."""
+    """Return the TLS files, which every executor must have; a connection reads them later."""
     authorities = given.take("kafka.ssl.ca.location")
     truststore = _pem_store(given, "truststore", _PEM_TRUST)
     certificate = given.take("kafka.ssl.certificate.location")
@@ -138,14 +138,14 @@ def _pem_store(given: GivenOptions, store: str, how: str) -> str | None:
         return None
     if (kind or "JKS").upper() != "PEM":
         raise OptionError(
-            f"option kafka.ssl.{store}.type is {(kind or 'not given, so JKS')[:100]}, and only PEM "
-            f"files can be read here; convert the store: {how}"
+            f"option kafka.ssl.{store}.type is {(kind or 'not given, so JKS')[:100]}, but this "
+            f"client reads only PEM files; convert the store: {how}"
         )
     if password is not None:
         raise OptionError(
-            f"option kafka.ssl.{store}.password is refused: a PEM file has none, and a key that is "
-            "encrypted cannot be used; leave the option out"
+            f"option kafka.ssl.{store}.password is refused: PEM files have no password, and an "
+            "encrypted key cannot be used; leave the option out"
         )
     if location is None:
-        raise OptionError(f"option kafka.ssl.{store}.location is needed with its type PEM")
+        raise OptionError(f"option kafka.ssl.{store}.location is required with the type PEM")
     return location

@@ -1,16 +1,15 @@
-"""A data source of PySpark (Python Data Source API): `spark.read.format("metaquorum")`.
+"""PySpark data source (Python Data Source API): `spark.read.format("metaquorum")`.
 
     spark.read.format("metaquorum").option("kafka.bootstrap.servers", "host:9092")
         .option("subscribe", "topic").load()
 
 Spark finds it by the package `pyspark_metaquorum` (`metaquorum.spark.discovery`), or after
-`spark.dataSource.register(DefaultSource)`. The driver makes a plan, anew for each action, so that
-"latest" is that of the action; each range of the plan is a partition, and a task that is run again
-reads the same records. Rows come as Arrow batches.
+`spark.dataSource.register(DefaultSource)`. The driver makes a new plan for each action, so that
+"latest" is that of the action. Each range of the plan is a Spark partition, and a repeated task
+reads the same records. Rows are passed to Spark as Arrow batches.
 
-Secrets are among the options, which Spark itself pickles for its workers; they are in no name,
-plan or log. Deliberately absent: streaming reads, for which `DefaultSource.streamReader` is the
-place, and writes.
+The options may hold secrets, which Spark pickles for its Python workers; no name, plan or log has
+them. Deliberately absent: streaming reads (to be added in `DefaultSource.streamReader`) and writes.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ AFTER_LAST_SPARK: Final = (4, 4)  # as in pyproject.toml
 _found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 if not FIRST_SPARK <= _found < AFTER_LAST_SPARK:
     raise ImportError(
-        f"the data source metaquorum needs PySpark 4.0 to 4.3, and this is {pyspark.__version__}; "
-        "mq-load --local works without Spark"
+        f"the data source metaquorum needs PySpark 4.0 to 4.3, but {pyspark.__version__} is "
+        "installed; mq-load --local works without Spark"
     )
 
 from pyspark.sql.datasource import (  # noqa: E402 - older releases lack it, and say less
@@ -58,8 +57,8 @@ from metaquorum.spark.range_reader import RangeReader  # noqa: E402
 log = logging.getLogger(__name__)
 
 NAME: Final = "metaquorum"
-# As the official connector's (`KafkaRecordToRowConverter.kafkaSchema`), all nullable. Not in DDL:
-# there, a setting of the session says what a timestamp is.
+# As in the official connector (`KafkaRecordToRowConverter.kafkaSchema`), all nullable. Not as DDL,
+# in which TIMESTAMP depends on a setting of the session.
 _TYPES: Final[Mapping[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
@@ -75,7 +74,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 class UnsupportedError(Exception):
-    """Spark asks for what this source does not do."""
+    """Spark asks for a feature that this data source does not have."""
 
 
 class DefaultSource(DataSource):
@@ -84,7 +83,7 @@ class DefaultSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """OptionError if any option is wrong."""
+        """Return the schema of the data source. Raises OptionError if an option is invalid."""
         return _schema(self._options())
 
     def reader(self, schema: StructType) -> RangesReader:
@@ -98,7 +97,7 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
         raise UnsupportedError(
-            f"the data source {NAME} does not support streaming reads yet: use spark.read, or the "
+            f"the data source {NAME} does not support streaming reads: use spark.read, or the "
             "format kafka for spark.readStream"
         )
 
@@ -110,7 +109,7 @@ class DefaultSource(DataSource):
 
     def _refuse_to_write(self) -> NoReturn:
         raise UnsupportedError(
-            f"the data source {NAME} does not support writing yet: use the format kafka"
+            f"the data source {NAME} does not support writing: use the format kafka"
         )
 
     def _options(self) -> ReadOptions:
@@ -118,19 +117,22 @@ class DefaultSource(DataSource):
 
 
 class RangesReader(DataSourceReader):
-    """Pickled for each task, with all that a task needs."""
+    """Reader of the ranges of one plan; Spark pickles it for each task."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges of a plan that is made now."""
+        """Make a plan and return its ranges. Blocking: it queries the cluster."""
         with open_cluster(self._options.fetch.connecting) as cluster:
             plan = make_plan(cluster, self._options)
         return [RangePartition(each, plan.topics[each.topic].is_compacted) for each in plan.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Of no partition, which is what Spark asks for where `partitions` has none, nothing."""
+        """Yield the Arrow batches of the partition.
+
+        Yields none for None, which Spark passes if `partitions` returned an empty list.
+        """
         if not isinstance(partition, RangePartition):
             return
         fetch = self._options.fetch
@@ -153,7 +155,7 @@ class RangePartition(InputPartition):
 
 
 def _schema(options: ReadOptions) -> StructType:
-    """The columns that are chosen, in their own order."""
+    """Return the selected columns, in the order of COLUMNS."""
     fetch = options.fetch
     columns = (*COLUMNS, HEADERS) if fetch.include_headers else COLUMNS
     return StructType(

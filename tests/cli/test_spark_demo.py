@@ -33,9 +33,9 @@ def test_the_demo_loads_each_record_once(tmp_path: Path) -> None:
     said = done.stdout
     assert done.returncode == 0, said + done.stderr
     assert "Traceback" not in done.stderr
-    found = re.search(r"([\d,]+) rows, ([\d,]+) different offsets", said)
+    found = re.search(r"([\d,]+) rows, ([\d,]+) distinct offsets", said)
     assert found is not None
     assert found[1] == found[2]
-    assert "sees 0 files of it" in said or "done before it could be killed" in said
+    assert "sees 0 Parquet files" in said or "committed before it could be killed" in said
     page = (tmp_path / "mq-spark-demo" / "report.html").read_text()
     assert page.count("class=bar") == len(re.findall(r"^ +lines-\d ", said, re.MULTILINE))

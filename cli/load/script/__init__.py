@@ -1,5 +1,5 @@
-"""The file that spark-submit runs: it takes none whose name does not end with `.py`.
+"""Script for spark-submit, which accepts only files whose name ends with `.py`.
 
-Imports `cli.load.main`. I/O: that of `mq-load`. A folder of its own, since Python looks for modules
-first where the file lies that it runs.
+Imports `cli.load.main`. I/O: that of `mq-load`. It has a folder of its own, because Python first
+looks for modules in the folder of the script.
 """

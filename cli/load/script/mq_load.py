@@ -1,4 +1,4 @@
-"""mq-load, for spark-submit: `spark-submit "$(mq-load script)" load ...`."""
+"""Script that runs mq-load in spark-submit: `spark-submit "$(mq-load script)" load ...`."""
 
 from cli.load.main import main
 

@@ -1,4 +1,4 @@
-"""What Spark looks for: installed as the top-level package `pyspark_metaquorum`.
+"""Entry point that Spark looks for: installed as the top-level package `pyspark_metaquorum`.
 
 Spark imports all packages named `pyspark_*` and takes their `DefaultSource`. Imports the source
 and nothing else; no I/O. The class has one home, as Spark pickles it by name.

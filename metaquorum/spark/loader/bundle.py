@@ -1,8 +1,8 @@
-"""A zip of what executors need, for Spark's --py-files: pure Python, interpreted.
+"""Zip file of the modules that executors need, for Spark's --py-files: pure Python, interpreted.
 
-What is in it follows from the imports of the data source and of the loader: the modules of
-metaquorum that they reach, and `wire`, whose messages are imported by name. pyarrow and the codecs
-of compressed topics must be installed where the executors run.
+Its content follows from the imports of the data source and of the loader: the modules of
+metaquorum that they reach, and all of `wire`, whose messages are imported by name. pyarrow and the
+codecs of compressed topics must be installed on the executors.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import metaquorum
 import wire
 from metaquorum.spark.loader.errors import OutputError
 
-# Spark puts the zip before all that is installed, on the driver, too: what `mq-load` itself imports
-# of metaquorum has to be in it.
+# Spark puts the zip before installed packages in sys.path, on the driver, too: the zip must have
+# all modules of metaquorum that `mq-load` itself imports.
 _ROOTS: Final = ("metaquorum.spark", "metaquorum.runtime.one_line")
 _DISCOVERY: Final = "metaquorum.spark.discovery"
 _DISCOVERED_AS: Final = "pyspark_metaquorum"
-# Imported in functions that no executor calls: they need an event loop.
+# Imported only in functions that no executor calls, and that need an event loop.
 _NEVER: Final = ("metaquorum.client.trio_transport", "metaquorum.runtime.system")
-# The same bytes each time: the time of each file is the earliest that a zip can have.
+# For a reproducible zip, each file has the earliest time that the format allows.
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write_bundle(path: str) -> list[str]:
-    """The names in the zip, which is there. OutputError."""
+    """Write the zip and return the names in it. Raises OutputError if it cannot be written."""
     files = dict(sorted(bundled_files()))
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -38,12 +38,12 @@ def write_bundle(path: str) -> list[str]:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 bundle.writestr(info, source)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     return list(files)
 
 
 def bundled_files() -> Iterator[tuple[str, bytes]]:
-    """Names in the zip, and what is in each."""
+    """Yield the name and the content of each file in the zip."""
     tops = {"metaquorum": _folder_of(metaquorum), "wire": _folder_of(wire)}
     modules = {name: path for top, folder in tops.items() for name, path in _modules(top, folder)}
     needed = _closure(modules)
@@ -89,7 +89,7 @@ def _is_below(name: str, roots: Iterable[str]) -> bool:
 
 
 def _imports(tree: ast.AST, modules: dict[str, Path]) -> Iterator[str]:
-    """Also those in functions, and those for types only, which do no harm."""
+    """Yield the imported modules, including imports in functions and for type checking only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)

@@ -1,13 +1,13 @@
-"""The driver: plan, run, commit, publish. Whatever it finds half done it goes on with.
+"""Driver of a load: plan, run, commit, publish; it resumes an unfinished load at any step.
 
-    make plan N        created exclusively: of two drivers one has its ranges
+    make plan N        created exclusively: one of two drivers succeeds
     run its ranges     those without a result; results are created exclusively, too
-    write the report   of all results
-    commit N           the manifest is created exclusively: the load is part of the table
+    write the report   one line for each result
+    commit N           the manifest is created exclusively; the load is then part of the table
     publish N          staged files move to their places; the rest of that folder is deleted
 
-`recovery` says what is next from what is there; so a load that died is gone on with by running it
-again, and there is no other way to recover.
+`recovery` derives the next step from the files in the output. The only way to recover a load that
+died is to run it again.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from wire.primitives.frozen import frozen
 log = logging.getLogger(__name__)
 
 MAX_SHOWN_FAILURES: Final = 3
-# Of a request: a plan that is unfinished is finished with its own.
+# Parts of a request that may differ from those of an unfinished plan, which keeps its own.
 LIMITS: Final = frozenset(("from", "to"))
 
 
 class Planner(Protocol):
-    """The cluster, as far as plans are concerned."""
+    """Source of plans: the cluster, or a model of it in tests."""
 
     def make(self, previous: Manifest | None) -> ReadPlan | None:
-        """What there is to load behind the newest manifest; None: nothing."""
+        """Return the plan of the records after the newest manifest; None: there are none."""
 
     def check(self, plan: LoadPlan) -> None:
-        """That the cluster and the topics are those of the plan. RefusedError."""
+        """Raise RefusedError unless the cluster and the topics are those of the plan."""
 
 
 @frozen
 class LoadRequest:
-    """What was asked for; `request` in words that a later run can compare."""
+    """Request for one load; `request` has the arguments that a later run compares."""
 
     output: str
     request: Mapping[str, Any]
@@ -69,18 +69,19 @@ class LoadRequest:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
     discard_unfinished: bool = False
-    has_own_client_id: bool = False  # or else that of the plan, also where another run made it
+    has_own_client_id: bool = False  # if False, the plan's client id is used
 
     def client_id(self, plan: LoadPlan) -> str:
-        """The same for all runs of a load, unless one was given."""
+        """Return the client id: the request's own, or that of the plan for all its runs."""
         return self.fetch.connecting.client_id if self.has_own_client_id else plan.client_id
 
 
 @frozen
 class LoadOutcome:
-    """`manifest` None: there was nothing to load. `resumed`: an earlier run had begun.
+    """Outcome of one load. `manifest` None: there was nothing to load.
 
-    `is_as_asked`: False where that run had other limits, as a nightly load has; they were kept.
+    `resumed`: an earlier run had begun the load. `is_as_asked`: False if that run had other limits
+    (--from, --to), which the load kept.
     """
 
     manifest: Manifest | None
@@ -91,16 +92,16 @@ class LoadOutcome:
 
 
 class Events:
-    """What a driver tells while it works; each method may be overridden."""
+    """Callbacks of a driver; each method may be overridden."""
 
     def on_plan(self, plan: LoadPlan, done: int) -> None:
-        """The plan's ranges are about to be run, but for `done` that have results."""
+        """Handle the start of a plan, `done` ranges of which already have results."""
 
     def on_range(self, index: int, what: TaskProgress | RangeResult) -> None:
-        """How far an attempt at the range is, or what became of the range."""
+        """Handle the progress of an attempt at the range, or the result of the range."""
 
     def on_committed(self, manifest: Manifest) -> None:
-        """The load is part of the table."""
+        """Handle the commit of the load."""
 
 
 def new_driver_id() -> str:
@@ -117,9 +118,10 @@ def run_load(
     events: Events | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> LoadOutcome:
-    """One load is committed and published: the one that was unfinished, or else a new one.
+    """Run one load, the unfinished one or else a new one, until it is committed and published.
 
-    The caller has opened the table and holds its lock. LoaderError, or what the planner raises.
+    Blocking. The caller has opened the table and holds its lock. Raises LoaderError if the load
+    fails, and the errors of the planner.
     """
     events = events or Events()
     while True:
@@ -160,7 +162,7 @@ def run_load(
 
 
 def _check_request(plan: LoadPlan, request: LoadRequest) -> None:
-    """That the unfinished plan is of what is asked for now, from wherever to wherever."""
+    """Raise RefusedError unless the unfinished plan has the same request, apart from LIMITS."""
     changed = sorted(
         name
         for name in {*plan.request, *request.request} - LIMITS
@@ -170,9 +172,9 @@ def _check_request(plan: LoadPlan, request: LoadRequest) -> None:
         changed.append("the settings of the files")
     if changed:
         raise RefusedError(
-            f"load {plan.version} is unfinished, and was asked for otherwise (it differs in "
-            f"{', '.join(changed)}); run the same command again to finish it, or give "
-            "--discard-unfinished to forget it"
+            f"load {plan.version} is unfinished and was started with other arguments (it differs "
+            f"in {', '.join(changed)}); run the same command again to finish it, or give "
+            "--discard-unfinished to discard it"
         )
 
 
@@ -199,14 +201,17 @@ def _make_plan(
         table.create_plan(plan)
     except FileExistsError:
         raise RefusedError(
-            f"another driver has planned load {step.version} of {table.storage.url} at this "
-            "moment; wait for its end, and run the load again"
+            f"another driver has planned load {step.version} of {table.storage.url} at the same "
+            "time; wait until it ends, and run the load again"
         ) from None
     return plan
 
 
 def _sweep(table: Table, listing: Listing, newest: Manifest | None, plan_id: str | None) -> None:
-    """What a load left that nobody will go on with. The newest manifest is published."""
+    """Delete the staging folders of finished and discarded loads.
+
+    The newest manifest must be published.
+    """
     for folder in garbage(listing, newest, plan_id):
         table.storage.delete_folder(folder)
 
@@ -246,8 +251,8 @@ def _run_ranges(
     missing = [index for index in range(len(ranges)) if index not in results]
     if missing:
         raise RefusedError(
-            f"{len(missing)} results of load {plan.version} have vanished: was it discarded by "
-            "another driver? Run it again"
+            f"{len(missing)} results of load {plan.version} have disappeared: another driver may "
+            "have discarded the load; run it again"
         )
     return [results[index] for index in range(len(ranges))]
 
@@ -257,10 +262,10 @@ def _failed(failures: Mapping[int, str], count: int, not_begun: int) -> RangesFa
     shown = "; ".join(reasons[:MAX_SHOWN_FAILURES])
     more = len(reasons) - MAX_SHOWN_FAILURES
     others = f"; and {more} other reasons" if more > 0 else ""
-    rest = f" {not_begun} others were not begun." if not_begun else ""
+    rest = f" {not_begun} others were not started." if not_begun else ""
     return RangesFailedError(
         f"{len(failures)} of {count} ranges could not be loaded: {shown}{others}.{rest} Nothing "
-        "was committed; the ranges that ended are kept, and the same command goes on with the rest"
+        "was committed; finished ranges are kept, and the same command loads the rest"
     )
 
 
@@ -280,11 +285,11 @@ def _commit(
         table.commit(manifest)
     except FileExistsError:
         known = table.manifest(plan.version)
-        # Ours, where the store's answer to the first attempt was lost and its client tried again.
+        # This driver's own manifest, if a store's client retried after a lost response.
         if known.driver_id != driver_id:
             raise RefusedError(
-                f"another driver has committed load {plan.version} of {table.storage.url} at this "
-                "moment; nothing is lost or doubled, and the next load goes on behind it"
+                f"another driver has committed load {plan.version} of {table.storage.url} at the "
+                "same time; no record is lost or duplicated, and the next load continues after it"
             ) from None
         return known
     return manifest

@@ -1,9 +1,9 @@
-"""One driver at a time works on an output, as far as can be known; none waits for a dead one.
+"""Advisory lock: one driver at a time works on an output; no driver waits for a dead one.
 
-Advice only: what decides is the exclusive creation of plans, results and manifests, and two drivers
-at once do no harm. On a local file system the lock is flock(2) on a file, which ends with its
-process. In an object store it is an object that the driver renews: a second driver watches it for
-a while, and takes over unless it sees it change.
+The lock is not needed for correctness: plans, results and manifests are created exclusively, and
+two drivers at once do no harm. On a local file system the lock is flock(2) on a file, which ends
+with its process. In an object store it is an object that the driver renews every RENEW_S: a second
+driver watches it for WATCH_S, and takes over unless it changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _MAX_LOCK_BYTES: Final = 4096
 
 @contextmanager
 def hold(storage: Storage, driver_id: str) -> Iterator[None]:
-    """The lock is ours meanwhile. RefusedError names the driver that has it."""
+    """Hold the lock while the block runs. Raises RefusedError if another driver has it.
+
+    Blocking, for up to WATCH_S in an object store.
+    """
     if isinstance(storage, LocalStorage):
         with _hold_file(storage, driver_id):
             yield
@@ -50,14 +53,16 @@ def _refusal(data: bytes, url: str) -> RefusedError:
         facts = json.loads(data)
         if isinstance(facts, dict):
             who = f"process {facts.get('pid')} on {facts.get('host')}"
-    return RefusedError(f"a load into {url} is under way, by {who}; wait for its end, or end it")
+    return RefusedError(
+        f"a load into {url} is in progress, by {who}; wait until it ends, or end it"
+    )
 
 
 @contextmanager
 def _hold_file(storage: LocalStorage, driver_id: str) -> Iterator[None]:
     try:
         import fcntl
-    except ImportError:  # no advice on this system
+    except ImportError:  # this system has no flock
         yield
         return
     path = storage.local_path(LOCK_FILE)
@@ -70,13 +75,13 @@ def _hold_file(storage: LocalStorage, driver_id: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _refusal(os.pread(descriptor, _MAX_LOCK_BYTES, 0), storage.url) from None
-        except OSError:  # this file system knows no locks
+        except OSError:  # this file system does not support locks
             yield
             return
-        with suppress(OSError):  # on a full disk
+        with suppress(OSError):  # e.g. a full disk: the content is only for messages
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _content(driver_id, 0), 0)
-        storage.sweep_temporaries(META_FOLDER)  # drivers alone write there
+        storage.sweep_temporaries(META_FOLDER)  # only drivers write to this folder
         yield
     finally:
         os.close(descriptor)
@@ -107,7 +112,7 @@ def _hold_object(storage: Storage, driver_id: str) -> Iterator[None]:
 
 
 def _watch(storage: Storage) -> None:
-    """Nobody renews the lock."""
+    """Wait until the lock counts as stale. Raises RefusedError if another driver renews it."""
     first = _read(storage)
     if first is None:
         return

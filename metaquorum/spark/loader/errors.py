@@ -1,25 +1,25 @@
-"""What can stop a load as a whole; each message is a sentence for the user."""
+"""Errors that stop a whole load; each message is a sentence for the user."""
 
 
 class LoaderError(Exception):
-    """The load did not end: the message says what is wrong, why, and what to do."""
+    """The load failed; the message says what is wrong, why, and what to do."""
 
 
 class OutputError(LoaderError):
-    """The output cannot be used: not writable, full, damaged, or not a store that will do."""
+    """The output cannot be used: not writable, full, damaged, or without exclusive creation."""
 
 
 class RefusedError(LoaderError):
-    """The load would break what is committed already, or another one is under way."""
+    """The load would contradict committed loads, or another load is running."""
 
 
 class RangesFailedError(LoaderError):
-    """Some ranges could not be loaded; those that were are kept for the next run."""
+    """Some ranges could not be loaded; the results of the others are kept for the next run."""
 
 
 class RunnerError(LoaderError):
-    """What should run the tasks (worker processes, Spark) cannot."""
+    """The runner of the tasks (worker processes, Spark) cannot run them."""
 
 
 class UsageError(LoaderError):
-    """What was asked for makes no sense; nothing was read."""
+    """The arguments of the load are invalid; no record was read."""

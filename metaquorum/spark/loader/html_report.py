@@ -1,7 +1,7 @@
-"""The report of a load as one page of HTML, with a bar for each range.
+"""Report of a load as one page of HTML, with a bar for each range.
 
-Self-contained: the page loads nothing, and its policy forbids to. Whatever a cluster named is
-escaped.
+The page is self-contained: its content security policy allows no request. All names from the
+cluster are escaped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from metaquorum.spark.gaps import DATA_LOSS, GapReason
 from metaquorum.spark.loader.load_report import LoadReport, RangeRow, time_text
 
-MAX_SHOWN_GAPS: Final = 100  # of one range; the JSON form has more
+MAX_SHOWN_GAPS: Final = 100  # for each range; the JSON form has more
 
-# Readable on white and on black, and told apart without red and green.
+# Readable on white and on black, and distinguishable with red-green color blindness.
 _COLORS: Final[Mapping[GapReason, str]] = {
     GapReason.COMPACTED: "#9aa5b1",
     GapReason.CONTROL: "#8e7cc3",
@@ -126,7 +126,7 @@ def _bar(row: RangeRow) -> Iterator[str]:
     report = row.result.report
     parts = [("records", _RECORDS_COLOR, report.records)]
     for reason in GapReason:
-        # Offsets of replaced records have records: what was read in their place.
+        # REPLACED offsets have records, the replacing ones, and count among those already.
         if reason is not GapReason.REPLACED and (count := report.missing.get(reason)):
             parts.append((reason.value, _COLORS[reason], count))
     label = ", ".join(f"{count:,} {name}" for name, _, count in parts)

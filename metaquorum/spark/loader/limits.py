@@ -1,4 +1,4 @@
-"""Where to begin and where to end, as people write it."""
+"""Parser of the arguments --from and --to: an offset, a time, earliest or latest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OFFSET: Final = re.compile(r"[0-9]{1,19}")
 
 
 def parse_starting(text: str) -> Starting:
-    """UsageError."""
+    """Return the parsed --from. Raises UsageError if it is invalid."""
     if text == "earliest":
         return Earliest()
     if text == "latest":
@@ -34,7 +34,7 @@ def parse_starting(text: str) -> Starting:
 
 
 def parse_ending(text: str) -> Ending:
-    """UsageError."""
+    """Return the parsed --to. Raises UsageError if it is invalid."""
     if text == "latest":
         return Latest()
     if text == "earliest":
@@ -56,6 +56,6 @@ def _parse(text: str, word: str) -> AtOffset | AtTime:
     except (ValueError, OverflowError, OSError):
         pass
     raise UsageError(
-        f"{text[:100]!r} is neither an offset nor a time; write {word}, an offset, a time as "
-        "2026-01-31, 2026-01-31T10:30 or 2026-01-31T10:30Z, or 90s, 15m, 2h, 7d for as long ago"
+        f"{text[:100]!r} is neither an offset nor a time; write {word}, an offset, a time such as "
+        "2026-01-31, 2026-01-31T10:30 or 2026-01-31T10:30Z, or an age such as 90s, 15m, 2h, 7d"
     )

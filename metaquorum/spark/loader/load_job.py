@@ -1,4 +1,4 @@
-"""Loads for programs: `load`, `plan_load`, `read_report` and `committed_files`."""
+"""Programming interface of loads: `load`, `plan_load`, `read_report` and `committed_files`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from wire.primitives.frozen import frozen
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a retry reads again, at most: some seconds of work, whatever the size of the records.
+# Upper bound for the records that a retry reads again: a few seconds of work.
 DEFAULT_RECORDS_PER_RANGE: Final = 2_000_000
 
 
 @frozen
 class LoadJob:
-    """What is loaded, from where, to where and how. UsageError says what makes no sense."""
+    """Topics, output and settings of one load. Raises UsageError if a field is invalid."""
 
     topics: tuple[str, ...]
     output: str
@@ -63,7 +63,7 @@ class LoadJob:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     discard_unfinished: bool = False
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
-    has_own_client_id: bool = False  # or else one was made up
+    has_own_client_id: bool = False  # False: the client id was generated
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -91,7 +91,7 @@ class LoadJob:
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """In words: the same command gives the same, whenever it is run."""
+        """Arguments of the load, which a later run compares: the same for the same command."""
         return {
             "topics": sorted(self.topics),
             "from": self.starting,
@@ -111,9 +111,9 @@ class LoadJob:
 
 
 def check_settings(settings: TableSettings) -> None:
-    """UsageError."""
+    """Raise UsageError if the compression or the columns are invalid."""
     if settings.compression not in CODECS:
-        raise UsageError(f"the compression is one of {', '.join(CODECS)}")
+        raise UsageError(f"the compression must be one of {', '.join(CODECS)}")
     if settings.columns is None:
         return
     known = (*FILE_COLUMNS, *PATH_COLUMNS, *((HEADERS,) if settings.include_headers else ()))
@@ -124,10 +124,10 @@ def check_settings(settings: TableSettings) -> None:
     if len(set(settings.columns)) < len(settings.columns):
         raise UsageError("a column is named twice")
     if settings.value_schema is not None and "value" not in settings.columns:
-        raise UsageError("values are decoded into columns of their own: name the column value, too")
+        raise UsageError("values can be decoded only if the column value is loaded: name it, too")
     if not settings.file_columns:
         raise UsageError(
-            "topic and partition are in the paths of the files; name a column that is in them"
+            "topic and partition are in the paths of the files; name another column as well"
         )
 
 
@@ -158,19 +158,19 @@ def load(
     discard_unfinished: bool = False,
     events: Events | None = None,
 ) -> LoadReport:
-    """The records of the topics are in Parquet files in `output`, each once, and committed.
+    """Load the records of the topics into Parquet files in `output`, each once, and commit them.
 
-    Where an earlier call died, this one goes on with it, and where that had other limits, then with
-    its own; where one was committed, it begins behind its end.
-    `starting` and `ending` are "earliest" and "latest", an offset, or a time (ISO 8601). With
-    `spark`, a session, its executors do the work, else processes of this machine, at most
-    `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens with
-    `storage_options`. With `value_schema`, values become columns of their own, and records whose
-    values are not of the schema go to `_rejected`, with the reason. `client_id`: on which the
-    cluster counts quotas, one for the whole job.
+    Blocking. If an earlier call died, this one finishes that load first, and then loads its own
+    limits if they differ. After a committed load, it begins at the end of that load.
+    `starting` and `ending` are "earliest" and "latest", an offset, a time (ISO 8601), or an age
+    ("2h"). With a session as `spark`, its executors run the tasks, otherwise processes of this
+    machine, at most `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens
+    with `storage_options`. With `value_schema`, values are decoded into columns, and records whose
+    values do not match go to `_rejected`, with the reason. The cluster's quotas apply to
+    `client_id`, one for the whole job.
 
-    LoaderError and `metaquorum.spark.errors.LoadError` say what stopped the load, AdminError and
-    KafkaError what the cluster refused; the same call again goes on from there.
+    Raises LoaderError or `metaquorum.spark.errors.LoadError` if the load fails, AdminError or
+    KafkaError if the cluster refuses a request; the same call again resumes the load.
     """
     job = LoadJob(
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
@@ -210,7 +210,7 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
     if job.settings.value_schema is not None:
         open_decoder(
             job.settings.value_schema, job.registry_auth
-        )  # or it says now what is wrong with the schema
+        )  # raises SchemaError now, not in the tasks
     storage = open_storage(job.output, job.storage_options)
     table = Table(storage)
     table.open_or_make()
@@ -255,19 +255,19 @@ def _cluster(connecting: Connecting) -> Iterator[Cluster]:
 
 @frozen
 class NextLoad:
-    """What the next load would do. `plan` None: there is nothing to load.
+    """Preview of the next load. `plan` None: there is nothing to load.
 
-    `unfinished`: a load that died, of which `done` ranges have results.
+    `unfinished`: the load that died and that would be resumed; `done` of its ranges have results.
     """
 
     plan: ReadPlan | None
     unfinished: LoadPlan | None
     done: int
-    bytes_per_s: float | None  # of the last load's tasks, each
+    bytes_per_s: float | None  # average of one task of the last load
 
 
 def plan_load(job: LoadJob) -> NextLoad:
-    """What `run_job` would load now. Nothing is written, and no record read."""
+    """Return what `run_job` would load now. Blocking; writes nothing and reads no record."""
     table = Table(open_storage(job.output, job.storage_options))
     newest, unfinished, done, rate = None, None, 0, None
     if table.is_there():
@@ -275,7 +275,7 @@ def plan_load(job: LoadJob) -> NextLoad:
         newest = table.newest(listing)
         if newest is not None:
             rate = _rate(table, newest)
-            listing = replace(listing, staging={})  # it would be published first
+            listing = replace(listing, staging={})  # a load would publish it first
         step = next_step(listing, newest)
         if isinstance(step, RunPlan) and not job.discard_unfinished:
             unfinished = table.plan(step.version)
@@ -296,7 +296,10 @@ def _rate(table: Table, manifest: Manifest) -> float | None:
 def read_report(
     output: str, version: int | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> LoadReport:
-    """Of a committed load; of the newest if no version is given. OutputError."""
+    """Return the report of the committed load `version`, or of the newest.
+
+    Raises OutputError if the output is not a table or does not have the load.
+    """
     table = _existing(output, storage_options)
     listing = table.listing()
     if not listing.newest:
@@ -316,10 +319,11 @@ def read_report(
 
 
 def committed_files(output: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Paths, or URLs, of all data files of the table, and of no others. OutputError.
+    """Return the paths, or URLs, of all committed data files of the table, and no others.
 
-    A reader that lists the folder sees the same files once the last load has ended. If a file has
-    moved when it is read, a load has been published in this moment: ask again.
+    A reader that lists the folder sees the same files after the last load has ended. If a file has
+    moved before it is read, a load was published meanwhile: call the function again. Raises
+    OutputError if the output is not a table.
     """
     table = _existing(output, storage_options)
     return [f"{table.storage.url}/{place}" for _, _, place in table.committed()]
@@ -328,5 +332,5 @@ def committed_files(output: str, storage_options: Mapping[str, Any] | None = Non
 def _existing(output: str, storage_options: Mapping[str, Any] | None) -> Table:
     table = Table(open_storage(output, storage_options))
     if not table.is_there():
-        raise OutputError(f"{table.storage.url} is no table of mq-load")
+        raise OutputError(f"{table.storage.url} is not a table of mq-load")
     return table

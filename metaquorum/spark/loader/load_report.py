@@ -1,4 +1,4 @@
-"""What a load read and wrote, range by range: the data that all forms of the report show."""
+"""Data of a load's report, by range: the source of its text, JSON and HTML forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT: Final = 1
 
 @frozen
 class RangeRow:
-    """A committed range with what its task reported."""
+    """A committed range with the result of its task."""
 
     committed: CommittedRange
     result: RangeResult
@@ -58,7 +58,7 @@ class RangeRow:
 
 @frozen
 class LoadReport:
-    """One committed load; or `version` None: there was nothing to load."""
+    """Report of one committed load. `version` None: there was nothing to load."""
 
     output: str
     version: int | None
@@ -120,7 +120,7 @@ class LoadReport:
 
     @property
     def task_ms(self) -> int:
-        """All tasks together; they run side by side."""
+        """Sum over all tasks, which run in parallel, in milliseconds."""
         return sum(row.result.elapsed_ms for row in self.rows)
 
     @property
@@ -157,7 +157,7 @@ class LoadReport:
 
 
 def time_text(time_ms: int) -> str:
-    """UTC, to the millisecond; the number itself where no calendar has such a day."""
+    """Return the UTC time with milliseconds; the number itself if it is out of range."""
     try:
         moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):

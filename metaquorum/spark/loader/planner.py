@@ -1,4 +1,7 @@
-"""The plan of a load, as its cluster is now; and whether an unfinished plan is of that cluster."""
+"""Planner of loads for a cluster: makes a plan, and checks an unfinished plan against the cluster.
+
+It queries the cluster over blocking sockets.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ NO_OFFSET = -1
 
 @frozen
 class RangeSizes:
-    """Into how large ranges partitions are split; a range is what a retry reads again."""
+    """Limits for the size of ranges; a retry reads one range again."""
 
     min_ranges: int | None = None
     max_records: int | None = None
@@ -60,7 +63,11 @@ class ClusterPlanner:
         self._fetch = fetch
 
     def make(self, previous: Manifest | None) -> ReadPlan | None:
-        """What there is to load; None: nothing. RefusedError, PlanError, BrokerError, AdminError"""
+        """Return the plan of the records to load; None: there are none. Blocking.
+
+        Raises RefusedError if the load would leave a gap or an overlap, PlanError if the cluster
+        does not have the offsets, BrokerError or AdminError if a request fails.
+        """
         partitions = [where for name in self._topics for where in self._partitions(name)]
         if previous is not None:
             check_cluster(previous.cluster_id, self._cluster.cluster_id, "the table")
@@ -95,8 +102,8 @@ class ClusterPlanner:
                     raise
                 check_cluster(plan.read_plan.cluster_id, self._cluster.cluster_id, what)
                 raise RefusedError(
-                    f"topic {name}, which {what} reads, is not there any more; "
-                    "--discard-unfinished forgets that load"
+                    f"topic {name} of {what} no longer exists; "
+                    "--discard-unfinished discards that load"
                 ) from None
             check_cluster(plan.read_plan.cluster_id, self._cluster.cluster_id, what)
             check_topic(name, facts.topic_id, topic.topic_id)
@@ -115,7 +122,7 @@ class ClusterPlanner:
             loaded = positions.get((where.topic, where.partition))
             if loaded is not None:
                 starts[where] = next_start(where, loaded, self._starting, found[where])
-            elif found[where] != NO_OFFSET:  # else no record has that time or a later one
+            elif found[where] != NO_OFFSET:  # otherwise no record has that time or a later one
                 starts[where] = found[where]
         return starts
 
@@ -125,7 +132,10 @@ class ClusterPlanner:
         return found | self._offsets(late, Latest())
 
     def _check_ends(self, partitions: Sequence[TopicPartition], previous: Manifest) -> None:
-        """By the high watermark: the last stable offset may be behind what was read before."""
+        """Raise RefusedError if a log ends before the offsets loaded from it.
+
+        The end is the high watermark: the last stable offset may be lower than the loaded end.
+        """
         known = [where for where in partitions if tuple(where) in previous.positions]
         for where, end in self._list(known, LATEST, read_committed=False).items():
             check_log_end(where, previous.positions[where], end)
@@ -133,7 +143,7 @@ class ClusterPlanner:
     def _offsets(
         self, partitions: Sequence[TopicPartition], limit: Starting | Ending
     ) -> dict[TopicPartition, int]:
-        """What `limit` means in each; NO_OFFSET where no record is so late."""
+        """Return the offset of `limit` in each partition; NO_OFFSET: no record at or after it."""
         match limit:
             case AtOffset(offset):
                 return dict.fromkeys(partitions, offset)

@@ -1,7 +1,7 @@
-"""Tasks in plain processes of this machine, at most so many at a time.
+"""Runner of tasks in worker processes of this machine, at most `parallel` at a time.
 
-Each process is a new interpreter, since a fork would copy the locks of threads. One that dies is
-replaced, and its range begun again, as often as Spark would.
+Each process is a new interpreter, because a fork would copy the locks of threads. A process that
+dies is replaced and its range is repeated, up to MAX_ATTEMPTS times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wire.primitives.frozen import frozen
 
 MAX_ATTEMPTS: Final = 4  # spark.task.maxFailures
 _MAX_LINE_BYTES: Final = 2 * MAX_RESULT_BYTES
-# Of the driver's environment: its workers are told what they need through a pipe.
+# Removed from the environment of worker processes, which get credentials through a pipe.
 _SECRET_VARIABLES: Final = ("MQ_PASSWORD", "MQ_REGISTRY_PASSWORD", "MQ_REGISTRY_TOKEN")
 _END_TIMEOUT_S: Final = 10.0
 
@@ -41,11 +41,11 @@ class Failure:
 
 
 class WorkerDiedError(Exception):
-    """The process has ended, and did not say why."""
+    """The worker process has ended without a result."""
 
 
 class Worker:
-    """A process, its input and its output."""
+    """A worker process with its input and output pipes."""
 
     def __init__(self, context: TaskContext) -> None:
         environment = {k: v for k, v in own_environment().items() if k not in _SECRET_VARIABLES}
@@ -57,7 +57,7 @@ class Worker:
                 stdout=subprocess.PIPE,
             )
         except OSError as error:
-            raise RunnerError(f"a worker process cannot be started: {error.strerror}") from None
+            raise RunnerError(f"cannot start a worker process: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -71,21 +71,21 @@ class Worker:
         try:
             self._input.write(json.dumps(line).encode() + b"\n")
             self._input.flush()
-        except OSError:  # it is dead: its output says so
+        except OSError:  # it is dead, which `receive` reports
             pass
 
     def receive(self) -> Mapping[str, Any]:
         line = self._output.readline(_MAX_LINE_BYTES)
         try:
             found = json.loads(line)
-        except ValueError:  # its last line, in part
+        except ValueError:  # the incomplete last line of a dead process
             found = None
         if not isinstance(found, dict):
             raise WorkerDiedError
         return found
 
     def end(self) -> None:
-        """Done with its work, it ends by itself."""
+        """Send the end of the work and wait until the process exits; kill it after a timeout."""
         self.send({"end": True})
         self._close_input()
         try:
@@ -95,14 +95,14 @@ class Worker:
         self._reap()
 
     def kill(self) -> str:
-        """It has ended; how it did."""
+        """Kill the process and return a phrase with its signal or exit code."""
         self._process.kill()
         self._close_input()
         code = self._reap()
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def interrupt(self) -> None:
-        """Whoever waits for its output finds that it has ended. From any thread."""
+        """Kill the process, so that a blocked `receive` returns. May be called in any thread."""
         self._process.kill()
 
     def _close_input(self) -> None:
@@ -118,7 +118,7 @@ class Worker:
 
 
 class ProcessRunner:
-    """A `Runner`."""
+    """Runner in worker processes of this machine; `parallel` None: one for each CPU."""
 
     def __init__(self, parallel: int | None = None) -> None:
         self.parallel = parallel or os.cpu_count() or 1
@@ -207,21 +207,21 @@ class _Run:
                     return
                 if attempt == MAX_ATTEMPTS:
                     text = (
-                        f"{task.range.name}: its worker process {how}, as {MAX_ATTEMPTS - 1} "
-                        "others before it; what they wrote to stderr may tell why (a process that "
-                        "ends by signal 9 had mostly no memory left: --parallel takes a lower one)"
+                        f"{task.range.name}: its worker process {how}, like {MAX_ATTEMPTS - 1} "
+                        "others before it; see their output on stderr (signal 9 usually means "
+                        "that memory ran out: use a lower --parallel)"
                     )
                     self._fail(task, text)
             else:
                 return
 
     def _fail(self, task: RangeTask, text: str) -> None:
-        """No further task is begun."""
+        """Report the failure, and start no further task."""
         self._is_stopping = True
         self._events.put((task.index, Failure(text)))
 
     def _attempt(self, worker: Worker, task: RangeTask) -> None:
-        """The task has a result or a failure. WorkerDiedError."""
+        """Run the task until its result or failure. Raises WorkerDiedError if the worker dies."""
         worker.send({"task": task_to_json(task)})
         while True:
             line = worker.receive()

@@ -1,4 +1,4 @@
-"""What runs the tasks of a load, as its driver sees it."""
+"""Interface of the runners of tasks, used by the driver."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from metaquorum.spark.loader.table.range_result import RangeResult
 from metaquorum.spark.loader.tasks.range_task import TaskProgress
 from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 
-# By the range's index: how far an attempt is, or what became of the range.
+# Called with the range's index and the progress of an attempt, or the result of the range.
 OnEvent: TypeAlias = Callable[[int, TaskProgress | RangeResult], None]
-# By the range's index: why it could not be loaded, as a sentence.
+# Reason, as a sentence, by the index of a range that could not be loaded.
 Failures: TypeAlias = Mapping[int, str]
 
 
 class Runner(Protocol):
     def run(self, context: TaskContext, tasks: Sequence[RangeTask], on_event: OnEvent) -> Failures:
-        """Each task has a result or a failure; attempts that died were made again.
+        """Run the tasks, and return the failures. Blocking. An attempt that dies is repeated.
 
-        After the first failure no further task is begun: those have neither. RunnerError: nothing
-        can be run.
+        After the first failure no further task is started; the remaining tasks then have neither a
+        result nor a failure. Raises RunnerError if tasks cannot be run.
         """

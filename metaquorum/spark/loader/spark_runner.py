@@ -1,10 +1,10 @@
-"""Tasks on Spark's executors: one for each range, or as many lanes of ranges as may run at a time.
+"""Runner of tasks on Spark's executors: one for each range, or `parallel` lanes of ranges.
 
-Spark runs a task again where its executor or its Python process dies. With `local[*]` it does not:
-there this module runs a job for what is left, as often as Spark would run a task.
+Spark repeats a task if its executor or its Python process dies. With `local[*]` it does not: then
+this module runs a new job for the remaining ranges, up to LOCAL_ATTEMPTS times.
 
-Results are read from the output while the job runs, which tells the progress by ranges. The rows
-never come to the JVM.
+Results are read from the output while the job runs, to report the progress by ranges. No rows pass
+through the JVM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from metaquorum.spark.loader.tasks.spark_task import run_lanes
 from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 
 APP_NAME: Final = "mq-load"
-LOCAL_ATTEMPTS: Final = 4  # spark.task.maxFailures, where Spark itself tries once
+LOCAL_ATTEMPTS: Final = 4  # as spark.task.maxFailures; local[*] itself tries once
 LOOK_EVERY_S: Final = 1.0
 OLDEST: Final = (4, 0)
 NEWER_THAN_ALL: Final = (4, 4)
@@ -41,11 +41,11 @@ _MAX_REASON_CHARS: Final = 500
 
 
 def check_spark() -> None:
-    """That pyspark is one of those supported, and that there is a Java. RunnerError."""
+    """Raise RunnerError unless pyspark has a supported version and Java is installed."""
     version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
     if not OLDEST <= version < NEWER_THAN_ALL:
         raise RunnerError(
-            f"pyspark {pyspark.__version__} is installed, and 4.0 to 4.3 are supported; "
+            f"pyspark {pyspark.__version__} is installed, but 4.0 to 4.3 are supported; "
             "run: pip install 'pyspark>=4.0,<4.4', or load with --local"
         )
     if SparkSession.getActiveSession() is None:
@@ -53,9 +53,10 @@ def check_spark() -> None:
 
 
 def spark_session(master: str | None = None) -> SparkSession:
-    """The session of this process (that of spark-submit, say), or a new one. RunnerError.
+    """Return the active session of this process (e.g. that of spark-submit), or a new one.
 
-    `master` None: as Spark's configuration has it, or else local[*].
+    `master` None: the master in Spark's configuration, or else local[*]. Raises RunnerError if
+    Spark cannot be started.
     """
     check_spark()
     active = SparkSession.getActiveSession()
@@ -69,8 +70,8 @@ def spark_session(master: str | None = None) -> SparkSession:
         return builder.getOrCreate()
     except (PySparkException, OSError) as error:
         raise RunnerError(
-            f"Spark cannot be started: {first_line(str(error))}; see what Java wrote above, or "
-            "load with --local"
+            f"cannot start Spark: {first_line(str(error))}; see the output of Java above, or load "
+            "with --local"
         ) from None
 
 
@@ -79,11 +80,11 @@ def _check_java() -> None:
     there = os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")
     if not there:
         where = f"JAVA_HOME ({home}) has no bin/java" if home else "no java is installed"
-        raise RunnerError(f"Spark needs Java 17 or newer, and {where}; or load with --local")
+        raise RunnerError(f"Spark needs Java 17 or newer, but {where}; install it, or use --local")
 
 
 class SparkRunner:
-    """A `Runner`. `parallel` ranges at a time; None: as many as the session has cores for."""
+    """Runner in a Spark session: `parallel` ranges at a time; None: limited by its cores only."""
 
     def __init__(self, session: SparkSession, parallel: int | None = None) -> None:
         self._session = session
@@ -107,16 +108,15 @@ class SparkRunner:
             return {}
         raise RunnerError(
             f"Spark could not run {len(left)} of {len(tasks)} ranges: {_reason(problem)}. Nothing "
-            "was committed; the ranges that ended are kept, and the same command goes on with the "
-            "rest"
+            "was committed; finished ranges are kept, and the same command loads the rest"
         )
 
 
 class SparkOnDemand:
-    """A `Runner` whose session is started when there is something to run."""
+    """Runner that starts its Spark session when there are tasks to run."""
 
     def __init__(self, master: str | None, parallel: int | None) -> None:
-        """RunnerError where Spark cannot be started at all."""
+        """Create a runner. Raises RunnerError if pyspark or Java is missing."""
         check_spark()
         self._master = master
         self._parallel = parallel
@@ -133,7 +133,7 @@ class SparkOnDemand:
 
 
 def lanes(tasks: Sequence[RangeTask], count: int | None) -> list[list[RangeTask]]:
-    """A lane for each range, or `count` lanes of about the same size, each a task of Spark's."""
+    """Return a lane for each range, or `count` lanes of similar size; each is a Spark task."""
     if count is None or count >= len(tasks):
         return [[task] for task in tasks]
     found: list[list[RangeTask]] = [[] for _ in range(count)]
@@ -151,7 +151,7 @@ def _size(task: RangeTask) -> int:
 
 
 class _Results:
-    """Those in the output, told one by one as they come."""
+    """Results in the output, reported to `on_event` once each."""
 
     def __init__(self, context: TaskContext, on_event: OnEvent) -> None:
         self._context = context
@@ -171,7 +171,7 @@ class _Results:
 
 
 class _Job:
-    """A job of Spark's, in a thread of its own, that can be cancelled."""
+    """A Spark job in a thread of its own, which can be cancelled."""
 
     def __init__(
         self, spark_context: Any, context: TaskContext, lanes_: Sequence[Sequence[RangeTask]]
@@ -185,7 +185,7 @@ class _Job:
         self._ended = threading.Event()
 
     def wait(self, watch: _Results) -> BaseException | None:
-        """What Spark says went wrong; None: the job is done."""
+        """Wait for the end of the job, and return its error; None: it succeeded."""
         thread = InheritableThread(target=self._run, session=None)
         thread.start()
         try:
@@ -205,14 +205,14 @@ class _Job:
             for index, failure in data.mapPartitions(self._run_lanes).collect():
                 if failure:
                     self.failures[index] = failure
-        except Exception as error:  # noqa: BLE001 - told by `wait`
+        except Exception as error:  # noqa: BLE001 - `wait` returns it
             self._problem = error
         finally:
             self._ended.set()
 
 
 def _reason(problem: BaseException | None) -> str:
-    """Of a Python error in a task its last line; else the first that Spark says."""
+    """Return the line of the first error in Spark's message; else the first line of it."""
     text = str(problem)
     errors = [
         line.strip()

@@ -1,11 +1,11 @@
-"""Where a load begins and ends in each partition, given what is loaded already. No I/O.
+"""Starting and ending offsets of a load in each partition, after the loads before it. No I/O.
 
-A partition of the table begins where its last load ended. What the user says (`--from`) holds for
-partitions that are not in the table yet; for others it must not contradict:
+The next load of a partition begins where its last load ended. `--from` applies to partitions that
+are not in the table yet; for other partitions it must not contradict the table:
 
-    --from earliest, or a time     the load goes on; a time that leaves a gap is refused
-    --from OFFSET                  the offset at which the table begins (the same command again), or
-                                   at which it ends; any other would leave a gap or an overlap
+    --from earliest, or a time     the load continues; a time that leaves a gap is refused
+    --from OFFSET                  must be the first offset in the table (the same command again) or
+                                   its end; any other would leave a gap or an overlap
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class AtOffset:
 
 @frozen
 class AtTime:
-    """The first record at or after it. Milliseconds since 1970."""
+    """The first record at or after a time, in milliseconds since 1970."""
 
     timestamp_ms: int
 
 
 @frozen
 class Earliest:
-    """Where the log begins."""
+    """The log start offset."""
 
 
 @frozen
 class Latest:
-    """Where the log ends: the high watermark, or the last stable offset."""
+    """The end of the log: the high watermark, or the last stable offset."""
 
 
 Starting: TypeAlias = Earliest | AtOffset | AtTime
@@ -48,38 +48,39 @@ Ending: TypeAlias = Latest | AtOffset | AtTime
 
 
 def next_start(where: TopicPartition, loaded: Loaded, starting: Starting, found: int) -> int:
-    """Where the next load of a partition of the table begins: at its end. RefusedError.
+    """Return the first offset of the next load of a loaded partition: the end of the last load.
 
-    `found` is the offset that `starting` means in this partition now; -1: none.
+    `found` is the offset of `starting` in this partition now; -1: none. Raises RefusedError if
+    `starting` would leave a gap or an overlap.
     """
     if isinstance(starting, AtOffset) and found not in (loaded.start, loaded.end):
         kind = "a gap" if found > loaded.end else "an overlap"
         raise RefusedError(
             f"{where} is loaded from offset {loaded.start} to {loaded.end - 1}; to begin at "
-            f"{found} would make {kind}. Leave --from out to go on at {loaded.end}, or load into "
-            "another folder"
+            f"{found} would leave {kind}. Leave --from out to continue at {loaded.end}, or load "
+            "into another folder"
         )
     if isinstance(starting, AtTime) and found > loaded.end:
         raise RefusedError(
             f"{where} is loaded up to offset {loaded.end - 1}, and the first record at that time "
             f"has offset {found}: {found - loaded.end} offsets between them would be left out. "
-            f"Leave --from out to go on at {loaded.end}, or load into another folder"
+            f"Leave --from out to continue at {loaded.end}, or load into another folder"
         )
     return loaded.end
 
 
 def check_log_end(where: TopicPartition, loaded: Loaded, log_end: int) -> None:
-    """RefusedError: the log is shorter than what was loaded of it."""
+    """Raise RefusedError if the log ends before the offsets loaded from it."""
     if log_end < loaded.end:
         raise RefusedError(
-            f"{where} is loaded up to offset {loaded.end - 1}, and its log ends at {log_end}: it "
-            "was cut, or is another one, and records that come now would be missed. Load into "
-            "another folder (`mq-admin ledger` says what a cluster of metaquorum has lost)"
+            f"{where} is loaded up to offset {loaded.end - 1}, but its log ends at {log_end}: it "
+            "was truncated, or is another log, and new records would be missed. Load into another "
+            "folder (`mq-admin ledger` lists the truncations of a metaquorum cluster)"
         )
 
 
 def non_empty(
     starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """What there is to load, by partition."""
+    """Return the first and the end offset of each partition that has records to load."""
     return {where: (start, ends[where]) for where, start in starts.items() if start < ends[where]}

@@ -1,13 +1,13 @@
-"""Decode record values to a given schema; what cannot be decoded keeps its offset and a reason.
+"""Decoders of record values to a given schema; other values are rejected with a reason.
 
     decoder = open_decoder(ValueSchemaSpec("json", "id BIGINT NOT NULL, name STRING"))
     rows, rejected = split(batch, decoder)
 
 JSON (`json_values`), Avro (`avro_values`, by fastavro: `pip install 'metaquorum[avro]'`) and
-Protobuf (`protobuf_values`, by protobuf: `pip install 'metaquorum[protobuf]'`) have their rules in
-a module each. A value is decoded whole or rejected whole. A null value (a tombstone) is rejected:
-the side table keeps its key and offset. A registry that does not answer raises LoadError instead,
-so that the task is run again: it is no fault of the record.
+Protobuf (`protobuf_values`, by protobuf: `pip install 'metaquorum[protobuf]'`) have one module
+each, with its rules. A value is decoded or rejected as a whole. A null value (a tombstone) is
+rejected: the side table keeps its key and offset. If the schema registry does not answer, the
+decoder raises LoadError instead, so that the task is repeated.
 
 Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`; fastavro in `avro_values` only,
 google.protobuf in `protobuf_values` only. Network I/O in `registry` only. Start with `decoded`.
@@ -40,9 +40,10 @@ __all__ = [
 
 
 def open_decoder(spec: ValueSchemaSpec, auth: RegistryAuth | None = None) -> ValueDecoder:
-    """A decoder of values to the schema; `auth` is for the spec's registry.
+    """Return a decoder for the schema; `auth` is for the spec's schema registry.
 
-    SchemaError says what is wrong with the schema, or which extra is not installed.
+    Raises SchemaError if the schema is invalid or an extra is not installed, and RegistryError if
+    the registry does not answer.
     """
     if spec.kind == "json":
         assert isinstance(spec.schema, str)

@@ -1,10 +1,11 @@
-"""Whether bytes are exactly one value of an Avro schema, before a library decodes them.
+"""Check that bytes are exactly one value of an Avro schema, before fastavro decodes them.
 
-A library trusts what it reads: lengths and counts may lie, the index of a union may be negative, a
-recursive schema may nest as deep as there are bytes. Checked here, by the specification's "Binary
-Encoding": integers have at most 10 bytes, lengths and counts fit into the bytes that are left,
-branches and symbols exist, booleans are 0 or 1, strings are UTF-8, MAX_NESTING, no bytes are left.
-Nothing is allocated. A check takes (value, position, depth) and returns the position after it.
+fastavro trusts its input: lengths and counts may be false, the index of a union may be negative, a
+recursive schema may nest as deep as the bytes allow. This module checks, by the specification's
+"Binary Encoding": integers have at most 10 bytes, lengths and counts fit into the remaining bytes,
+branches and symbols exist, booleans are 0 or 1, strings are UTF-8, nesting is at most MAX_NESTING,
+and no bytes remain. Only strings are copied, to check them. A check takes (value, position, depth)
+and returns the position after the value.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from metaquorum.spark.value_schemas.decoded import (
 )
 
 MAX_NESTING: Final = 128
-# Nulls and records without fields take no bytes: their number is bounded for each value.
+# Nulls and records without fields take no bytes, so their number in one value is limited.
 MAX_EMPTY: Final = 10_000
 
 
 class Body:
-    """The bytes of one value, and how many parts without bytes it may have yet."""
+    """The bytes of one value, and the remaining allowance of parts without bytes."""
 
     __slots__ = ("data", "empty_left")
 
@@ -34,11 +35,13 @@ class Body:
 
     def take(self, at: int, count: int) -> int:
         if not 0 <= count <= len(self.data) - at:
-            raise RejectedValueError(f"{count} bytes are announced, {len(self.data) - at} are left")
+            raise RejectedValueError(
+                f"the length is {count}, but {len(self.data) - at} bytes remain"
+            )
         return at + count
 
     def long(self, at: int) -> tuple[int, int]:
-        """The number at the position, and the position behind it."""
+        """Return the number at the position, and the position after it."""
         data, result, shift = self.data, 0, 0
         while True:
             if at >= len(data):
@@ -65,14 +68,14 @@ Check = Callable[[Body, int, int], int]
 
 
 def check_value(check: Check, data: bytes) -> None:
-    """RejectedValueError unless `data` is one value and nothing else."""
+    """Raise RejectedValueError unless `data` is exactly one value."""
     at = check(Body(data), 0, 0)
     if at != len(data):
-        raise RejectedValueError(f"{len(data) - at} bytes are left behind the value")
+        raise RejectedValueError(f"{len(data) - at} bytes follow the value")
 
 
 def compile_check(schema: Any, named: Mapping[str, Any]) -> Check:
-    """The check of a schema as fastavro parsed it, with the named types that it refers to."""
+    """Return the check of a schema parsed by fastavro, with the named types it refers to."""
     return _Compiler(named).compile(schema)
 
 
@@ -100,7 +103,7 @@ class _Compiler:
         return self.compile(kind)
 
     def _reference(self, name: str) -> Check:
-        """Of a named type, which may be the one that is being compiled."""
+        """Return the check of a named type, compiled at first use, as types may be recursive."""
 
         def check(body: Body, at: int, depth: int) -> int:
             found = self._checks.get(name)
@@ -134,7 +137,7 @@ def _union(branches: list[Check]) -> Check:
         index, at = body.long(at)
         if not 0 <= index < len(branches):
             raise RejectedValueError(f"the union has no branch {index}")
-        if branches[index] is _null:  # the index was its byte
+        if branches[index] is _null:  # its only byte is the index
             return at
         return branches[index](body, at, depth + 1)
 
@@ -161,7 +164,7 @@ def _fixed(size: int) -> Check:
 
 
 def _blocks(item: Check, *, keyed: bool) -> Check:
-    """Blocks of items; a negative count is followed by the size of the block in bytes."""
+    """Return the check of blocks of items; a negative count is followed by the block's size."""
 
     def check(body: Body, at: int, depth: int) -> int:
         if depth > MAX_NESTING:
@@ -176,7 +179,7 @@ def _blocks(item: Check, *, keyed: bool) -> Check:
                 size, at = body.long(at)
                 end = body.take(at, size)
             if abs(count) > len(body.data) - at + body.empty_left:
-                raise RejectedValueError(f"{abs(count)} items are announced: too many")
+                raise RejectedValueError(f"the count of {abs(count)} items exceeds the value")
             for _ in range(abs(count)):
                 try:
                     at = item(body, _string(body, at, depth) if keyed else at, depth + 1)
@@ -184,7 +187,7 @@ def _blocks(item: Check, *, keyed: bool) -> Check:
                     raise error.under(item_step(index)) from None
                 index += 1
             if end not in (-1, at):
-                raise RejectedValueError("a block has another size than announced")
+                raise RejectedValueError("the size of a block is not the size of its items")
 
     return check
 
@@ -197,14 +200,14 @@ def _null(body: Body, at: int, _depth: int) -> int:
 def _boolean(body: Body, at: int, _depth: int) -> int:
     after = body.take(at, 1)
     if body.data[at] > 1:
-        raise RejectedValueError(f"byte {body.data[at]} is no boolean")
+        raise RejectedValueError(f"byte {body.data[at]} is not a valid boolean")
     return after
 
 
 def _int(body: Body, at: int, _depth: int) -> int:
     value, at = body.long(at)
     if not -(1 << 31) <= value < 1 << 31:
-        raise RejectedValueError(f"{value} is no int")
+        raise RejectedValueError(f"{value} is not a valid int")
     return at
 
 

@@ -1,11 +1,12 @@
-"""Avro records as rows, by fastavro; single values, or a registry's schema id before each.
+"""Decoder of Avro records, by fastavro: single values, with or without a registry's schema id.
 
-The reader's schema gives the columns; values are resolved to it from the schema that they were
+The reader's schema defines the columns; values are resolved to it from the schema that they were
 written with (Avro's "Schema Resolution": promotions, aliases, defaults). A logical type becomes the
-Arrow type of its name; one that writer and reader give differently is rejected, as the resolution
-would take one number for the other. A union of null and one type is a nullable column.
+Arrow type of its name. Values are rejected if writer and reader give a number different logical
+types, because the resolution would not convert it. A union of null and one type is a nullable
+column.
 
-`avro_check` judges the bytes first, so that fastavro never sees a length or a count that lies.
+`avro_check` checks the bytes first, so that fastavro never reads a false length or count.
 Deliberately absent, and refused: unions of several types, recursive types, decimals of more than 38
 digits in the reader's schema.
 """
@@ -39,7 +40,7 @@ from metaquorum.spark.value_schemas.spark_types import MAX_FIELDS, check_columns
 from metaquorum.spark.value_schemas.spark_types import MAX_NESTING as MAX_COLUMN_NESTING
 
 MAX_SCHEMA_NESTING: Final = 64
-MAX_WRITERS: Final = 1000  # schemas kept, of those that ids in values name
+MAX_WRITERS: Final = 1000  # cached schemas of writers, by schema id
 _EXACT: Final = Context(prec=100)
 _MAX_PRECISION: Final = 38
 
@@ -47,10 +48,13 @@ Converter = Callable[[Any], Any]
 
 
 class _Parsed:
-    """A record schema for fastavro, without logical types, and with them."""
+    """A record schema parsed by fastavro, with (`schema`) and without (`plain`) logical types."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
-        """SchemaError."""
+        """Parse the last of `texts`, which refers to the ones before it.
+
+        Raises SchemaError if fastavro cannot use it.
+        """
         self.named: dict[str, Any] = {}
         plain_named: dict[str, Any] = {}
         for text in texts:
@@ -66,12 +70,12 @@ class _Parsed:
                 said = f"{type(error).__name__}: {error}"[:200]
                 raise SchemaError(f"the Avro schema cannot be used: {said}") from None
         if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
-            raise SchemaError("the Avro schema is no record: only the fields of one become columns")
+            raise SchemaError("the Avro schema is not a record: columns are the fields of a record")
         self.check: Check = compile_check(self.plain, plain_named)
 
 
 class AvroDecoder:
-    """Decodes values to the reader's schema; with `registry`, by the schema that each names."""
+    """Decoder to the reader's schema; with framing, each value names its writer's schema."""
 
     def __init__(
         self,
@@ -119,7 +123,7 @@ class AvroDecoder:
         return list(self._row(value).values())
 
     def _writer(self, schema_id: int) -> _Parsed | str:
-        """The schema of the id, or why it cannot be used."""
+        """Return the schema of the id, or the reason why it cannot be used."""
         found = self._writers.get(schema_id)
         if found is None:
             if len(self._writers) >= MAX_WRITERS:
@@ -135,7 +139,7 @@ class AvroDecoder:
         except UnknownSchemaError as error:
             return f"{where} {error}"
         if registered.kind != "AVRO":
-            return f"{where} is no Avro schema but {show(registered.kind)}"
+            return f"{where} is not an Avro schema but {show(registered.kind)}"
         try:
             writer = _Parsed(registered.texts)
         except SchemaError as error:
@@ -146,7 +150,7 @@ class AvroDecoder:
 
 
 def _without_logical_types(schema: Any, depth: int) -> Any:
-    """The schema for fastavro, whose readers of logical types round, and raise for large values."""
+    """Return the schema without logical types: fastavro rounds them, or raises if too large."""
     if depth > MAX_SCHEMA_NESTING:
         raise SchemaError(f"the Avro schema is nested more than {MAX_SCHEMA_NESTING} deep")
     if isinstance(schema, list):
@@ -169,7 +173,7 @@ _LOGICAL_KEYS: Final = ("logicalType", "precision", "scale")
 
 
 def _clash(writer: _Parsed, reader: _Parsed) -> str:
-    """Where the two give the same number different meanings; empty if nowhere."""
+    """Return a phrase for the first place where the logical types differ; "" if there is none."""
     seen: set[tuple[int, int]] = set()
 
     def visit(a: Any, b: Any, path: str) -> str:
@@ -213,7 +217,7 @@ def _resolve(schema: Any, parsed: _Parsed) -> Any:
 
 
 class _Columns:
-    """Arrow types of a reader's schema, each with the converter of fastavro's values to it."""
+    """Arrow types of a reader's schema, each with a converter from fastavro's values."""
 
     def __init__(self, named: dict[str, Any]) -> None:
         self._named = named
@@ -228,7 +232,7 @@ class _Columns:
             )
         if isinstance(schema, list):
             raise SchemaError(
-                "the Avro schema has a union of several types, which no column holds: leave the"
+                "the Avro schema has a union of several types, which is not supported: leave the"
                 " field out of the reader's schema"
             )
         if isinstance(schema, str) and schema in self._named:
@@ -256,7 +260,7 @@ class _Columns:
     ) -> tuple[pa.DataType, Converter]:
         name = schema["name"]
         if name in within:
-            raise SchemaError(f"the Avro schema has the recursive type {name}: no column holds it")
+            raise SchemaError(f"the Avro schema has the recursive type {name}: not supported")
         fields = []
         converters: list[tuple[str, Converter]] = []
         for each in schema["fields"]:
@@ -295,7 +299,7 @@ class _Columns:
 
 
 def _wrong(value: Any, kind: object) -> NoReturn:
-    raise RejectedValueError(f"{show(value)} is no {kind}")
+    raise RejectedValueError(f"{show(value)} is not a valid {kind}")
 
 
 def _null(value: Any) -> None:
@@ -320,7 +324,7 @@ def _real(value: Any) -> float:
 
 def _single(value: Any) -> float:
     found = _real(value)
-    # Those of a float's own bytes are in range; a default of the reader's schema need not be.
+    # A decoded float is in range, but a default of the reader's schema may not be.
     if found - found == 0 and abs(found) > 3.4028235677973366e38:
         _wrong(value, "float")
     return found
@@ -346,7 +350,7 @@ def _octets(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     try:
-        if isinstance(value, str):  # a default: each character is a byte
+        if isinstance(value, str):  # a default, with one character per byte
             return value.encode("latin-1")
     except UnicodeEncodeError:
         pass
@@ -391,7 +395,7 @@ def _uuid(value: Any) -> str:
 def _decimal(schema: Any) -> tuple[pa.DataType, Converter]:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
-        raise SchemaError("the Avro schema has a decimal without a fitting precision and scale")
+        raise SchemaError("the Avro schema has a decimal with an invalid precision or scale")
     if not 1 <= precision <= _MAX_PRECISION:
         raise SchemaError(f"the Avro schema has a decimal of more than {_MAX_PRECISION} digits")
     limit = 10**precision
@@ -433,7 +437,7 @@ _LOGICAL: Final = {
 
 
 def _logical(schema: Any) -> tuple[pa.DataType, Converter] | None:
-    """Of a logical type that is known for its type; others are ignored, as Avro says."""
+    """Return the column of a logical type; None if it is unknown: Avro then ignores it."""
     kind, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(schema)

@@ -1,4 +1,4 @@
-"""What a decoder of record values answers: columns of what was decoded, reasons for the rest."""
+"""Results of decoding record values: columns of decoded values, reasons of rejected values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TOMBSTONE: Final = "the value is null (a tombstone)"
 
 
 class SchemaError(LoadError):
-    """Values cannot be decoded to the schema that was given: one sentence on what to change."""
+    """Values cannot be decoded to the given schema; the message says what to change."""
 
 
 class RejectedValueError(ValueError):
-    """A value is not of the schema; says which part of it is wrong, and how.
+    """A value does not match the schema; `reason` names the invalid part and the cause.
 
-    Raised with the message alone where the wrong part is; `under` adds the path on the way out.
+    Raised with the message alone where the invalid part is; `under` adds the path to it.
     """
 
     def __init__(self, message: str) -> None:
@@ -35,13 +35,13 @@ class RejectedValueError(ValueError):
         self._steps: list[str] = []
 
     def under(self, step: str) -> RejectedValueError:
-        """The same, for the value that has the wrong part at `step` (`field` or `item`)."""
+        """Return this error, with `step` (a field or an item) put before its path."""
         self._steps.append(step)
         return self
 
     @property
     def reason(self) -> str:
-        """One sentence of at most MAX_REASON_CHARACTERS, such as "$.user.id: 'x' is no int64"."""
+        """Reason of at most MAX_REASON_CHARACTERS, e.g. "$.user.id: 'x' is not a valid int64"."""
         path = "$" + "".join(reversed(self._steps))
         if len(path) > _MAX_PATH_CHARACTERS:
             path = path[: _MAX_PATH_CHARACTERS - 3] + "..."
@@ -49,7 +49,7 @@ class RejectedValueError(ValueError):
 
 
 def field_step(name: str) -> str:
-    """The step of a path to the field, or to the entry of a map."""
+    """Return the step of a path to a field, or to the entry of a map."""
     return f".{name}" if _PLAIN_NAME.fullmatch(name) else f"[{show(name)}]"
 
 
@@ -58,9 +58,9 @@ def item_step(index: int) -> str:
 
 
 def show(value: object) -> str:
-    """The value as a reason shows it: cut where it is long, with escapes for what does not print.
+    """Return the value as a reason shows it: shortened, with escapes for what does not print.
 
-    Of a container only its kind: its repr could take as long as the value is large.
+    A container is shown by its kind only: its repr could take as long as the value is large.
     """
     if value is None:
         return "null"
@@ -76,7 +76,7 @@ def show(value: object) -> str:
 
 
 def bounded(reason: str) -> str:
-    """The reason, cut and fit for UTF-8."""
+    """Return the reason, shortened and without characters that UTF-8 cannot encode."""
     text = reason.encode("utf-8", "backslashreplace").decode()
     if len(text) <= MAX_REASON_CHARACTERS:
         return text
@@ -85,21 +85,22 @@ def bounded(reason: str) -> str:
 
 @frozen
 class Decoded:
-    """The values of one batch: each index is either among `kept` or among `rejected`."""
+    """Decoded values of one batch: each index is in either `kept` or `rejected`."""
 
-    columns: pa.RecordBatch  # one row for each of `kept`, in this order
-    kept: pa.Array  # int64: indices of the values that were decoded, ascending
-    rejected: pa.Array  # int64: indices of those that were not, ascending
-    reasons: pa.StringArray  # one for each of `rejected`, of at most MAX_REASON_CHARACTERS
+    columns: pa.RecordBatch  # one row for each index in `kept`, in this order
+    kept: pa.Array  # int64: indices of the decoded values, ascending
+    rejected: pa.Array  # int64: indices of the rejected values, ascending
+    reasons: pa.StringArray  # one for each of `rejected`, at most MAX_REASON_CHARACTERS
 
 
 class ValueDecoder(Protocol):
-    arrow_schema: pa.Schema  # of the columns that a value becomes
+    arrow_schema: pa.Schema  # columns of a decoded value
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """Each value is decoded or rejected with its reason.
+        """Decode each value, or reject it with a reason.
 
-        Never raises for what a value holds; LoadError if the schema registry does not answer.
+        Never raises for the content of a value. Raises LoadError if the schema registry does not
+        answer.
         """
         ...
 
@@ -107,9 +108,9 @@ class ValueDecoder(Protocol):
 def decode_each(
     values: pa.BinaryArray, schema: pa.Schema, decode_one: Callable[[bytes], Sequence[Any]]
 ) -> Decoded:
-    """What `decode_one` says of each value that is not null: its columns, or RejectedValueError.
+    """Call `decode_one` for each value; it returns the columns or raises RejectedValueError.
 
-    A null value (a tombstone) is rejected: a row of nulls would be that of a value without fields.
+    A null value (a tombstone) is rejected: a row of nulls would mean a value without fields.
     """
     rows: list[Sequence[Any]] = []
     kept: list[int] = []

@@ -15,7 +15,7 @@ HEADER_BYTES: Final = 5
 
 
 def split_header(data: bytes) -> tuple[int, bytes]:
-    """The schema id, and what follows it. RejectedValueError."""
+    """Return the schema id and the bytes after it. Raises RejectedValueError without an id."""
     if len(data) < HEADER_BYTES:
         raise RejectedValueError(f"{len(data)} bytes are too few for a schema id")
     if data[0] != MAGIC:

@@ -1,25 +1,25 @@
-"""JSON objects (RFC 8259) as rows of a schema in Spark's notation; strict where Spark guesses.
+"""Decoder of JSON objects (RFC 8259) to a schema in Spark's notation; stricter than Spark.
 
     BOOLEAN                    true, false
     TINYINT to BIGINT          a number without fraction and exponent, in range
-    FLOAT, DOUBLE              any number; the nearest that the type has, rejected beyond its range
-    DECIMAL(p,s)               a number, or a string of one; rejected if it had to be rounded
-    STRING                     a string, no lone surrogate in it
+    FLOAT, DOUBLE              any number, rounded to the type; rejected beyond its range
+    DECIMAL(p,s)               a number, or a string of one; rejected if it does not fit exactly
+    STRING                     a string without lone surrogates
     BINARY                     a string of base64 (RFC 4648, with padding)
     DATE                       "YYYY-MM-DD"
-    TIMESTAMP                  "YYYY-MM-DDThh:mm:ss", up to 9 digits of a fraction, of which 6 count
+    TIMESTAMP                  "YYYY-MM-DDThh:mm:ss", a fraction of up to 9 digits, of which 6 count
                                (as in Spark), and Z or an offset; T may be a space
     TIMESTAMP_NTZ              the same without Z or offset
     ARRAY, MAP, STRUCT         an array, an object, an object
 
-A field that is missing is null; null where the schema says NOT NULL is rejected. Fields that the
-schema does not have are ignored, as Spark's `from_json` does, but have to be JSON as well. The
-whole value is rejected for one wrong part, for a key that an object has twice, for NaN and
-Infinity, for what is not UTF-8 (a byte order mark is no JSON), for anything after the object, and
-beyond MAX_NESTING. Names of fields are compared as they are, upper and lower case distinguished.
+A missing field is null; null for a NOT NULL field is rejected. Fields that are not in the schema
+are ignored, as in Spark's `from_json`, but must be valid JSON. The whole value is rejected for one
+invalid part, a duplicate key in an object, NaN and Infinity, bytes that are not UTF-8, a byte order
+mark, anything after the object, and nesting deeper than MAX_NESTING. Field names are compared with
+case.
 
 Deliberately absent: a fast path through `pyarrow.json`, which keeps the last of two equal keys and
-reads other timestamps and numbers than these rules do.
+has other rules for timestamps and numbers.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from metaquorum.spark.value_schemas.decoded import (
 from metaquorum.spark.value_schemas.framing import split_header
 from metaquorum.spark.value_schemas.spark_types import arrow_schema
 
-# Of the value; the depth of the stack must not decide, as it differs between runs.
+# Nesting of a value. A fixed limit, because the limit of the interpreter's stack varies.
 MAX_NESTING: Final = 128
-# Longer numbers are kept as text: Python takes quadratic time for integers (CVE-2020-10735).
+# Longer numbers stay text: Python parses integers in quadratic time (CVE-2020-10735).
 _MAX_INTEGER_CHARACTERS: Final = 64
 _MAX_DECIMAL_CHARACTERS: Final = 1000
 
@@ -64,22 +64,22 @@ _TIMESTAMP: Final = re.compile(
     r"(?P<zone>Z|(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d))?",
     re.ASCII,
 )
-_FLOAT: Final = struct.Struct("<f")  # in native order a number beyond its range is no error
+_FLOAT: Final = struct.Struct("<f")  # native order would not raise for a number out of range
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-_MAX_OFFSET_MINUTES: Final = 18 * 60  # of java.time.ZoneOffset
+_MAX_OFFSET_MINUTES: Final = 18 * 60  # limit of java.time.ZoneOffset
 
 Converter = Callable[[Any], Any]
 
 
 class _NumberText(str):
-    """A number as it is written; strings of the value are plain `str`."""
+    """The text of a number; strings of the value are plain `str`."""
 
     __slots__ = ()
 
 
 class _RepeatedKey(dict[str, Any]):
-    """An object that has a key twice."""
+    """An object with a duplicate key, the first of which is `repeated`."""
 
     repeated = ""
 
@@ -89,11 +89,11 @@ def _parse_int(text: str) -> int | _NumberText:
 
 
 def _parse_constant(text: str) -> NoReturn:
-    raise RejectedValueError(f"{text} is no JSON")
+    raise RejectedValueError(f"{text} is not JSON")
 
 
 class JsonDecoder:
-    """Decodes values that are one JSON object each, `framed` ones behind a schema id."""
+    """Decoder of values that are one JSON object each, after a schema id if `framed`."""
 
     def __init__(self, schema_text: str, *, framed: bool = False) -> None:
         self._framed = framed
@@ -113,7 +113,7 @@ class JsonDecoder:
     def _decode_one(self, data: bytes) -> list[Any]:
         value = self._parse(split_header(data)[1] if self._framed else data)
         if not isinstance(value, dict):
-            raise RejectedValueError(f"{_shown(value)} is no object")
+            raise RejectedValueError(f"{_shown(value)} is not a valid object")
         return [_convert_field(value, *field) for field in self._fields]
 
     def _parse(self, data: bytes) -> Any:
@@ -166,7 +166,7 @@ def _is_too_deep(data: bytes) -> bool:
 
 
 def _reject_repeated(value: Any) -> None:
-    """Raises for the first object in `value` that has a key twice."""
+    """Raise RejectedValueError for the first object in `value` with a duplicate key."""
     if isinstance(value, _RepeatedKey):
         raise RejectedValueError(f"the object has the key {show(value.repeated)} twice")
     steps = (
@@ -207,11 +207,11 @@ def _convert_field(value: Mapping[str, Any], name: str, nullable: bool, convert:
 
 
 def _wrong(value: Any, kind: object) -> NoReturn:
-    raise RejectedValueError(f"{_shown(value)} is no {kind}") from None
+    raise RejectedValueError(f"{_shown(value)} is not a valid {kind}") from None
 
 
 def _converter(kind: pa.DataType) -> Converter:
-    """Of a JSON value that is not null, to what `pa.array` takes for the type."""
+    """Return the converter from a JSON value, not null, to an item for `pa.array`."""
     types = pa.types
     if types.is_struct(kind):
         return _struct_converter(kind)
@@ -234,7 +234,7 @@ def _converter(kind: pa.DataType) -> Converter:
         pa.date32(): _date,
     }
     if kind not in simple:
-        raise SchemaError(f"the schema has the type {kind}, which JSON values cannot become")
+        raise SchemaError(f"the schema has the type {kind}, which is not supported for JSON values")
     return simple[kind]
 
 
@@ -291,7 +291,7 @@ def _convert_item(part: Any, nullable: bool, convert: Converter) -> Any:
         return convert(part)
     if nullable:
         return None
-    raise RejectedValueError("is null, where the schema has no nulls")
+    raise RejectedValueError("is null, but NOT NULL in the schema")
 
 
 def _integer_converter(kind: pa.DataType) -> Converter:
@@ -324,7 +324,7 @@ def _decimal_converter(kind: pa.Decimal128Type) -> Converter:
         _, digits, exponent = found.as_tuple()
         assert isinstance(exponent, int)
         written = "".join(map(str, digits)).rstrip("0")
-        last = exponent + len(digits) - len(written)  # the power of ten of the last digit not 0
+        last = exponent + len(digits) - len(written)  # power of ten of the last nonzero digit
         if last < -scale or exponent + len(digits) > precision - scale:
             _wrong(value, f"decimal({precision},{scale})")
         return found
@@ -338,7 +338,7 @@ def _is_exponent_small(text: str) -> bool:
 
 
 def _timestamp_converter(*, zoned: bool) -> Converter:
-    """To microseconds since 1970."""
+    """Return the converter to microseconds since 1970."""
 
     def convert(value: Any) -> int:
         found = _TIMESTAMP.fullmatch(value) if type(value) is str else None
@@ -351,7 +351,7 @@ def _timestamp_converter(*, zoned: bool) -> Converter:
             )
         if not zoned and found["zone"]:
             raise RejectedValueError(
-                f"{show(value)} has an offset from UTC, which TIMESTAMP_NTZ cannot keep"
+                f"{show(value)} has an offset from UTC, which TIMESTAMP_NTZ cannot store"
             )
         offset_minutes = int(found["hours"] or 0) * 60 + int(found["minutes"] or 0)
         if int(found["minutes"] or 0) > 59 or offset_minutes > _MAX_OFFSET_MINUTES:
@@ -404,7 +404,7 @@ def _string(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise RejectedValueError(f"{show(value)} has a surrogate without its other half") from None
+        raise RejectedValueError(f"{show(value)} has a lone surrogate") from None
     return value
 
 
@@ -418,7 +418,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _date(value: Any) -> int:
-    """Days since 1970."""
+    """Return the days since 1970."""
     if type(value) is not str or not _DATE.fullmatch(value):
         _wrong(value, "date")
     try:

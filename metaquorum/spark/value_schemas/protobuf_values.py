@@ -1,16 +1,16 @@
-"""Protobuf messages as rows, by the protobuf library and a compiled descriptor set.
+"""Decoder of Protobuf messages, by the protobuf library and a compiled descriptor set.
 
     protoc --include_imports --descriptor_set_out=orders.desc orders.proto
 
-A field with presence (a message, `optional`, in a oneof, proto2) is null where the value lacks it;
-any other has its default then, as its writer cannot say it otherwise. An enum becomes the name of
-its value, unsigned numbers stay unsigned, `google.protobuf.Timestamp` becomes a timestamp in whole
-microseconds. Unknown fields are ignored. With framing, a schema id and Confluent's message indexes
-come before the message; the indexes have to name the message that is decoded.
+A missing field is null if it has presence (a message, `optional`, in a oneof, proto2); any other
+field has its default, because its encoding does not distinguish the two. An enum becomes the name
+of its value, unsigned numbers stay unsigned, `google.protobuf.Timestamp` becomes a timestamp in
+whole microseconds. Unknown fields are ignored. With framing, a schema id and Confluent's message
+indexes precede the message; the indexes must name the message that is decoded.
 
-The library bounds the nesting of messages, and allocates for no length that the bytes do not have.
-Deliberately absent, and refused: recursive messages; schemas in the text form of a registry, which
-take protoc to compile; extensions.
+The library limits the nesting of messages, and does not allocate memory for a false length.
+Deliberately absent, and refused: recursive messages; a registry's schemas in text form, which
+would need protoc; extensions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Converter = Callable[[Any], Any]
 
 
 class ProtobufDecoder:
-    """Decodes values that are one message each, `framed` ones behind a schema id and indexes."""
+    """Decoder of values that are one message each, after schema id and indexes if `framed`."""
 
     def __init__(self, descriptor_set: bytes, message: str, *, framed: bool) -> None:
         self._framed = framed
@@ -71,7 +71,7 @@ class ProtobufDecoder:
         try:
             message.ParseFromString(data)
         except (DecodeError, ValueError) as error:
-            raise RejectedValueError(f"no message {self._name}: {error}") from None
+            raise RejectedValueError(f"not a message {self._name}: {error}") from None
         if not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())
             raise RejectedValueError(f"required fields are missing: {missing}")
@@ -79,7 +79,7 @@ class ProtobufDecoder:
 
 
 def _message(descriptor_set: bytes, name: str) -> Any:
-    """The descriptor of the message. SchemaError."""
+    """Return the descriptor of the message. Raises SchemaError if the set does not have it."""
     files = descriptor_pb2.FileDescriptorSet()
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -88,8 +88,8 @@ def _message(descriptor_set: bytes, name: str) -> Any:
             pool.AddSerializedFile(file.SerializeToString())
     except (DecodeError, TypeError, ValueError) as error:
         raise SchemaError(
-            f"the Protobuf schema is no whole FileDescriptorSet ({show(str(error))}): make it with"
-            " protoc --include_imports --descriptor_set_out=FILE"
+            f"the Protobuf schema is not a complete FileDescriptorSet ({show(str(error))}): create"
+            " it with protoc --include_imports --descriptor_set_out=FILE"
         ) from None
     try:
         return pool.FindMessageTypeByName(name)
@@ -102,7 +102,7 @@ def _message(descriptor_set: bytes, name: str) -> Any:
 
 
 def _indexes_of(descriptor: Any) -> list[int]:
-    """Where the message is in its file: among the messages, then among those nested in it."""
+    """Return the index of the message in its file, followed by those at each nested level."""
     indexes: list[int] = []
     while descriptor.containing_type is not None:
         names = [each.name for each in descriptor.containing_type.nested_types]
@@ -113,10 +113,10 @@ def _indexes_of(descriptor: Any) -> list[int]:
 
 
 def _split_indexes(data: bytes) -> tuple[list[int], bytes]:
-    """Confluent's message indexes: a count and as many numbers, zigzag; a lone 0 is [0]."""
+    """Return Confluent's message indexes and the rest: a count and the indexes; 0 means [0]."""
     count, at = _zigzag(data, 0)
     if not 0 <= count <= MAX_INDEXES:
-        raise RejectedValueError(f"{count} message indexes are announced")
+        raise RejectedValueError(f"{count} is not a valid count of message indexes")
     indexes = []
     for _ in range(count):
         index, at = _zigzag(data, at)
@@ -137,7 +137,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Columns:
-    """Arrow types of messages, each with the converter of the library's values to it."""
+    """Arrow types of messages, each with a converter from the library's values."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -238,7 +238,7 @@ def _enum(names: dict[int, str], enum: str) -> Converter:
 
 def _timestamp(value: Any) -> int:
     if not _MIN_SECONDS <= value.seconds <= _MAX_SECONDS or not 0 <= value.nanos < 1_000_000_000:
-        raise RejectedValueError(f"{value.seconds} s and {value.nanos} ns are no timestamp")
+        raise RejectedValueError(f"{value.seconds} s and {value.nanos} ns: not a valid timestamp")
     return int(value.seconds) * 1_000_000 + int(value.nanos) // 1000
 
 
@@ -258,7 +258,7 @@ def _list(item: Converter) -> Converter:
 def _map(key: Converter, item: Converter) -> Converter:
     def convert(values: Any) -> list[tuple[Any, Any]]:
         try:
-            # In the order of the keys: the library's own differs from run to run.
+            # Sorted by key, because the library's order differs between runs.
             return [(key(name), item(values[name])) for name in sorted(values)]
         except RejectedValueError as error:
             raise error.under("[]") from None

@@ -1,8 +1,9 @@
-"""A client of a schema registry over HTTP: schemas by id, with those that they refer to.
+"""HTTP client of a schema registry: schemas by id, with the schemas they refer to. Blocking.
 
 Source: the REST API of Confluent's Schema Registry (`GET /schemas/ids/{id}`, `GET
-/subjects/{subject}/versions/{version}`, error codes 40402 and 40403). Redirects are not followed,
-as credentials would go with them. An id names one schema for ever, so that answers are kept.
+/subjects/{subject}/versions/{version}`, error codes 40401, 40402 and 40403). Redirects are not
+followed, because they would carry the credentials. The schema of an id never changes, so callers
+may cache it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _NOT_FOUND: Final = (40401, 40402, 40403)  # subject, version, schema
 
 
 class RegistryError(LoadError):
-    """The registry does not answer, or not as one: no fault of a record. To be retried."""
+    """The registry does not answer, or answers with an error; the task can be repeated."""
 
 
 class UnknownSchemaError(LookupError):
-    """The registry has no such schema."""
+    """The registry does not have the schema, or the schema refers to too many others."""
 
 
 @frozen
 class RegistryAuth:
-    """How the registry is asked; never a part of a plan."""
+    """Credentials and certificate authorities for a registry; never part of a plan."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -56,7 +57,7 @@ class RegistryAuth:
             raise SchemaError("the credentials for the registry have control characters")
 
     def header(self) -> str | None:
-        """The value of `Authorization`."""
+        """Return the value of the header `Authorization`, or None without credentials."""
         if self.token:
             return f"Bearer {self.token}"
         if not self.username:
@@ -67,7 +68,7 @@ class RegistryAuth:
 
 @frozen
 class RegisteredSchema:
-    """The text of a schema, behind the texts of those that it refers to, which come first."""
+    """The text of a schema, preceded by the texts of the schemas that it refers to."""
 
     kind: str  # "AVRO", "JSON", "PROTOBUF"
     texts: tuple[str, ...]
@@ -79,7 +80,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class RegistryClient:
-    """Asks the registry at `url`; keeps nothing itself."""
+    """Client of the registry at `url`, without a cache."""
 
     def __init__(
         self, url: str, auth: RegistryAuth | None = None, *, timeout_s: float = TIMEOUT_S
@@ -96,7 +97,11 @@ class RegistryClient:
         self._opener = urllib.request.build_opener(*handlers)
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """UnknownSchemaError, RegistryError."""
+        """Return the schema of the id. Blocking.
+
+        Raises UnknownSchemaError if the registry does not have the schema, RegistryError if the
+        registry fails.
+        """
         answer = self._get(f"/schemas/ids/{schema_id}")
         texts: list[str] = []
         self._collect(answer, texts, set(), 0)
@@ -109,7 +114,7 @@ class RegistryClient:
         references = answer.get("references") or []
         text = answer.get("schema")
         if not isinstance(text, str) or not isinstance(references, list):
-            raise RegistryError(f"the schema registry {self._url} answered without a schema")
+            raise RegistryError(f"the schema registry {self._url} sent a response without a schema")
         for reference in references:
             match reference:
                 case {"subject": str(subject), "version": int(version)}:
@@ -134,7 +139,7 @@ class RegistryClient:
                     cause = getattr(error, "reason", None) or error or type(error).__name__
                     raise RegistryError(
                         f"the schema registry {self._url} cannot be reached: {str(cause)[:200]};"
-                        " check its URL, its certificate, and that this machine may connect to it"
+                        " check the URL, the certificate and the firewall"
                     ) from None
             else:
                 if status < 500 and status != 429:
@@ -167,7 +172,7 @@ class RegistryClient:
                     f" {MAX_RESPONSE_BYTES} bytes"
                 )
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no whole answer in {self._timeout_s:g} s")
+                raise TimeoutError(f"no complete response in {self._timeout_s:g} s")
         return bytes(body)
 
     def _judge(self, status: int, body: bytes) -> dict[str, Any]:
@@ -184,8 +189,8 @@ class RegistryClient:
             raise UnknownSchemaError("is not in the schema registry")
         if status != 200 or not isinstance(answer, dict):
             raise RegistryError(
-                f"{self._url} answered with HTTP status {status} and not as a schema registry:"
-                " check its URL"
+                f"{self._url} answered with HTTP status {status} and is not a schema registry:"
+                " check the URL"
             )
         return answer
 

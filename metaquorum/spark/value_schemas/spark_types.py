@@ -1,11 +1,11 @@
-"""Spark's notation for schemas, as Arrow schemas.
+"""Parser of Spark's notation for schemas, with Arrow schemas as its result.
 
-Both forms that `from_json` takes: DDL, `id BIGINT NOT NULL, tags ARRAY<STRING>`, and the JSON of
-`StructType.json()`. Names of types are those of Spark's SQL reference; a field is nullable unless
-it says NOT NULL.
+It accepts both forms of `from_json`: DDL, `id BIGINT NOT NULL, tags ARRAY<STRING>`, and the JSON of
+`StructType.json()`. Type names are those of Spark's SQL reference; a field is nullable unless it is
+declared NOT NULL.
 
 Deliberately absent, and refused: intervals, VARIANT, CHAR and VARCHAR (their lengths), collations,
-user-defined types, maps whose keys are no strings.
+user-defined types, maps with keys other than strings.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TOKEN: Final = re.compile(
 
 
 def arrow_schema(text: str) -> pa.Schema:
-    """The columns that the text describes. SchemaError says what is wrong with it."""
+    """Return the columns that the text describes. Raises SchemaError if it is invalid."""
     if len(text) > MAX_SCHEMA_CHARACTERS:
         raise SchemaError(f"the schema has more than {MAX_SCHEMA_CHARACTERS} characters")
     parsed = _from_json(text) if text.lstrip().startswith("{") else _Ddl(text).parse()
@@ -67,7 +67,7 @@ def arrow_schema(text: str) -> pa.Schema:
 
 
 def check_columns(struct: pa.StructType) -> None:
-    """SchemaError for what cannot be columns: too many fields, or names that Spark confuses."""
+    """Raise SchemaError for no or too many fields, or names that differ in case only."""
     if struct.num_fields == 0:
         raise SchemaError("the schema has no fields")
     seen: dict[str, str] = {}
@@ -75,8 +75,8 @@ def check_columns(struct: pa.StructType) -> None:
         name = field.name
         if name.lower() in seen:
             raise SchemaError(
-                f"the schema has the columns {show(seen[name.lower()])} and {show(name)}, which are"
-                " one name to Spark: leave one of them out"
+                f"the schema has the columns {show(seen[name.lower()])} and {show(name)}, which"
+                " Spark does not distinguish: leave one of them out"
             )
         seen[name.lower()] = name
     _count_fields(struct, 0)
@@ -102,15 +102,15 @@ def _struct(fields: list[pa.Field]) -> pa.DataType:
 def _decimal(precision: int, scale: int) -> pa.DataType:
     if not 1 <= precision <= _MAX_PRECISION or scale > precision:
         raise SchemaError(
-            f"DECIMAL({precision},{scale}): the precision is 1 to {_MAX_PRECISION}, the scale at"
-            " most the precision"
+            f"DECIMAL({precision},{scale}): the precision must be 1 to {_MAX_PRECISION}, the scale"
+            " at most the precision"
         )
     return pa.decimal128(precision, scale)
 
 
 def _map(keys: pa.DataType, items: pa.DataType, nullable: bool) -> pa.DataType:
     if keys != pa.string():
-        raise SchemaError("the keys of a MAP have to be STRING: keys of JSON objects are")
+        raise SchemaError("the keys of a MAP must be STRING, like the keys of JSON objects")
     return pa.map_(keys, pa.field("value", items, nullable=nullable))
 
 
@@ -120,8 +120,8 @@ def _array(items: pa.DataType, nullable: bool) -> pa.DataType:
 
 def _unknown(name: str) -> NoReturn:
     raise SchemaError(
-        f"the schema has the type {show(name)}, which is none of: BOOLEAN, TINYINT, SMALLINT, INT,"
-        " BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ,"
+        f"the schema has the type {show(name)}; the supported types are BOOLEAN, TINYINT, SMALLINT,"
+        " INT, BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ,"
         " ARRAY<...>, MAP<STRING, ...>, STRUCT<...>"
     )
 
@@ -133,7 +133,7 @@ class _Token(NamedTuple):
 
 
 class _Ddl:
-    """Recursive descent over the tokens, MAX_NESTING deep."""
+    """Recursive descent parser of DDL, at most MAX_NESTING deep."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -245,8 +245,8 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise SchemaError(
-                f"the schema has {show(text[at])} at character {at + 1}, which is in no schema"
-                " unless in a name in `backquotes`"
+                f"the schema has {show(text[at])} at character {at + 1}, which is allowed only in a"
+                " name in `backquotes`"
             )
         kind = str(match.lastgroup)
         if kind == "quoted":
@@ -262,13 +262,13 @@ def _from_json(text: str) -> pa.DataType:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SchemaError(
-            f"the schema begins as JSON but is none: {error}; give what StructType.json() returns,"
-            " or DDL"
+            f"the schema begins like JSON but is not JSON: {error}; give the result of"
+            " StructType.json(), or DDL"
         ) from None
     if not isinstance(parsed, dict) or parsed.get("type") != "struct":
         raise SchemaError(
-            'the schema is JSON but no struct of Spark ({"type": "struct", "fields": [...]}): give'
-            " what StructType.json() returns, or DDL"
+            'the schema is JSON but not a struct of Spark ({"type": "struct", "fields": [...]}):'
+            " give the result of StructType.json(), or DDL"
         )
     return _type_of_json(parsed, 0)
 

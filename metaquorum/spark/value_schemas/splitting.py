@@ -1,4 +1,4 @@
-"""Batches of records in two: rows with the columns of their values, and records to be set aside."""
+"""Splitting of record batches into rows with decoded values and rejected records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SIDE_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", VALU
 
 
 def decoded_schema(batch_schema: pa.Schema, value_schema: pa.Schema) -> pa.Schema:
-    """The columns of a batch with those of the value in the place of `value`.
+    """Return the columns of a batch, with the fields of the value in the place of `value`.
 
-    A field of the value that is called as a column of the record (`key`, `offset`; Spark does not
-    distinguish upper and lower case) becomes `value_key`. SchemaError if that is taken, too.
+    A field with the name of a record's column (`key`, `offset`; without case, as in Spark) is
+    renamed to `value_key`. Raises SchemaError if this name is also taken.
     """
     at = _value_index(batch_schema)
     own = [field for field in batch_schema if field.name != VALUE]
@@ -31,21 +31,27 @@ def decoded_schema(batch_schema: pa.Schema, value_schema: pa.Schema) -> pa.Schem
         taken.add(field.name.lower())
         if len(taken) == count:
             raise SchemaError(
-                f"two columns of the table would be called {show(field.name)}: leave one out of the"
+                f"two columns of the table would be named {show(field.name)}: leave one out of the"
                 " schema"
             )
     return pa.schema([*own[:at], *columns, *own[at:]])
 
 
 def rejected_schema(batch_schema: pa.Schema) -> pa.Schema:
-    """Those of topic, partition, offset, timestamp, key, value that the batch has, and reason."""
+    """Return the columns of rejected records.
+
+    These are the columns topic, partition, offset, timestamp, key and value as far as the batch
+    has them, and reason.
+    """
     _value_index(batch_schema)
     fields = [batch_schema.field(name) for name in _SIDE_COLUMNS if name in batch_schema.names]
     return pa.schema([*fields, pa.field(REASON, pa.string(), nullable=False)])
 
 
 def split(batch: pa.RecordBatch, decoder: ValueDecoder) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The records whose values were decoded (`decoded_schema`), and the rest (`rejected_schema`).
+    """Return the records with decoded values (`decoded_schema`) and the rejected ones.
+
+    The second batch has the columns of `rejected_schema`.
 
     Each row of `batch` is in exactly one of the two, in the same order.
     """
@@ -67,5 +73,5 @@ def split(batch: pa.RecordBatch, decoder: ValueDecoder) -> tuple[pa.RecordBatch,
 def _value_index(schema: pa.Schema) -> int:
     at = schema.get_field_index(VALUE)
     if at < 0:
-        raise SchemaError("values cannot be decoded without the column value: load it, too")
+        raise SchemaError("values can be decoded only if the column value is loaded")
     return int(at)

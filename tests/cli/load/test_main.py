@@ -104,12 +104,12 @@ def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> N
         (("--columns", "nothing"), 2, "no column 'nothing'"),
         (("--columns", ""), 2, "it is empty"),
         (("--value-schema", "x"), 2, "needs --value-format"),
-        (("--value-format", "json"), 1, "schema of kind json is needed"),
-        (("--master", "local[1]"), 2, "--master names one"),
+        (("--value-format", "json"), 1, "the schema of kind json is empty"),
+        (("--master", "local[1]"), 2, "--master is given"),
         (("--storage-options", "/nowhere/x"), 2, "cannot read /nowhere/x"),
         (("--username", "u"), 2, "a password is needed"),
         (("--topic", "not there"), 2, "is not the name of a topic"),
-        (("--to", "500"), 1, "behind the end of the log"),
+        (("--to", "500"), 1, "beyond the end of the log"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -126,7 +126,7 @@ def test_a_mistake_is_one_sentence(
     [
         ("ftp://host/x", "cannot create a file exclusively"),
         ("memory://x", "cannot create a file exclusively"),
-        ("/proc/x", "choose an output where folders can be made"),
+        ("/proc/x", "choose an output where folders can be created"),
         ("/dev/null", "choose an output that is a folder"),
     ],
 )
@@ -155,7 +155,7 @@ def test_reports_and_files_need_a_table(tmp_path: Path) -> None:
     mq_load = Load()
     for command in ("report", "files"):
         mq_load(command, tmp_path, code=1)
-        assert "is no table of mq-load" in mq_load.errors
+        assert "is not a table of mq-load" in mq_load.errors
 
 
 class Page(HTMLParser):
@@ -215,7 +215,7 @@ def test_a_bundle_has_what_executors_need(tmp_path: Path) -> None:
 def test_a_bundle_cannot_be_written_anywhere(tmp_path: Path) -> None:
     mq_load = Load()
     mq_load("bundle", tmp_path / "no" / "bundle.zip", code=1)
-    assert "cannot be written" in mq_load.errors
+    assert "cannot write" in mq_load.errors
 
 
 def test_without_java_a_load_says_so_before_it_asks_anybody(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_without_java_a_load_says_so_before_it_asks_anybody(tmp_path: Path) -> N
     assert process.wait() == 1
     said = process.stderr.read_text()
     assert "Spark needs Java 17 or newer" in said
-    assert "load with --local" in said
+    assert "or use --local" in said
     assert "Traceback" not in said
     assert not (tmp_path / "table").exists()
 

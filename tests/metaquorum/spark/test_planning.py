@@ -112,11 +112,11 @@ def test_offsets_that_are_read(
     [
         (at(5), Position.LATEST, "offsets 5 to 9 are deleted: the log starts at 10", (5, 50)),
         (at(5), at(8), "offsets 5 to 7 are deleted", (5, 8)),
-        (at(20), at(60), "offsets 50 to 59 are behind the end of the log", (20, 50)),
-        (at(51), Position.LATEST, "offset 51 is behind the end of the log at 50", (50, 50)),
-        (at(60), at(70), "offset 60 is behind the end", (50, 50)),
-        (Position.EARLIEST, at(51), "offsets 50 to 50 are behind", (10, 50)),
-        (Position.EARLIEST, at(5), "those before offset 5 are deleted: the log starts", (5, 5)),
+        (at(20), at(60), "offsets 50 to 59 are beyond the end of the log", (20, 50)),
+        (at(51), Position.LATEST, "offset 51 is beyond the end of the log at 50", (50, 50)),
+        (at(60), at(70), "offset 60 is beyond the end", (50, 50)),
+        (Position.EARLIEST, at(51), "offsets 50 to 50 are beyond", (10, 50)),
+        (Position.EARLIEST, at(5), "the offsets before 5 are deleted: the log starts", (5, 5)),
     ],
 )
 def test_offsets_that_the_log_does_not_have(
@@ -149,7 +149,9 @@ def test_a_range_that_ends_before_it_starts_is_an_error() -> None:
 def test_offsets_by_partition_are_for_all_that_are_read() -> None:
     check_partitions(at(1, 2), "starting", [P1, P0])
     check_partitions(Position.EARLIEST, "starting", [P1, P0])
-    with pytest.raises(OptionError, match=r"startingOffsets is .* -1 for latest .* not name t-1$"):
+    with pytest.raises(
+        OptionError, match=r"startingOffsets must .* -1 for latest .* not name t-1$"
+    ):
         check_partitions(at(1), "starting", [P0, P1])
     by_time = TimestampsByPartition({P0: 1, TopicPartition("u", 3): 1})
     with pytest.raises(OptionError, match=r"endingOffsetsByTimestamp .* it names u-3, not read$"):
@@ -236,7 +238,7 @@ def test_splits_by_bytes_are_in_proportion_to_the_size_of_the_log() -> None:
 
 def test_a_split_by_bytes_needs_sizes() -> None:
     asked, snapshots = [OffsetRange("t", 0, 0, 9)], {P0: PartitionSnapshot(0, 9)}
-    with pytest.raises(PlanError, match=r"does not tell the size of t-0.*maxRecordsPerPartition"):
+    with pytest.raises(PlanError, match=r"does not report the size of t-0.*maxRecordsPerPartition"):
         split_ranges(asked, snapshots, options(max_bytes_per_partition=1))
     (found,) = split_ranges(asked, snapshots, options())
     assert found.bytes_estimate == UNKNOWN
@@ -409,7 +411,7 @@ def test_offsets_of_a_plan_that_are_not_there(cluster: Cluster) -> None:
         "startingOffsets": f'{{"{topic}":{{"0":2}}}}',
         "endingOffsets": f'{{"{topic}":{{"0":12}}}}',
     }
-    with pytest.raises(PlanError, match="offsets 10 to 11 are behind the end of the log"):
+    with pytest.raises(PlanError, match="offsets 10 to 11 are beyond the end of the log"):
         plan_of(cluster, topic, **given)
     assert plan_rows(plan_of(cluster, topic, **given, failOnDataLoss="false")) == [(0, 2, 10)]
     with pytest.raises(OptionError, match=f"not name {topic}-0; it names {topic}-1, not"):
@@ -447,7 +449,7 @@ def test_topics_by_pattern_and_by_assignment(cluster: Cluster) -> None:
     assert plan_rows(found) == [(0, 0, 1), (1, 0, 1)]
     found = make_plan(cluster, ReadOptions.parse({**where, "assign": f'{{"{topic}":[1]}}'}))
     assert plan_rows(found) == [(1, 0, 1)]
-    with pytest.raises(PlanError, match=f"not there: {topic}-2, {topic}-3"):
+    with pytest.raises(PlanError, match=f"not exist: {topic}-2, {topic}-3"):
         make_plan(cluster, ReadOptions.parse({**where, "assign": f'{{"{topic}":[1,2,3]}}'}))
 
 
@@ -485,9 +487,9 @@ def test_what_a_user_may_not_know_is_left_out_or_said(java: None, tmp_path: Path
             assert plan_rows(plan) == [(0, 0, 3)]
             assert plan.ranges[0].bytes_estimate == UNKNOWN
             assert plan.topics[known].is_compacted is None
-            with pytest.raises(PlanError, match=f"does not tell the size of {known}-0"):
+            with pytest.raises(PlanError, match=f"does not report the size of {known}-0"):
                 plan_of(cluster, known, maxBytesPerPartition=10)
-            with pytest.raises(PlanError, match=f"may not read topic {unknown}: it needs Read"):
+            with pytest.raises(PlanError, match=f"may not read topic {unknown}: grant Read"):
                 plan_of(cluster, f"{known},{unknown}")
     finally:
         kafka.stop()

@@ -1,5 +1,5 @@
-"""Where a table lies: a local folder, or a prefix of an object store.
+"""Storage of tables: a local folder, or a prefix of an object store.
 
 Imports `metaquorum.spark.loader.errors`, and fsspec in `object_storage` only. I/O: files and
-objects. `interface` says what is asked of a store, and which will do.
+objects, blocking. Start with `interface`, which lists the requirements and the supported stores.
 """

@@ -1,11 +1,11 @@
-"""What a load asks of the place that it writes to, and which places will do.
+"""Interface of the storage that a load writes to, and the supported storages.
 
-The commit protocol rests on one operation, `create`: of any number of writers exactly one makes the
-file, and whoever sees the file sees all of it. A local file system does that by link(2). Among
-object stores S3 (If-None-Match, since 2024), Google Cloud Storage (a generation of 0) and Azure
-(If-None-Match) do; fsspec's s3fs, gcsfs and adlfs offer it as `mode="create"`. All other file
-systems of fsspec look whether the file is there, and then write it, or write at once: two drivers
-could both commit. They are refused.
+The commit protocol needs one operation, `create`: exactly one of several writers creates the file,
+and a reader never sees a part of it. A local file system does that by link(2), S3 by If-None-Match
+(since 2024), Google Cloud Storage by a generation of 0, Azure by If-None-Match; fsspec's s3fs,
+gcsfs and adlfs offer it as `mode="create"`. All other file systems of fsspec check whether the file
+exists and then write it, or write without a check, so that two drivers could both commit. They are
+refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metaquorum.spark.loader.errors import OutputError
 from wire.primitives.types import Buffer
 
 LOCAL_SCHEMES: Final = frozenset(("", "file", "local"))
-# By the distribution that serves them; each of these creates exclusively on the server's side.
+# Distribution for each URL scheme; these stores create objects exclusively on the server.
 OBJECT_STORES: Final[Mapping[str, str]] = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -31,56 +31,62 @@ OBJECT_STORES: Final[Mapping[str, str]] = {
 
 
 class OutputFile(Protocol):
-    """A new file that nobody else knows of. After `close` it is there for good."""
+    """A new file with a unique name. After `close` it is complete and durable."""
 
     def write(self, data: Buffer, /) -> int: ...
 
     def close(self) -> None: ...
 
     def discard(self) -> None:
-        """It is not wanted; what was written may be left for the sweeper."""
+        """Abandon the file; parts of it may remain until the staging folder is deleted."""
 
 
 class Storage(Protocol):
-    """Paths are relative, with `/` between their parts. OutputError where the place fails."""
+    """Storage of one table. Paths are relative, with `/`. All methods are blocking.
+
+    They raise OutputError if the storage fails.
+    """
 
     url: str  # for messages: without credentials
     is_local: bool
 
     def create(self, path: str, data: bytes) -> None:
-        """The file is there with these bytes, for good; FileExistsError if there was one."""
+        """Create the file, complete and durable. Raises FileExistsError if it exists."""
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """FileNotFoundError; OutputError if it has more bytes."""
+        """Return the content of the file.
+
+        Raises FileNotFoundError, and OutputError if it is longer than `max_bytes`.
+        """
 
     def list_files(self, folder: str) -> Mapping[str, int]:
-        """All files below, by path, and their sizes; none where there is no such folder."""
+        """Return the size of each file below the folder, by path; empty without the folder."""
 
     def names(self) -> list[str]:
-        """What lies at the top."""
+        """Return the names at the top of the storage."""
 
     def open_output(self, path: str) -> OutputFile: ...
 
     def make_durable(self, folder: str) -> None:
-        """What can be seen in the folder survives a power failure from now on."""
+        """Make the entries of the folder durable, so that they survive a power failure."""
 
     def publish(self, staged: str, path: str) -> None:
-        """The staged file is at `path`; so it is if that was done before, or in part."""
+        """Move or copy the staged file to `path`. It is idempotent, and repeats a partial call."""
 
     def delete(self, path: str) -> None:
-        """The file is not there."""
+        """Delete the file, if it exists."""
 
     def delete_folder(self, folder: str) -> None:
-        """Nor is anything below the folder."""
+        """Delete all files below the folder."""
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """For what holds nothing that matters."""
+        """Write the file, without durability: only for the driver lock."""
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
-    """The store at the URL or the local path. OutputError says why it will not do.
+    """Return the storage at the URL or the local path. Raises OutputError if it is unsupported.
 
-    `options` are for fsspec's file system, credentials included, as fsspec takes them.
+    `options` are the arguments of fsspec's file system, including credentials.
     """
     parts = urlsplit(url) if "://" in url else None
     scheme = "" if parts is None else parts.scheme.lower()
@@ -92,14 +98,14 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     if scheme not in OBJECT_STORES:
         known = ", ".join(f"{name}://" for name in OBJECT_STORES)
         raise OutputError(
-            f"{scheme}:// cannot create a file exclusively, so that two loads at once could both "
+            f"{scheme}:// cannot create a file exclusively, so two loads at once could both "
             f"commit; write to a local folder, or to one of {known}"
         )
     assert parts is not None
     if "@" in parts.netloc and not scheme.startswith(("abfs", "az")):
         raise OutputError(
-            f"the URL {scheme}://... holds credentials, which would be seen in logs; give them by "
-            "the environment, or in storage options"
+            f"the URL {scheme}://... has credentials, which logs would show; give them in the "
+            "environment, or in storage options"
         )
     if parts.query or parts.fragment:
         raise OutputError(

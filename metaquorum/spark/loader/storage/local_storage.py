@@ -1,4 +1,4 @@
-"""A folder of a local or shared file system, by the standard library alone."""
+"""Storage in a folder of a local or shared file system, by the standard library alone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from wire.primitives.types import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 _WHAT_TO_DO: Final[Mapping[int, str]] = {
-    errno.ENOSPC: "free some space, and run the load again: it goes on where it stopped",
-    errno.EDQUOT: "raise the quota, and run the load again: it goes on where it stopped",
+    errno.ENOSPC: "free some space, and run the load again: it continues where it stopped",
+    errno.EDQUOT: "raise the quota, and run the load again: it continues where it stopped",
     errno.EACCES: "choose an output that you may write to",
     errno.EPERM: "choose an output that you may write to",
     errno.EROFS: "choose an output that you may write to",
-    errno.ENOENT: "choose an output where folders can be made",
+    errno.ENOENT: "choose an output where folders can be created",
     errno.ENOTDIR: "choose an output that is a folder",
-    errno.EIO: "the disk, or what serves it, fails: look at the system's log",
+    errno.EIO: "the disk or its server fails: see the system log",
 }
-# What a file system without hard links answers to link(2).
+# Errors of link(2) on a file system without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 
 
@@ -70,7 +70,7 @@ class LocalStorage:
         target = self.local_path(path)
         folder, name = os.path.split(target)
         self._make_folder(folder)
-        # Linked when whole: a name that exists stands for a file that is complete.
+        # The link is made when the file is complete, so every visible name is a complete file.
         temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         try:
             file = LocalOutputFile(temporary)
@@ -86,8 +86,8 @@ class LocalStorage:
             except OSError as error:
                 if error.errno in _NO_LINKS:
                     raise OutputError(
-                        f"the file system of {self.url} has no hard links, so that two loads at "
-                        "once could both commit; choose an output on another one"
+                        f"the file system of {self.url} has no hard links, so two loads at once "
+                        "could both commit; choose an output on another file system"
                     ) from None
                 raise _output_error(target, error) from None
         finally:
@@ -101,7 +101,7 @@ class LocalStorage:
         with _explained(target), open(target, "rb") as file:
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
-            raise OutputError(f"{target} has more than {max_bytes} bytes: it is not what it should")
+            raise OutputError(f"{target} has more than {max_bytes} bytes: it is damaged")
         return data
 
     def list_files(self, folder: str) -> Mapping[str, int]:
@@ -145,7 +145,7 @@ class LocalStorage:
             except FileNotFoundError:
                 if not os.path.exists(target):
                     raise OutputError(
-                        f"{source} is missing, though its load is committed; take it back from a "
+                        f"{source} is missing, although its load is committed; restore it from a "
                         "backup, or load into another folder"
                     ) from None
         _sync_folder(folder)
@@ -159,7 +159,7 @@ class LocalStorage:
         target = self.local_path(folder)
         with _explained(target), suppress(FileNotFoundError):
             shutil.rmtree(target)
-        with suppress(OSError):  # it is not empty, and stays
+        with suppress(OSError):  # a parent folder that is not empty stays
             os.rmdir(os.path.dirname(target))
 
     def overwrite(self, path: str, data: bytes) -> None:
@@ -172,7 +172,7 @@ class LocalStorage:
             os.replace(temporary, target)
 
     def sweep_temporaries(self, folder: str) -> None:
-        """Without what processes that died left while they created files."""
+        """Delete the temporary files of processes that died while they created files."""
         top = self.local_path(folder)
         for place, _, names in os.walk(top):
             for name in names:
@@ -181,7 +181,7 @@ class LocalStorage:
                         os.unlink(os.path.join(place, name))
 
     def _make_folder(self, folder: str) -> None:
-        """It is there, and each new part of its path is known to the folder above."""
+        """Create the folder, and sync the parent of each new part of its path."""
         missing = []
         while not os.path.isdir(folder):
             missing.append(folder)
@@ -193,7 +193,9 @@ class LocalStorage:
             with _explained(each):
                 try:
                     os.makedirs(each, exist_ok=True)
-                except FileNotFoundError as error:  # of a file system that makes none
+                except (
+                    FileNotFoundError
+                ) as error:  # on a file system where folders cannot be created
                     raise _output_error(each, error) from None
             _sync_folder(os.path.dirname(each))
 
@@ -209,7 +211,10 @@ def _sync_folder(folder: str) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # it cannot be asked of a folder
+            if error.errno not in (
+                errno.EINVAL,
+                errno.ENOTSUP,
+            ):  # fsync of folders is not supported
                 raise
         finally:
             os.close(descriptor)
@@ -217,7 +222,7 @@ def _sync_folder(folder: str) -> None:
 
 @contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """What exists already, or is missing, is for the caller to judge."""
+    """Convert OSError to OutputError, except for existing or missing files."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -228,12 +233,12 @@ def _explained(path: str) -> Iterator[None]:
 
 @contextmanager
 def _vanishing(path: str) -> Iterator[None]:
-    """Where only another process can have deleted what was there a moment ago."""
+    """Convert FileNotFoundError to OutputError: only another process can have deleted the file."""
     try:
         yield
     except FileNotFoundError:
         raise OutputError(
-            f"{path} has vanished: another driver has ended this load, or discarded it, or the "
+            f"{path} has disappeared: another driver has finished or discarded this load, or the "
             "folder was deleted; run the load again"
         ) from None
 

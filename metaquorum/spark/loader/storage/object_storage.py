@@ -1,4 +1,4 @@
-"""A prefix of a bucket in an object store, by fsspec's file systems that create exclusively."""
+"""Storage in a prefix of a bucket, by fsspec's file systems that create objects exclusively."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wire.primitives.types import Buffer
 
 
 class ObjectOutputFile:
-    """Sent in parts; there is no object before `close`."""
+    """A new object, uploaded in parts; it exists after `close`."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url = url
@@ -27,9 +27,9 @@ class ObjectOutputFile:
             self._file.close()
 
     def discard(self) -> None:
-        # To close it would make an object of what was sent so far.
+        # `close` would create an object of the parts uploaded so far.
         self._file.closed = True
-        with suppress(Exception):  # parts that were sent expire by the bucket's rules
+        with suppress(Exception):  # uploaded parts expire by the bucket's rules
             self._file.discard()
 
 
@@ -42,7 +42,7 @@ class ObjectStorage:
             import fsspec.core
         except ImportError:
             raise OutputError(
-                f"{url} needs the distributions fsspec and {distribution}; "
+                f"{url} needs the Python packages fsspec and {distribution}; "
                 f"run: pip install {distribution}"
             ) from None
         try:
@@ -63,9 +63,7 @@ class ObjectStorage:
         with _explained(f"{self.url}/{path}"):
             data: bytes = self._files.cat_file(self._full(path), start=0, end=max_bytes + 1)
         if len(data) > max_bytes:
-            raise OutputError(
-                f"{self.url}/{path} has more than {max_bytes} bytes: it is not what it should"
-            )
+            raise OutputError(f"{self.url}/{path} has more than {max_bytes} bytes: it is damaged")
         return data
 
     def list_files(self, folder: str) -> Mapping[str, int]:
@@ -94,10 +92,10 @@ class ObjectStorage:
             return ObjectOutputFile(full, self._files.open(self._full(path), "wb"))
 
     def make_durable(self, folder: str) -> None:
-        """What can be seen in an object store is durable."""
+        """Do nothing: every visible object of an object store is durable."""
 
     def publish(self, staged: str, path: str) -> None:
-        """A copy on the server's side: no object store can rename."""
+        """Copy the object on the server, because object stores cannot rename."""
         with _explained(f"{self.url}/{path}"):
             try:
                 self._files.cp_file(self._full(staged), self._full(path))
@@ -105,8 +103,8 @@ class ObjectStorage:
                 self._files.invalidate_cache()
                 if not self._files.exists(self._full(path)):
                     raise OutputError(
-                        f"{self.url}/{staged} is missing, though its load is committed; take it "
-                        "back from a backup, or load into another folder"
+                        f"{self.url}/{staged} is missing, although its load is committed; restore "
+                        "it from a backup, or load into another folder"
                     ) from None
 
     def delete(self, path: str) -> None:
@@ -124,23 +122,23 @@ class ObjectStorage:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """What exists already, or is missing, is for the caller to judge."""
+    """Convert the store's errors to OutputError, except for existing or missing objects."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, OutputError):
         raise
-    except Exception as error:  # each file system raises errors of its own library
+    except Exception as error:  # each file system raises its own library's errors
         if type(error).__module__.partition(".")[0] == "builtins" and not isinstance(
             error, OSError | ValueError
         ):
             raise
-        raise OutputError(f"{url}: {error}; run the load again when that is mended") from error
+        raise OutputError(f"{url}: {error}; fix the cause and run the load again") from error
 
 
 @contextmanager
 def _without_bucket(url: str) -> Iterator[None]:
-    """Where an object is written, nothing else can be missing."""
+    """Convert FileNotFoundError to OutputError: in a write, only the bucket can be missing."""
     try:
         yield
     except FileNotFoundError as error:
-        raise OutputError(f"{url}: {error}; make the bucket first, or choose another") from None
+        raise OutputError(f"{url}: {error}; create the bucket first, or choose another") from None

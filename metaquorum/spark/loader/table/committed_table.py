@@ -1,4 +1,4 @@
-"""The table in the output: its format, plans, results and manifests, read and written."""
+"""The table in the output: reads and writes its format, plans, results and manifests."""
 
 from __future__ import annotations
 
@@ -37,15 +37,21 @@ MAX_COPIES: Final = 16  # at a time, in an object store
 
 
 class Table:
-    """OutputError where the output cannot be used, or holds what nobody wrote so."""
+    """Files of a table in a storage. All methods are blocking.
+
+    They raise OutputError if the storage fails or a file is damaged.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
-    # What the folder is
+    # Format of the folder
 
     def is_there(self) -> bool:
-        """Whether the output is a table of ours. OutputError: of a newer version, or damaged."""
+        """Return whether the output is a table of this loader.
+
+        Raises OutputError if it has a newer format or is damaged.
+        """
         try:
             data = self.storage.read(FORMAT_FILE, _MAX_FORMAT_BYTES)
         except FileNotFoundError:
@@ -54,24 +60,25 @@ class Table:
         return True
 
     def open_or_make(self) -> None:
-        """The output is a table, and its store creates exclusively; or OutputError.
+        """Open the table, or create it in an empty output.
 
-        The format file is created where it is already: a store that lets that pass does not create
-        exclusively. All bytes of it are the same each time, so that nothing is harmed.
+        Creates the format file a second time, to check that the storage creates exclusively. The
+        content is the same each time, so a storage that overwrites it does no harm. Raises
+        OutputError if the storage does not create exclusively, or has other files.
         """
         if not self.is_there():
             check_is_ours(self.storage.names(), self.storage.url)
             try:
                 self.storage.create(FORMAT_FILE, _FORMAT_BYTES)
             except FileExistsError:
-                self.is_there()  # made by another at this moment
+                self.is_there()  # created by another driver at the same time
         try:
             self.storage.create(FORMAT_FILE, _FORMAT_BYTES)
         except FileExistsError:
             return
         raise OutputError(
-            f"{self.storage.url} lets a file be created twice, so that two loads at once could "
-            "both commit; use a newer version of what serves it, or another output"
+            f"{self.storage.url} allows a file to be created twice, so two loads at once could "
+            "both commit; use a newer version of the storage, or another output"
         )
 
     @staticmethod
@@ -87,18 +94,18 @@ class Table:
     def manifest(self, version: int) -> Manifest:
         found = self._read(manifest_path(version), MAX_MANIFEST_BYTES, Manifest.from_bytes)
         if found.version != version:
-            raise self._damaged(manifest_path(version), f"it says version {found.version}")
+            raise self._damaged(manifest_path(version), f"its version is {found.version}")
         return found
 
     def newest(self, listing: Listing) -> Manifest | None:
         return self.manifest(listing.newest) if listing.newest else None
 
     def commit(self, manifest: Manifest) -> None:
-        """FileExistsError: a load of that version is committed already."""
+        """Create the manifest. Raises FileExistsError if this version is already committed."""
         self.storage.create(manifest_path(manifest.version), manifest.to_bytes())
 
     def make_commits_durable(self) -> None:
-        """Before anything is done that follows from a manifest of a process that died."""
+        """Make the manifests durable; call it before acting on a manifest of a dead process."""
         self.storage.make_durable(MANIFESTS_FOLDER)
 
     # Plans
@@ -106,22 +113,25 @@ class Table:
     def plan(self, version: int) -> LoadPlan:
         found = self._read(plan_path(version), MAX_PLAN_BYTES, LoadPlan.from_bytes)
         if found.version != version:
-            raise self._damaged(plan_path(version), f"it says version {found.version}")
+            raise self._damaged(plan_path(version), f"its version is {found.version}")
         return found
 
     def create_plan(self, plan: LoadPlan) -> None:
-        """FileExistsError: there is one."""
+        """Create the plan. Raises FileExistsError if this version already has a plan."""
         self.storage.create(plan_path(plan.version), plan.to_bytes())
 
     def discard_plan(self, plan: LoadPlan) -> None:
-        """The load will never be committed; what it read is deleted."""
+        """Delete the plan and its staging folder, so that the load is never committed."""
         self.storage.delete(plan_path(plan.version))
         self.storage.delete_folder(staging_folder(plan.version, plan.plan_id))
 
     # Results
 
     def results(self, plan: LoadPlan) -> dict[int, RangeResult]:
-        """By the range's index; their files are there, with their sizes."""
+        """Return the results by range index, after a check that their files exist.
+
+        Raises OutputError if a file is missing or has another size.
+        """
         staging = staging_folder(plan.version, plan.plan_id)
         sizes = self.storage.list_files(staging)
         found = {}
@@ -131,13 +141,13 @@ class Table:
                 continue
             result = self._read(path, MAX_RESULT_BYTES, RangeResult.from_bytes)
             if result.index != index or not result.is_of(plan.read_plan.ranges[index]):
-                raise self._damaged(path, "it is of another range")
+                raise self._damaged(path, "it belongs to another range")
             found[index] = result
         self._check_sizes(sizes, found.values())
         return found
 
     def check_files(self, plan: LoadPlan, results: Iterable[RangeResult]) -> None:
-        """That the files of the results are there, with their sizes. OutputError."""
+        """Raise OutputError unless the files of the results exist with their sizes."""
         sizes = self.storage.list_files(staging_folder(plan.version, plan.plan_id))
         self._check_sizes(sizes, results)
 
@@ -158,13 +168,13 @@ class Table:
             return None
 
     def write_report(self, plan: LoadPlan, results: Sequence[RangeResult]) -> str:
-        """The path of a file with a line for each range. The manifest names it."""
+        """Write the report, one line for each range, and return its path for the manifest."""
         path = report_path(plan.version, plan.plan_id)
         data = b"".join(result.to_bytes() for result in results)
         try:
             self.storage.create(path, data)
         except FileExistsError:
-            pass  # by a driver that died before it committed: the results are the same
+            pass  # a driver that died before its commit wrote it, from the same results
         return path
 
     def report(self, manifest: Manifest) -> list[RangeResult]:
@@ -178,11 +188,11 @@ class Table:
     # Committed files
 
     def publish(self, manifest: Manifest) -> None:
-        """Each committed file is at its place, and nothing of the load is left in staging."""
+        """Move each committed file to its path, and delete the staging folder of the load."""
         if self.storage.is_local:
             for file in manifest.files:
                 self.storage.publish(file.staged, file.path)
-        else:  # a copy by the store takes seconds, and no work here
+        else:  # a copy by the store takes seconds, but no CPU time of this process
             with ThreadPoolExecutor(MAX_COPIES) as pool:
                 for _ in pool.map(self._publish, manifest.files):
                     pass
@@ -192,7 +202,7 @@ class Table:
         self.storage.publish(file.staged, file.path)
 
     def committed(self) -> list[tuple[Manifest, CommittedFile, str]]:
-        """All files of data with where each lies now."""
+        """Return all committed data files, each with its manifest and its current path."""
         listing = self.listing()
         staged: Mapping[str, int] = {}
         found = []
@@ -220,6 +230,6 @@ class Table:
 
     def _damaged(self, path: str, why: str) -> OutputError:
         return OutputError(
-            f"{self.storage.url}/{path} cannot be used: {why}; nothing was changed. Take the file "
-            "back from a backup, or load into another folder"
+            f"{self.storage.url}/{path} cannot be used: {why}; nothing was changed. Restore the "
+            "file from a backup, or load into another folder"
         )

@@ -1,6 +1,6 @@
-"""Values out of JSON that somebody else may have written: each is checked, none is trusted.
+"""Typed access to fields of JSON files; each value is checked, because the file is not trusted.
 
-ValueError names the field and what is wrong with it.
+All functions raise ValueError, with the field and the cause, if a value is invalid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NewerFormatError(ValueError):
 
 
 def encode(data: Any) -> bytes:
-    """One line, without what a terminal would obey."""
+    """Return one line of ASCII JSON; control characters are escaped."""
     return json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
@@ -30,20 +30,20 @@ def decode(data: bytes) -> Mapping[str, Any]:
 
 
 def check_format(data: Mapping[str, Any], kind: str, newest: int) -> None:
-    """That the file is of this kind, and not of a version that is newer than this program."""
+    """Raise ValueError unless the file is of this kind, NewerFormatError if it is too new."""
     if data.get("kind") != kind:
         raise ValueError(f"it is not a {kind}")
     version = whole(data, "format", least=1)
     if version > newest:
         raise NewerFormatError(
-            f"it has format {version}, and this program knows formats up to {newest}: "
+            f"it has format {version}, but this program reads formats up to {newest}: "
             "use a newer metaquorum"
         )
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is not an object")  # noqa: TRY004 - of a file, not of a caller
+        raise ValueError(f"{what} is not an object")  # noqa: TRY004 - an error in a file
     return value
 
 
@@ -57,7 +57,7 @@ def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
 def text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{name} is not a text")  # noqa: TRY004
+        raise ValueError(f"{name} is not a string")  # noqa: TRY004
     return value
 
 

@@ -1,20 +1,22 @@
-"""Where everything lies in the output, by relative paths.
+"""Layout of a table: the relative paths of all files in the output.
 
-    topic=T/partition=P/T-P-START-END.parquet   data files, Hive-style: only what is committed
-    _rejected/topic=T/partition=P/...parquet    records that the value schema does not fit
+    topic=T/partition=P/T-P-START-END.parquet   committed data files, Hive-style
+    _rejected/topic=T/partition=P/...parquet    records whose value does not match the value schema
     _metaquorum/format.json                     marks the folder as a table of this loader
-    _metaquorum/plans/VERSION.json              the ranges of a load, written once
-    _metaquorum/manifests/VERSION.json          the load is committed; what it added
-    _metaquorum/reports/VERSION-PLAN.jsonl      its report, a line for each range
-    _loading/VERSION-PLAN/INDEX.json            the range's result, written once
+    _metaquorum/driver                          the driver lock
+    _metaquorum/plans/VERSION.json              ranges of a load, written once
+    _metaquorum/manifests/VERSION.json          commit of a load, with the files it added
+    _metaquorum/reports/VERSION-PLAN.jsonl      report of a load, one line for each range
+    _loading/VERSION-PLAN/INDEX.json            result of a range, written once
     _loading/VERSION-PLAN/INDEX-ATTEMPT.staged  data that an attempt at the range wrote
 
 Partition columns are topic and partition, which are constant in a range, so that a range is one
-file. A date is deliberately absent: timestamps do not rise with offsets, and a range would fall
-into as many files as it has days. The statistics of the row groups narrow by time as well.
+file. A partition by date is deliberately absent: timestamps are not in the order of offsets, and a
+range would be split into one file for each day. The statistics of the row groups allow queries to
+skip by time.
 
-Spark, Hive and pyarrow skip names that begin with `_`. DuckDB and others do not skip them, but
-`*.parquet` is the name of committed data alone, and of what was rejected.
+Spark, Hive and pyarrow skip names that begin with `_`. DuckDB and others do not skip them, but only
+committed and rejected data have names of the form `*.parquet`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ PLANS_FOLDER: Final = f"{META_FOLDER}/plans"
 MANIFESTS_FOLDER: Final = f"{META_FOLDER}/manifests"
 REPORTS_FOLDER: Final = f"{META_FOLDER}/reports"
 
-# File names have at most 255 bytes nearly everywhere; a topic's may have 249.
+# Most file systems limit file names to 255 bytes; a topic name may have 249.
 _MAX_TOPIC_CHARS: Final = 120
 _VERSION_FILE: Final = re.compile(r"(\d{20})\.json")
 _STAGING_FOLDER: Final = re.compile(r"(\d{20})-([0-9a-f]{16})")
@@ -79,7 +81,7 @@ def rejected_path(range_: OffsetRange) -> str:
 
 
 def file_stem(range_: OffsetRange) -> str:
-    """The range's name; a topic too long for a file's name is cut, with a digest of it all."""
+    """Return the range's name; a long topic is shortened and a digest of it appended."""
     topic = range_.topic
     if len(topic) > _MAX_TOPIC_CHARS:
         digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
@@ -88,13 +90,13 @@ def file_stem(range_: OffsetRange) -> str:
 
 
 def version_of(path: str) -> int | None:
-    """Of a plan or a manifest; None: it is neither."""
+    """Return the version of a plan or manifest path; None: the path is neither."""
     found = _VERSION_FILE.fullmatch(path.rpartition("/")[2])
     return int(found[1]) if found else None
 
 
 def staging_of(path: str) -> tuple[int, str] | None:
-    """Version and plan of what lies in a staging folder; None: it lies in none."""
+    """Return version and plan id of a path in a staging folder; None: it is not in one."""
     parts = path.split("/")
     if len(parts) < 2 or parts[0] != LOADING_FOLDER:
         return None

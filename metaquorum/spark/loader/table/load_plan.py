@@ -1,6 +1,6 @@
-"""The plan of one load, as it is kept in the output: the same ranges for every run of it.
+"""Plan of one load, stored in the output: the same ranges for every run of the load.
 
-Deliberately absent: addresses, users, passwords. Whoever runs the load again says them again.
+Deliberately absent: addresses, users, passwords. A re-run gets them from its own arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODECS: Final = ("snappy", "zstd", "lz4", "gzip", "none")
 
 @frozen
 class TableSettings:
-    """What the data files are like, and which records are read: the same for all of a load."""
+    """Columns, compression and value schema of the data files, the same for a whole load."""
 
     columns: tuple[str, ...] | None = None
     include_headers: bool = False
@@ -44,7 +44,7 @@ class TableSettings:
 
     @property
     def file_columns(self) -> tuple[str, ...]:
-        """Those in the data files; topic and partition are in their paths."""
+        """Columns in the data files; topic and partition are in their paths."""
         chosen = FILE_COLUMNS if self.columns is None else self.columns
         if self.include_headers and self.columns is None:
             chosen = (*chosen, HEADERS)
@@ -52,7 +52,7 @@ class TableSettings:
 
     @property
     def read_columns(self) -> tuple[str, ...]:
-        """Those that are read: with a value schema all that its side table has, too."""
+        """Columns to read: with a value schema also the columns of rejected records."""
         if self.value_schema is None:
             return self.file_columns
         more = (name for name in SIDE_COLUMNS if name not in self.file_columns)
@@ -72,10 +72,10 @@ class TableSettings:
         if data.get("columns") is not None:
             columns = tuple(sequence(data, "columns"))
             if not all(isinstance(name, str) for name in columns):
-                raise ValueError("columns are not texts")
+                raise ValueError("columns are not strings")
         compression = text(data, "compression")
         if compression not in CODECS:
-            raise ValueError(f"compression is none of {', '.join(CODECS)}")
+            raise ValueError(f"compression is not one of {', '.join(CODECS)}")
         return cls(columns, flag(data, "include_headers"), compression, _value_schema(data))
 
 
@@ -91,8 +91,9 @@ def _value_schema(data: Mapping[str, Any]) -> ValueSchemaSpec | None:
 
 @frozen
 class LoadPlan:
-    """`plan_id` tells plans of the same version apart; `request` is what was asked for, in words
-    that the same command gives again.
+    """Plan of one load. `plan_id` distinguishes plans of the same version.
+
+    `request` has the arguments of the load, which are the same for the same command.
     """
 
     version: int
@@ -118,7 +119,7 @@ class LoadPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LoadPlan:
-        """ValueError says what is wrong."""
+        """Return the plan of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
         plan = cls(

@@ -1,8 +1,8 @@
-"""What is committed: a manifest for each load, numbered from 1 without a hole.
+"""Manifests: one commit record for each load, numbered from 1 without gaps.
 
-A manifest names the files that its load added, and for each partition of the table how far it has
-been loaded: [start, end). The next load of a partition begins at `end`, and nowhere else. The
-manifests together are the table; the newest alone says where the next load begins.
+A manifest names the files that its load added, and the offsets [start, end) loaded so far for each
+partition of the table. The next load of a partition must begin at `end`. All manifests together
+are the table; the newest alone determines where the next load begins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_MANIFEST_BYTES: Final = 256 << 20
 
 @frozen
 class CommittedFile:
-    """`staged` is where the file lies until it has been published as `path`."""
+    """A committed file; `staged` is its path until it is published as `path`."""
 
     path: str
     staged: str
@@ -57,7 +57,7 @@ class CommittedFile:
 
 @frozen
 class CommittedRange:
-    """Records of `topic`-`partition` from `start` to `end` - 1; `missing` offsets have none."""
+    """A loaded range, `start` to `end` - 1; `missing` counts offsets without a record."""
 
     topic: str
     partition: int
@@ -77,7 +77,7 @@ class CommittedRange:
 
 @frozen
 class Loaded:
-    """Of one partition of the table: offsets `start` to `end` - 1 are loaded."""
+    """Loaded offsets of one partition of the table: `start` to `end` - 1."""
 
     topic: str
     partition: int
@@ -89,13 +89,13 @@ class Loaded:
 class Manifest:
     version: int
     plan_id: str
-    driver_id: str  # of the process that committed it
+    driver_id: str  # the driver that committed it
     cluster_id: str | None
     topic_ids: Mapping[str, bytes]
-    loaded: Sequence[Loaded]  # of the whole table, after this load
-    ranges: Sequence[CommittedRange]  # of this load
+    loaded: Sequence[Loaded]  # the whole table, after this load
+    ranges: Sequence[CommittedRange]  # this load
     settings: TableSettings
-    report: str  # the path of the report of each range
+    report: str  # path of the report
     began_ms: int
     committed_ms: int
 
@@ -136,7 +136,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """ValueError says what is wrong."""
+        """Return the manifest of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
         topics = mapping(found.get("topics"), "topics")
@@ -156,14 +156,14 @@ class Manifest:
 
 
 def safe_path(path: str) -> str:
-    """A relative path that stays in the output. ValueError."""
+    """Return `path`. Raises ValueError unless it is relative and stays in the output."""
     if (
         path.startswith("/")
         or "\\" in path
         or "\0" in path
         or any(part in ("", ".", "..") for part in path.split("/"))
     ):
-        raise ValueError(f"{path!r} is no path in the output")
+        raise ValueError(f"{path!r} is not a path in the output")
     return path
 
 
@@ -173,7 +173,7 @@ def _topic_id(topics: Mapping[str, Any], name: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != len(ZERO_UUID):
-        raise ValueError(f"the id of topic {name!r} is no topic id")
+        raise ValueError(f"the id of topic {name!r} is not a topic id")
     return found
 
 
@@ -227,13 +227,13 @@ def _file(data: Any) -> CommittedFile | None:
     )
 
 
-# The rules of the chain
+# Rules for consecutive manifests
 
 
 def check_continues(previous: Manifest | None, plan: LoadPlan) -> None:
-    """That the plan's ranges begin where the table ends, and have neither hole nor overlap.
+    """Raise RefusedError unless the plan continues the table without gap or overlap.
 
-    RefusedError. A partition that is not in the table yet may begin anywhere.
+    A partition that is not in the table yet may begin at any offset.
     """
     if previous is not None:
         check_same_source(previous, plan)
@@ -244,9 +244,9 @@ def check_continues(previous: Manifest | None, plan: LoadPlan) -> None:
         if each.start != expected:
             kind = "a gap" if each.start > expected else "an overlap"
             raise RefusedError(
-                f"{each.topic}-{each.partition} is loaded up to offset {expected}, and the load "
+                f"{each.topic}-{each.partition} is loaded up to offset {expected}, but the load "
                 f"would begin at {each.start}: {kind} of {abs(each.start - expected)} offsets; "
-                "go on where the table ends, or load into another folder"
+                "continue where the table ends, or load into another folder"
             )
         if each.end <= each.start:
             raise RefusedError(
@@ -256,7 +256,7 @@ def check_continues(previous: Manifest | None, plan: LoadPlan) -> None:
 
 
 def check_same_source(previous: Manifest, plan: LoadPlan) -> None:
-    """That cluster, topics and columns are those of the table. RefusedError."""
+    """Raise RefusedError unless cluster, topics and columns are those of the table."""
     check_cluster(previous.cluster_id, plan.read_plan.cluster_id, f"load {previous.version}")
     check_columns(previous.settings, plan.settings)
     for name, facts in plan.read_plan.topics.items():
@@ -264,29 +264,29 @@ def check_same_source(previous: Manifest, plan: LoadPlan) -> None:
 
 
 def check_columns(known: TableSettings, found: TableSettings) -> None:
-    """RefusedError unless the files of the table keep their columns."""
+    """Raise RefusedError unless the load has the columns and value schema of the table."""
     mine, theirs = ((sorted(each.file_columns), each.value_schema) for each in (known, found))
     if mine != theirs:
         raise RefusedError(
-            f"the files of the table have the columns {', '.join(known.file_columns)}, and those "
-            f"of the load would have {', '.join(found.file_columns)}, or values of another schema; "
-            "ask for the same ones, or load into another folder"
+            f"the files of the table have the columns {', '.join(known.file_columns)}, but those "
+            f"of the load would have {', '.join(found.file_columns)}, or another value schema; "
+            "use the same columns, or load into another folder"
         )
 
 
 def check_cluster(known: str | None, found: str | None, what: str) -> None:
     if known is not None and found is not None and known != found:
         raise RefusedError(
-            f"{what} is of cluster {known}, and the bootstrap addresses lead to cluster {found}; "
-            "name the other cluster, or load into another folder"
+            f"{what} is from cluster {known}, but the bootstrap addresses are of cluster {found}; "
+            "use the addresses of the first cluster, or load into another folder"
         )
 
 
 def check_topic(name: str, known: bytes, found: bytes) -> None:
     if ZERO_UUID not in (known, found) and known != found:
         raise RefusedError(
-            f"topic {name} was deleted and made again: its id was {known.hex()} and is "
-            f"{found.hex()}, and its offsets began anew; load it into another folder"
+            f"topic {name} was deleted and created again: its id was {known.hex()} and is "
+            f"{found.hex()}, and its offsets started again; load it into another folder"
         )
 
 
@@ -299,7 +299,7 @@ def next_manifest(
     report: str,
     now_ms: int,
 ) -> Manifest:
-    """What commits the plan's load. `results` are those of all its ranges, in order."""
+    """Return the manifest that commits the plan's load; `results` are in the order of ranges."""
     check_continues(previous, plan)
     assert len(results) == len(plan.read_plan.ranges)
     positions = {} if previous is None else previous.positions
@@ -349,7 +349,7 @@ def _published(file: StagedFile | None, path: str) -> CommittedFile | None:
 
 
 def check_chain(manifests: Iterable[Manifest]) -> None:
-    """That each continues the one before it. ValueError names the first that does not."""
+    """Raise ValueError, with its number, for the first manifest that does not continue the last."""
     ends: dict[tuple[str, int], int] = {}
     for number, each in enumerate(manifests, 1):
         if each.version != number:

@@ -1,6 +1,6 @@
-"""What became of one range: its files and its report, as JSON.
+"""Result of one range: its files and its report, as JSON.
 
-A task writes the result once it has written the data; so a result stands for files that are whole.
+A task writes the result after the data, so the files of a result are complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAST_TIMESTAMP: Final = -(2**63)
 
 @frozen
 class StagedFile:
-    """`path`: where it lies until its load is committed. `crc32c` is that of all its bytes."""
+    """A staged file; `path` is valid until the load is published, `crc32c` is of all its bytes."""
 
     path: str
     bytes: int
@@ -48,9 +48,9 @@ class StagedFile:
 
 @frozen
 class RangeResult:
-    """`file` None: the range has no record. `elapsed_ms`: of the attempt that ended it."""
+    """Result of one range. `file` None: no record. `elapsed_ms`: of the successful attempt."""
 
-    index: int  # of the range in its plan
+    index: int  # index of the range in its plan
     topic: str
     partition: int
     start: int
@@ -83,7 +83,7 @@ class RangeResult:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RangeResult:
-        """ValueError says what is wrong."""
+        """Return the result of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
         return cls(
@@ -167,5 +167,5 @@ def _gap(data: Mapping[str, Any]) -> Gap:
 def reason(name: str) -> GapReason:
     found = GapReason.__members__.get(name.upper())
     if found is None:
-        raise ValueError(f"{name!r} is no reason of a gap")
+        raise ValueError(f"{name!r} is not a reason of a gap")
     return found

@@ -1,17 +1,17 @@
-"""What a driver has to do next, from what it finds in the output. No I/O.
+"""Recovery rules: the next step of a driver, derived from the files in the output. No I/O.
 
     found                                            next
-    nothing                                          plan load 1
+    no files                                         plan load 1
     manifest N, its staging folder has files         publish N, then look again
     manifest N, no plan N + 1                        plan load N + 1
     plan N + 1, some ranges without a result         run those ranges
     plan N + 1, a result for each range              commit N + 1, then look again
 
-    staging of a load up to N, published             garbage
-    staging of load N + 1, but of another plan       garbage: that plan was discarded
-    plans up to N                                    kept, as the record of what was asked for
+    staging of a load up to N, published             delete it
+    staging of load N + 1, but of another plan       delete it: that plan was discarded
+    plans up to N                                    kept, as a record of the requests
 
-Each step can be done again from its beginning, by another process, after a death anywhere in it.
+Each step is idempotent: after a crash at any point, another process can repeat it from its start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OURS = frozenset((META_FOLDER, LOADING_FOLDER, REJECTED_FOLDER))
 
 @frozen
 class Publish:
-    """Its files are committed, and not all at their places."""
+    """Step: move the committed files to their paths; some are not there yet."""
 
     version: int
 
@@ -50,7 +50,7 @@ class MakePlan:
 
 @frozen
 class RunPlan:
-    """The ranges of the plan that have no result yet are to be run; then it is committed."""
+    """Step: run the ranges of the plan that have no result yet, then commit it."""
 
     version: int
 
@@ -60,7 +60,7 @@ Step: TypeAlias = Publish | MakePlan | RunPlan
 
 @frozen
 class Listing:
-    """Versions of manifests and plans, and the staging folders with how many files each has."""
+    """Versions of manifests and plans, and the number of files in each staging folder."""
 
     manifests: Sequence[int]
     plans: Collection[int]
@@ -68,12 +68,15 @@ class Listing:
 
     @property
     def newest(self) -> int:
-        """Of the manifests; 0: none."""
+        """Version of the newest manifest; 0: there is none."""
         return self.manifests[-1] if self.manifests else 0
 
 
 def listing_of(paths: Collection[str]) -> Listing:
-    """From the paths below the two folders of the loader. OutputError: manifests are missing."""
+    """Return the listing of the paths below the two folders of the loader.
+
+    Raises OutputError if manifests are missing.
+    """
     manifests, plans = [], set()
     staging: dict[tuple[int, str], int] = {}
     for path in paths:
@@ -88,19 +91,19 @@ def listing_of(paths: Collection[str]) -> Listing:
     if manifests != list(range(1, len(manifests) + 1)):
         missing = min(set(range(1, manifests[-1])) - set(manifests), default=0)
         raise OutputError(
-            f"manifest {missing} is missing, though there are later ones; take "
-            f"{MANIFESTS_FOLDER} back from a backup, or load into another folder"
+            f"manifest {missing} is missing, although later ones exist; restore "
+            f"{MANIFESTS_FOLDER} from a backup, or load into another folder"
         )
     if plans and max(plans) > len(manifests) + 1:
         raise OutputError(
-            f"there is a plan of load {max(plans)}, though only {len(manifests)} loads are "
-            f"committed; take {MANIFESTS_FOLDER} back from a backup, or load into another folder"
+            f"there is a plan of load {max(plans)}, although only {len(manifests)} loads are "
+            f"committed; restore {MANIFESTS_FOLDER} from a backup, or load into another folder"
         )
     return Listing(manifests, plans, staging)
 
 
 def next_step(listing: Listing, newest: Manifest | None) -> Step:
-    """`newest` is the manifest of the last version, None where there is none."""
+    """Return the next step; `newest` is the manifest of the last version, None without one."""
     assert (newest is None) == (listing.newest == 0)
     if newest is not None and (newest.version, newest.plan_id) in listing.staging:
         return Publish(newest.version)
@@ -109,10 +112,10 @@ def next_step(listing: Listing, newest: Manifest | None) -> Step:
 
 
 def garbage(listing: Listing, newest: Manifest | None, plan_id: str | None) -> list[str]:
-    """Staging folders that nobody will read or write any more, once the newest is published.
+    """Return the staging folders that no load needs once the newest manifest is published.
 
-    `plan_id` is that of the plan behind the newest manifest; None: there is no such plan, and what
-    was staged for one is garbage, too.
+    `plan_id` is that of the plan after the newest manifest; None: there is no such plan, and no
+    staging folder of that version is needed.
     """
     kept = {(listing.newest + 1, plan_id)} if plan_id is not None else set()
     if newest is not None:
@@ -121,10 +124,10 @@ def garbage(listing: Listing, newest: Manifest | None, plan_id: str | None) -> l
 
 
 def check_is_ours(names: Collection[str], url: str) -> None:
-    """That a folder without a format file is empty, or as a load that died at once left it."""
+    """Raise OutputError unless a folder without a format file has only folders of the loader."""
     strangers = [name for name in names if name not in _OURS]
     if strangers:
         raise OutputError(
-            f"{url} holds something else ({strangers[0]}), and no table of mq-load; "
+            f"{url} is not a table of mq-load and has other files ({strangers[0]}); "
             "choose an empty folder"
         )

@@ -1,6 +1,6 @@
-"""What a task does with its range, in a worker process or on an executor of Spark's.
+"""Tasks: each reads and writes one range, in a worker process or on a Spark executor.
 
-Imports the packages `table` and `storage` beside it, pyarrow, and the reader of ranges; no pyspark.
+Imports the sibling packages `table` and `storage`, pyarrow, and the reader of ranges; no pyspark.
 I/O: the network through the reader, files through a `Storage`, and the pipes of `worker`. Start
 with `range_task`.
 """

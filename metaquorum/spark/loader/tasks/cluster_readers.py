@@ -1,4 +1,4 @@
-"""Ranges of a cluster, read over connections that the tasks of a process use in turn."""
+"""Readers of a cluster's ranges; the tasks of a process share its connections, one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from metaquorum.spark.range_reader import Progress, RangeReader
 
 @contextmanager
 def cluster_readers(connecting: Connecting) -> Iterator[OpenReader]:
-    """ValueError where the addresses or the files for TLS cannot be used."""
+    """Hold the connections while the block runs; the value opens a reader for each task.
+
+    Raises ValueError if the addresses or the TLS files cannot be used.
+    """
     with open_cluster(connecting) as cluster:
 
         def open_reader(context: TaskContext, task: RangeTask, on_progress: OnProgress) -> Reader:
@@ -44,5 +47,5 @@ def _open(
 
 
 def file_options(fetch: FetchOptions, settings: TableSettings) -> FetchOptions:
-    """For the columns that are in the files: topic and partition are in their paths."""
+    """Return the fetch options for the columns in the files, without topic and partition."""
     return replace(fetch, columns=settings.read_columns, include_headers=settings.include_headers)

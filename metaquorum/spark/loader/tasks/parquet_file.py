@@ -1,4 +1,4 @@
-"""One Parquet file, written row group by row group while its checksum is computed."""
+"""Writer of one Parquet file by row groups, which computes the file's checksum."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# A row group ends at the first of these; they are what a task holds beside the fetch response.
+# A row group ends at the first of these limits; a task holds it besides the fetch response.
 ROW_GROUP_ROWS: Final = 1 << 20
 ROW_GROUP_BYTES: Final = 128 << 20
 
-# Offsets rise by one and timestamps by little: as differences they take next to no room. Keys and
-# values are mostly different from each other: a dictionary of them would be built for nothing.
+# Differences of consecutive offsets and timestamps are small, so delta encoding suits them. Most
+# keys and values are distinct, so a dictionary would not make them smaller.
 _DELTA_COLUMNS: Final = ("offset", "timestamp")
 _DICTIONARY_COLUMNS: Final = ("timestampType",)
-# The least and the most of a key or a value tell a query nothing, and cost a comparison each.
+# Minimum and maximum of keys and values would not help queries, and cost a comparison each.
 _STATISTICS_COLUMNS: Final = ("offset", "timestamp", "timestampType")
 
 
 class ChecksummedFile:
-    """A file object for pyarrow, which counts what goes through it."""
+    """A file object for pyarrow that counts bytes and computes their checksum."""
 
     def __init__(self, file: OutputFile) -> None:
         self._file = file
@@ -49,10 +49,10 @@ class ChecksummedFile:
         return self.bytes
 
     def flush(self) -> None:
-        """All of it goes to the file at once."""
+        """Do nothing: `write` does not buffer."""
 
     def close(self) -> None:
-        """pyarrow closes what it was given; the file itself is closed by its owner."""
+        """Mark the object as closed for pyarrow; the owner closes the file itself."""
         self.closed = True
 
     def readable(self) -> bool:
@@ -66,7 +66,10 @@ class ChecksummedFile:
 
 
 class ParquetFile:
-    """`close` it, or `discard` it. It takes `file` over, also when it cannot be made."""
+    """Writer of one Parquet file; the owner calls `close` or `discard`.
+
+    It owns `file`, and discards it if the constructor fails.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class ParquetFile:
             self._write_row_group()
 
     def close(self) -> StagedFile:
-        """The file is there for good."""
+        """Write the rest and close the file, which is then durable; return its facts."""
         if self._batches:
             self._write_row_group()
         self._writer.close()
@@ -121,7 +124,7 @@ class ParquetFile:
         self._batches.clear()
         self._output.discard()
         self._counted.is_discarded = True
-        self._writer.close()  # its footer goes nowhere
+        self._writer.close()  # its footer is dropped
 
     def _write_row_group(self) -> None:
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""The files of one attempt at a range: its records, and those whose values were rejected."""
+"""Files of one attempt at a range: its records, and the records with rejected values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def write_range(
     storage: Storage, context: TaskContext, task: RangeTask, batches: Iterable[pa.RecordBatch]
 ) -> tuple[StagedFile | None, StagedFile | None]:
-    """The files of the records and of the rejected ones; None where there are none of a kind.
+    """Write the batches, and return the files of the records and of the rejected records.
 
-    A file that is not finished is not left.
+    A file is None if it would have no row. After an error, unfinished files are discarded.
     """
     attempt = secrets.token_hex(4)
     spec = context.settings.value_schema
@@ -49,7 +49,7 @@ def write_range(
 def split_batch(
     batch: pa.RecordBatch, decoder: ValueDecoder, context: TaskContext
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Without the columns that were read for the side table alone."""
+    """Return decoded and rejected records; columns read only for the latter are dropped."""
     kept, rejected = split(batch, decoder)
     settings = context.settings
     unwanted = set(settings.read_columns) - set(settings.file_columns)
@@ -57,7 +57,7 @@ def split_batch(
 
 
 class LazyFile:
-    """Made when the first row comes."""
+    """A Parquet file that is created at its first row."""
 
     def __init__(self, storage: Storage, context: TaskContext, task: RangeTask, path: str) -> None:
         self._storage = storage
@@ -88,7 +88,7 @@ class LazyFile:
 
 
 def _metadata(task: RangeTask) -> dict[str, str]:
-    """What the file's path says, for whoever has the file alone."""
+    """Return the metadata of the file: the same facts as its path."""
     range_ = task.range
     return {
         "metaquorum.topic": range_.topic,

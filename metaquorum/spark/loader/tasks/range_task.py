@@ -1,8 +1,8 @@
-"""A range is read and written: the work of a task, on an executor or in a worker process.
+"""Work of a task, on an executor or in a worker process: read a range and write its file.
 
-An attempt writes a file of its own name, and then creates the result of the range, which names it.
-Of attempts at the same range, one creates the result; the others delete what they wrote and return
-that result. An attempt that dies leaves a file that no result names.
+An attempt writes a file with a unique name, and then creates the result of the range, which names
+the file. Of several attempts at a range, one creates the result; the others delete their files and
+return that result. An attempt that dies leaves a file that no result names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TaskProgress:
-    """So far, of one attempt: `position` is the offset that comes next."""
+    """Progress of one attempt: `position` is the next offset to read."""
 
     position: int
     records: int
@@ -36,7 +36,7 @@ class TaskProgress:
 
 
 class Reader(Protocol):
-    """Batches of a range, in order; the report is there at their end."""
+    """Batches of a range, in order; the report is set at the end."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
@@ -55,7 +55,10 @@ def load_range(
     open_reader: OpenReader,
     on_progress: OnProgress,
 ) -> RangeResult:
-    """The range has a result, which is returned; so it has if it had one before."""
+    """Load the range unless it has a result already, and return the result. Blocking.
+
+    Raises LoaderError or the reader's LoadError if the range cannot be loaded.
+    """
     table = Table(storage)
     if (known := table.result(context.staging, task.index)) is not None:
         return _checked(known, task)
@@ -90,8 +93,8 @@ def load_range(
         winner = table.result(context.staging, task.index)
         if winner is None:
             raise LoaderError(
-                f"the result of {task.range.name} has vanished from {context.output}: was the "
-                "load discarded meanwhile?"
+                f"the result of {task.range.name} has disappeared from {context.output}: another "
+                "driver may have discarded the load; run it again"
             ) from None
         return _checked(winner, task)
     return result
@@ -100,7 +103,7 @@ def load_range(
 def _checked(result: RangeResult, task: RangeTask) -> RangeResult:
     if not result.is_of(task.range):
         raise LoaderError(
-            f"the result that is there for {task.range.name} is of another range; "
+            f"the existing result for {task.range.name} belongs to another range; "
             "run the load with --discard-unfinished"
         )
     return result

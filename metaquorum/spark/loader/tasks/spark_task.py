@@ -1,7 +1,7 @@
-"""A lane of ranges, one after the other, on an executor. No pyspark in here.
+"""Task of a Spark job: loads the ranges of a lane one after the other. Does not import pyspark.
 
-Tasks come to executors in the data of a job, and what they need to know of the cluster in its
-closure: Spark keeps data of jobs in files, and closures in memory.
+Ranges are the data of the job, which Spark may keep in files. Addresses and credentials of the
+cluster are in the closure, which Spark keeps in memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from metaquorum.spark.loader.tasks.worker import EXPECTED
 def run_lanes(
     context: TaskContext, lanes: Iterable[Sequence[RangeTask]]
 ) -> Iterator[tuple[int, str]]:
-    """Of each range its index, and why it could not be loaded; "": it has a result.
+    """Yield the index of each range and the reason why it could not be loaded; "": it was loaded.
 
-    What is no failure of a range, but of the executor, is raised, for Spark to try again.
+    Stops the lane after a failure. Any error that is not in EXPECTED, a failure of the executor, is
+    raised, so that Spark repeats the task.
     """
     storage = open_storage(context.output, context.storage_options)
     with cluster_readers(context.fetch.connecting) as open_reader:

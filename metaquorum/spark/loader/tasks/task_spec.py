@@ -1,7 +1,7 @@
-"""What a task needs to know, and its way to a worker process.
+"""Specification of a task, and its JSON form for worker processes.
 
-The JSON of a task holds the password: it goes through a pipe to a process of ours, and nowhere
-else. Spark takes the values themselves, in the closure of its task.
+The JSON has the password: it is only sent through a pipe to a worker process. Spark gets the values
+themselves, in the closure of its task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class TaskContext:
-    """The same for all ranges of a load."""
+    """Settings that are the same for all ranges of a load."""
 
     output: str
     staging: str

@@ -1,11 +1,11 @@
-"""A process that loads ranges for a driver on the same machine: JSON lines in, JSON lines out.
+"""Worker process: loads ranges for a driver on the same machine; JSON lines in, JSON lines out.
 
-    in    {"context": ...} once; then {"task": ...} for each range, when the one before is done; and
-          at the end {"end": true}
-    out   {"progress": [position, records, bytes, throttled_ms]} now and then
+    in    {"context": ...} once; then {"task": ...} for each range, after the result of the previous
+          one; at the end {"end": true}
+    out   {"progress": [position, records, bytes, throttled_ms]} at most every PROGRESS_EVERY_S
           {"result": ...} or {"failure": "a sentence"} for each range
 
-The input has the password. Where it ends without `end`, the driver is dead, and so is its worker.
+The input has the password. If it ends without `end`, the driver is dead, and the worker exits.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from metaquorum.spark.loader.tasks.task_spec import (
 from wire.primitives.errors import KafkaError, WireError
 
 PROGRESS_EVERY_S: Final = 0.25
-# What a range may meet; all else is a defect, and ends the process with a traceback.
+# Errors that a range may cause; any other is a defect and ends the process with a traceback.
 EXPECTED: Final = (LoadError, LoaderError, AdminError, KafkaError, WireError, OSError, ValueError)
 
 
 class Output:
-    """Lines for the driver; progress at most so often."""
+    """Lines for the driver; progress at most every PROGRESS_EVERY_S seconds."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -59,7 +59,7 @@ class Output:
 
 
 def lines_of(file: BinaryIO) -> queue.SimpleQueue[Mapping[str, Any]]:
-    """Filled by a thread, which ends the process when the driver is dead."""
+    """Return a queue of the lines, filled by a thread that exits if the driver is dead."""
     found: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
 
     def read() -> None:
@@ -90,8 +90,10 @@ def run_one(
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the driver says what ends
-    # Whatever prints must not write into the lines for the driver.
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C of the terminal; the driver ends its workers
+    # Other output of this process must not mix with the lines for the driver.
     output = Output(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     lines = lines_of(sys.stdin.buffer)

@@ -167,7 +167,7 @@ def test_a_newer_format_is_refused(samples: dict[str, bytes], kind: str) -> None
 
 @pytest.mark.parametrize("path", ["/x", "../x", "a/../b", "a//b", "", "a/./b", "a\\b"])
 def test_a_path_never_leaves_the_output(path: str) -> None:
-    with pytest.raises(ValueError, match="no path in the output"):
+    with pytest.raises(ValueError, match="not a path in the output"):
         safe_path(path)
 
 
@@ -211,20 +211,20 @@ def test_the_plan_of_another_cluster_or_topic_is_not_gone_on_with(folder: Path) 
     log = Log({0: 30})
     unfinished(folder, log)
     log.cluster_id = "another"
-    with pytest.raises(RefusedError, match=r"of cluster a-cluster, .* lead to cluster another"):
+    with pytest.raises(RefusedError, match=r"from cluster a-cluster, .* are of cluster another"):
         load(folder, log)
     log.cluster_id, log.topic_id = "a-cluster", bytes(range(1, 17))
-    with pytest.raises(RefusedError, match="was deleted and made again"):
+    with pytest.raises(RefusedError, match="was deleted and created again"):
         load(folder, log)
 
 
 def test_the_next_load_of_another_cluster_or_topic_is_refused(folder: Path) -> None:
     log = Log({0: 30})
     log.cluster_id = "another"
-    with pytest.raises(RefusedError, match="lead to cluster another"):
+    with pytest.raises(RefusedError, match="are of cluster another"):
         load(folder, log)
     log.cluster_id, log.topic_id = "a-cluster", bytes(range(1, 17))
-    with pytest.raises(RefusedError, match="was deleted and made again"):
+    with pytest.raises(RefusedError, match="was deleted and created again"):
         load(folder, log)
 
 
@@ -232,7 +232,7 @@ def test_an_unfinished_load_wants_the_same_command_or_is_discarded(folder: Path)
     log = Log({0: 30})
     unfinished(folder, log)
     storage = LocalStorage(str(folder))
-    with pytest.raises(RefusedError, match=r"was asked for otherwise .* in topics"):
+    with pytest.raises(RefusedError, match=r"was started with other arguments .* in topics"):
         drive(storage, log, request(folder, "others"))
     log.ends = {0: 35}
     outcome = drive(storage, log, request(folder, "others", discard_unfinished=True))
@@ -305,7 +305,7 @@ def test_a_start_that_contradicts_is_refused(starting: AtOffset, found: int) -> 
 
 def test_a_log_that_is_shorter_than_what_was_loaded_is_refused() -> None:
     check_log_end(("t", 0), Loaded("t", 0, 10, 50), 50)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match="was cut"):
+    with pytest.raises(RefusedError, match="was truncated"):
         check_log_end(("t", 0), Loaded("t", 0, 10, 50), 49)  # type: ignore[arg-type]
 
 

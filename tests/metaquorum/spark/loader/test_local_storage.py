@@ -54,7 +54,7 @@ def test_a_file_url_is_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("dear")
-    with pytest.raises(OutputError, match="holds something else"):
+    with pytest.raises(OutputError, match="has other files"):
         Table(LocalStorage(str(tmp_path))).open_or_make()
     assert os.listdir(tmp_path) == ["letters"]
 
@@ -90,7 +90,7 @@ class Forgetful(LocalStorage):
 
 
 def test_a_store_that_only_seems_to_create_exclusively_is_found_out(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="lets a file be created twice"):
+    with pytest.raises(OutputError, match="allows a file to be created twice"):
         Table(Forgetful(str(tmp_path))).open_or_make()
 
 

@@ -122,7 +122,7 @@ def test_a_driver_that_renews_its_lock_is_not_disturbed(
     storage = storage_at("locked", options)
     with (
         hold(storage, "first"),
-        pytest.raises(RefusedError, match="is under way, by process"),
+        pytest.raises(RefusedError, match="is in progress, by process"),
         hold(storage, "second"),
     ):
         pass

@@ -149,17 +149,17 @@ def test_a_timestamp_has_its_column() -> None:
     decoded = decode(decoder, good.SerializeToString(), bad.SerializeToString(), b"")
     moment = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
     assert decoded.columns.to_pylist() == [{"at": moment}, {"at": None}]
-    assert decoded.reasons.to_pylist() == [f"$.at: {2**62} s and 0 ns are no timestamp"]
+    assert decoded.reasons.to_pylist() == [f"$.at: {2**62} s and 0 ns: not a valid timestamp"]
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"\x08", "no message shop.Order"),
-        (b"\x12\xff\xff\xff\xff\x07x", "no message shop.Order"),
-        (b"\x12\x01\xff", "no message shop.Order"),
+        (b"\x08", "not a message shop.Order"),
+        (b"\x12\xff\xff\xff\xff\x07x", "not a message shop.Order"),
+        (b"\x12\x01\xff", "not a message shop.Order"),
         (b"\x28\x07", "$.colour: the enum shop.Colour has no value 7"),
-        (b"\x03" * 100_000, "no message shop.Order"),
+        (b"\x03" * 100_000, "not a message shop.Order"),
     ],
 )
 def test_what_is_no_message_is_rejected(value: bytes, said: str) -> None:
@@ -175,7 +175,7 @@ def recursive_file() -> Any:
 @pytest.mark.parametrize(
     ("schema", "message", "said"),
     [
-        (b"\xff", "shop.Order", "is no whole FileDescriptorSet"),
+        (b"\xff", "shop.Order", "is not a complete FileDescriptorSet"),
         (set_of(stamped_file()), "shop.S", "protoc --include_imports"),
         (ORDER, "Order", "no message 'Order'; it has: shop.First, shop.Order"),
         (set_of(recursive_file()), "shop.R", "the recursive message shop.R"),
@@ -205,7 +205,7 @@ def test_values_of_confluents_serializer_are_decoded() -> None:
         "$: the message indexes are [0], not [1] of shop.Order",
         "$: the message indexes are [1, 0], not [1] of shop.Order",
         "$: no message indexes follow the schema id",
-        "$: -64 message indexes are announced",
+        "$: -64 is not a valid count of message indexes",
     ]
 
 
