@@ -92,9 +92,9 @@ def never() -> bool:
 
 
 def elected(partition: PartitionImage, is_live: IsLive) -> int:
-    """Return the leader: the present one if it may lead, else the first that may, else NO_LEADER.
+    """Return the present leader if it may lead, otherwise the first candidate, or NO_LEADER.
 
-    Candidates are the replicas of the ISR; if the ISR is empty, those of the ELR.
+    Candidates are the replicas of the ISR that may lead; if the ISR is empty, those of the ELR.
     """
     candidates = partition.isr or partition.elr
     if partition.leader in candidates and may_lead(partition, partition.leader, is_live):

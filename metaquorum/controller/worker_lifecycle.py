@@ -101,7 +101,7 @@ class WorkerLifecycle:
             await self._wait_startup_registrations(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
-        log_summary(f"worker {worker.worker_id} has restarted", changed.answer, quietly=True)
+        log_summary(f"worker {worker.worker_id} has registered", changed.answer, quietly=True)
         self._follow()
         self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)

@@ -1,6 +1,6 @@
 """Election timeouts and pre-votes of a voter that does not lead.
 
-    no message from the leader for 0.5 to 1 s, or its connection closed up to 50 ms ago
+    no leader message for 0.5 to 1 s, or 0 to 50 ms after the leader's connection closed
         -> pre-vote: would you vote for me in the next term?         no state has changed yet
         -> granted by a majority: candidate in the next term (the library's part from here on)
         -> not granted, or not elected: asks again after a short time
