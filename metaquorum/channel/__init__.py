@@ -1,4 +1,4 @@
-"""Streams between nodes: authenticated, whole messages in order; calls and peers over them.
+"""Authenticated, ordered message streams between nodes, and the RPC and Raft peers on top of them.
 
 Imports `metaquorum.raft`, `security` and below. Network I/O through the `Network` interface only;
 `handshake`, `frames` and `calls` are plain state. Start with `endpoint`.

@@ -1,11 +1,11 @@
-"""What calls and their answers look like inside a stream: bytes in, values out.
+"""Encoding of calls and replies inside a stream.
 
 kind 1 | correlation id 8 | ...
-    CALL     size of the method's name 1 | its name | payload
+    CALL     size of the method name 1 | method name | payload
     ANSWER   payload
     ERROR    error code 2 | message
-    REFUSED  message; the call was not and will not be executed
-    CANCEL   nobody waits for this call's answer any more
+    REFUSED  message; the server has not executed and will not execute the call
+    CANCEL   the caller no longer waits for the answer to this call
 """
 
 import struct
@@ -73,22 +73,25 @@ def _text(text: str) -> bytes:
 
 
 def decode_request(message: bytes) -> Call | int:
-    """A call, or the id of one that is cancelled. WireError."""
+    """Return the call, or the id of the call to cancel.
+
+    Raises WireError if `message` is neither.
+    """
     kind, call_id = _head(message)
     if kind is Kind.CANCEL and len(message) == _HEAD.size:
         return call_id
     if kind is not Kind.CALL or len(message) <= _HEAD.size:
-        raise WireError("call: it is neither a call nor its end")
+        raise WireError("call: the message is neither a call nor a cancellation")
     start = _HEAD.size + 1
     end = start + message[_HEAD.size]
     name = message[start:end]
     if not 0 < len(name) <= MAX_METHOD_BYTES or len(message) < end or not name.isascii():
-        raise WireError("call: method: it is no name")
+        raise WireError("call: the method name is malformed")
     return Call(call_id, name.decode("ascii"), message[end:])
 
 
 def decode_reply(message: bytes) -> Reply:
-    """WireError."""
+    """Return the reply. Raises WireError if `message` is not a reply."""
     kind, call_id = _head(message)
     rest = message[_HEAD.size :]
     if kind is Kind.ANSWER:
@@ -96,19 +99,19 @@ def decode_reply(message: bytes) -> Reply:
     if kind is Kind.REFUSED:
         return Reply(kind, call_id, text=rest[:MAX_TEXT_BYTES].decode("utf-8", "replace"))
     if kind is not Kind.ERROR or len(rest) < _CODE.size:
-        raise WireError("reply: it is none")
+        raise WireError("reply: the message is not a reply")
     (number,) = _CODE.unpack_from(rest)
     text = rest[_CODE.size :][:MAX_TEXT_BYTES].decode("utf-8", "replace")
     try:
         code = ErrorCode(number)
-    except ValueError:  # a newer version has more of them
+    except ValueError:  # a newer version may send error codes that this version does not know
         code, text = ErrorCode.UNKNOWN_SERVER_ERROR, f"error {number}: {text}"
     return Reply(kind, call_id, code=code, text=text)
 
 
 def _head(message: bytes) -> tuple[Kind, int]:
     if len(message) < _HEAD.size:
-        raise WireError("call: it has no beginning")
+        raise WireError("call: the message is shorter than its header")
     kind, call_id = _HEAD.unpack_from(message)
     try:
         return Kind(kind), call_id

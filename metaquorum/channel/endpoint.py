@@ -1,4 +1,4 @@
-"""One node's end of all its streams: dials others, and checks who dials it."""
+"""One node's end of all its streams: dials other nodes, and authenticates those that connect."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,10 @@ _INCARNATION_BITS: Final = 64
 
 @dataclass
 class Endpoint:
-    """Made once in a process. TlsFilesError where the identity's TLS files cannot be used."""
+    """Factory of streams, one per process.
+
+    Its constructor raises TlsFilesError if the TLS files of the identity cannot be used.
+    """
 
     runtime: Runtime
     identity: ChannelIdentity
@@ -48,7 +51,10 @@ class Endpoint:
             self.contexts = self._server_context, self._client_context
 
     async def dial(self, kind: StreamKind, node_id: int, host: str, port: int) -> Stream:
-        """A stream to that node. OSError (TimeoutError among them) or HandshakeError."""
+        """Return a new stream to node `node_id`.
+
+        Raises OSError (including TimeoutError) or HandshakeError if there is none.
+        """
         dialing = self.dialing(kind, node_id)
 
         made: list[Stream] = []
@@ -69,9 +75,10 @@ class Endpoint:
         return await self._made(made, self.timings.dial_s, connect)
 
     async def accept(self, connection: Connection, admit: Admit) -> Stream:
-        """Who knocked is believed and admitted; else the connection is closed.
+        """Authenticate the peer of an accepted connection and return the stream.
 
-        OSError (TimeoutError among them) or HandshakeError.
+        Closes the connection and raises OSError (including TimeoutError) or HandshakeError if the
+        handshake fails or `admit` refuses the peer.
         """
         handshake = self.accepting(admit)
 
@@ -93,16 +100,16 @@ class Endpoint:
         except HandshakeError as error:
             if (peer := handshake.peer) is not None:
                 raise HandshakeError(
-                    error.refusal, f"{error} (it says it is node {peer.sender})"
+                    error.refusal, f"{error} (the peer claims to be node {peer.sender})"
                 ) from None
             raise
 
     def dialing(
         self, kind: StreamKind, node_id: int, incarnation: int | None = None
     ) -> DialerHandshake:
-        """The dialer's side of a new handshake with that node, whatever carries it.
+        """Return the dialer's side of a new handshake with node `node_id`, over any transport.
 
-        `incarnation`: what both proofs cover in place of the number drawn by this process.
+        Both proofs cover `incarnation` in place of the number that this process has drawn.
         """
         self._attempts += 1
         identity = self.identity
@@ -118,13 +125,13 @@ class Endpoint:
         return DialerHandshake(identity, hello)
 
     def accepting(self, admit: Admit) -> AcceptorHandshake:
-        """The acceptor's side of a new handshake, whatever carries it."""
+        """Return the acceptor's side of a new handshake, over any transport."""
         return AcceptorHandshake(self.identity, self._incarnation, self._nonce(), admit)
 
     async def _made(
         self, made: list[Stream], seconds: float, make: Callable[[], Awaitable[None]]
     ) -> Stream:
-        """What `make` has put there; closed, should this be cancelled just then."""
+        """Return the stream that `make` puts into `made`; close the stream on cancellation."""
         try:
             await within(self.runtime.clock, seconds, make)
         except BaseException:
@@ -143,7 +150,7 @@ class Endpoint:
 async def shake_hands(
     connection: Connection, handshake: DialerHandshake | AcceptorHandshake
 ) -> Established:
-    """HandshakeError, OSError."""
+    """Run the handshake over `connection`. Raises HandshakeError or OSError if it fails."""
     buffer = bytearray(MAX_HANDSHAKE_BYTES)
     while True:
         if data := handshake.data_to_send():
@@ -152,7 +159,7 @@ async def shake_hands(
             return handshake.established
         count = await connection.receive_into(memoryview(buffer)[: handshake.room])
         if count == 0:
-            raise HandshakeError(Refusal.OK, "it closed in the middle of the handshake")
+            raise HandshakeError(Refusal.OK, "the peer closed the connection during the handshake")
         try:
             handshake.receive(bytes(buffer[:count]))
         except HandshakeError:

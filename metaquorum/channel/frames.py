@@ -1,10 +1,11 @@
-"""Frames of an established stream: each checked to come from the other side, in its place.
+"""Frames of an established stream, each authenticated and checked for its sequence number.
 
     size of what follows 4 | sequence 8 | MAC 16 | message
 
-The MAC is HMAC-SHA256, cut to 16 bytes, with the key of this direction, over the size, the sequence
-number and the message. So a frame that was changed, repeated, left out, moved, or taken from the
-other direction or another connection is noticed, and the connection closes.
+The MAC is HMAC-SHA256, truncated to 16 bytes, with the key of this direction, over the size, the
+sequence number and the message. The receiver therefore detects a frame that was changed, repeated,
+dropped, reordered, or copied from the other direction or another connection, and closes the
+connection.
 """
 
 import hmac
@@ -34,7 +35,7 @@ class Sealer:
         self._sequence = 0
 
     def seal(self, message: Buffer) -> bytes:
-        """What precedes `message` in its frame."""
+        """Return the bytes that precede `message` in its frame."""
         assert len(message) <= MAX_MESSAGE_BYTES
         counted = _COUNTED.pack(_INNER_BYTES + len(message), self._sequence)
         self._sequence += 1
@@ -51,16 +52,19 @@ class Opener:
         self._sequence = 0
 
     def open(self, frame: memoryview) -> memoryview:
-        """The message in a frame (without its size), believed. WireError."""
+        """Return the message of `frame` (which excludes the size field).
+
+        Raises WireError if the MAC or the sequence number is wrong.
+        """
         if len(frame) < _INNER_BYTES:
-            raise WireError(f"frame: {len(frame)} bytes are fewer than each has")
+            raise WireError(f"frame: {len(frame)} bytes, fewer than its header has")
         message = frame[_INNER_BYTES:]
         (sequence,) = _SEQUENCE.unpack_from(frame)
         mac = _mac(self._keyed, _COUNTED.pack(len(frame), sequence), message)
         if not hmac.compare_digest(mac, frame[_SEQUENCE.size : _INNER_BYTES]):
-            raise WireError(f"frame {self._sequence}: it is not as the other side sent it")
+            raise WireError(f"frame {self._sequence}: wrong MAC")
         if sequence != self._sequence:
-            raise WireError(f"frame {self._sequence}: frame {sequence} came in its place")
+            raise WireError(f"frame {self._sequence}: received frame {sequence} instead")
         self._sequence += 1
         return message
 

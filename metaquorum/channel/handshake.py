@@ -1,20 +1,21 @@
-"""How two nodes come to believe each other, as plain state: bytes in, bytes out.
+"""Mutual authentication of two nodes by a shared secret, without I/O: bytes in, bytes out.
 
-    dialer                                  acceptor
-    hello (who, to whom, nonce)      -->    of my cluster? for me? welcome?
-    my cluster? whom I dialed?       <--    OK, hello (who, to whom, nonce)
-    proof                            -->    made with the secret?
-    made with the secret?            <--    OK, proof
+    dialer                                     acceptor
+    hello (sender, addressee, nonce)    -->    check cluster, addressee and admission
+    check cluster and node ids          <--    OK, hello (sender, addressee, nonce)
+    proof                               -->    check proof
+    check proof                         <--    OK, proof
 
-A proof is an HMAC with a key made from the secret, over the side that gives it ("dialer" or
-"acceptor") and both hellos, that is: over the cluster, the kind of stream, both node ids and both
-nonces. So no proof serves twice, elsewhere, in another stream, or sent back to whom it came from.
-The dialer gives its proof first: a stranger that knocks gets nothing to guess the secret from.
-Each direction then has a key of its own, made from the secret and both hellos.
+A proof is an HMAC with a key derived from the secret, over the side that sends it ("dialer" or
+"acceptor") and both hellos, which contain the cluster id, the kind of stream, both node ids and
+both nonces. A proof is therefore valid once only, and cannot be replayed on another connection, for
+another node or kind of stream, or back to its sender. The dialer sends its proof first, so that an
+unauthenticated dialer receives nothing from which to guess the secret. Each direction then has a
+key of its own, derived from the secret and both hellos.
 
-Instead of OK the acceptor may say why not, in one byte, for the other side's log; bytes that are no
-hello get no answer. Without the secret nobody can make either side hold more than
-MAX_HANDSHAKE_BYTES. The messages are not hidden: who wants that uses TLS below.
+Instead of OK the acceptor may send a one-byte refusal code, which the dialer logs. It does not
+answer bytes that are not a hello. A peer without the secret can make neither side hold more than
+MAX_HANDSHAKE_BYTES. The messages are not encrypted: TLS below the stream does that.
 """
 
 import hmac
@@ -32,11 +33,11 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 # magic, format, kind, sender, addressee, incarnation, attempt, nonce, size of the cluster id
 _HELLO: Final = struct.Struct(f">{len(MAGIC)}sBBiiQI{NONCE_BYTES}sB")
-MAX_HANDSHAKE_BYTES: Final = 256  # unread bytes of the other side, before it is believed
+MAX_HANDSHAKE_BYTES: Final = 256  # unread bytes of a peer that is not authenticated yet
 
 
 class Refusal(IntEnum):
-    """What the acceptor says; the dialer's log has it in words."""
+    """Codes that the acceptor sends in place of an answer; the dialer logs their meaning."""
 
     OK = 0
     FORMAT = 1
@@ -48,38 +49,38 @@ class Refusal(IntEnum):
 
 
 _IN_WORDS: Final = {
-    Refusal.FORMAT: "it speaks another version of this protocol",
-    Refusal.CLUSTER: "it belongs to another cluster",
-    Refusal.NODE: "it has another node id than was expected there",
-    Refusal.SECRET: "it has another cluster secret",
-    Refusal.UNWELCOME: "it does not take this kind of connection from this node",
-    Refusal.BUSY: "it has too many connections",
+    Refusal.FORMAT: "the peer uses another version of this protocol",
+    Refusal.CLUSTER: "the peer belongs to another cluster",
+    Refusal.NODE: "the peer has an unexpected node id",
+    Refusal.SECRET: "the peer has another cluster secret",
+    Refusal.UNWELCOME: "the peer does not accept this kind of connection from this node",
+    Refusal.BUSY: "the peer has too many connections",
 }
 _STRANGERS: Final = (
-    (b"\x16\x03", "it speaks TLS, where plain text was expected"),
-    (b"\x15\x03", "it expects TLS, and was spoken to in plain text"),
-    (b"HTTP", "it speaks HTTP"),
-    (b"GET ", "it speaks HTTP"),
-    (b"\x00\x00", "it may be a Kafka client, for which this port is not"),
+    (b"\x16\x03", "the peer uses TLS, but this node expects plain text"),
+    (b"\x15\x03", "the peer expects TLS, but this node sent plain text"),
+    (b"HTTP", "the peer speaks HTTP"),
+    (b"GET ", "the peer speaks HTTP"),
+    (b"\x00\x00", "the peer may be a Kafka client, which this port does not serve"),
 )
 
 
 class HandshakeError(Exception):
-    """The other side is not, or not shown to be, who it should be; one sentence says why."""
+    """Raised if a peer fails the handshake or is refused; the message gives the reason."""
 
     def __init__(self, refusal: Refusal, message: str = "") -> None:
         self.refusal = refusal
-        super().__init__(message or _IN_WORDS.get(refusal, "it made no sense"))
+        super().__init__(message or _IN_WORDS.get(refusal, "the peer sent a malformed message"))
 
 
 class Hello(NamedTuple):
-    """One side of a handshake, as it presents itself."""
+    """Identity that one side of a handshake claims."""
 
     kind: StreamKind
     sender: int
     addressee: int
-    incarnation: int  # drawn once by each process
-    attempt: int  # of this process, counting up
+    incarnation: int  # random, drawn once per process
+    attempt: int  # number of the attempt within this process, increasing
     nonce: bytes
     cluster_id: str
 
@@ -102,24 +103,27 @@ class Hello(NamedTuple):
 
 
 def hello_bytes(data: bytes) -> int | None:
-    """The size of the hello that begins here; None while that cannot be known. HandshakeError."""
+    """Return the size of the hello at the start of `data`; None if more bytes are needed.
+
+    Raises HandshakeError if `data` does not start with a hello of this version.
+    """
     if not data.startswith(MAGIC[: len(data)]):
         for start, words in _STRANGERS:
             if data.startswith(start):
                 raise HandshakeError(Refusal.OK, words)
-        raise HandshakeError(Refusal.OK, "it does not speak the protocol between nodes")
+        raise HandshakeError(Refusal.OK, "the peer does not speak the protocol between nodes")
     if len(data) > len(MAGIC) and data[len(MAGIC)] != FORMAT:
         raise HandshakeError(Refusal.FORMAT)
     if len(data) < _HELLO.size:
         return None
     size = data[_HELLO.size - 1]
     if not 0 < size <= MAX_CLUSTER_ID_BYTES:
-        raise HandshakeError(Refusal.OK, "its cluster id has no possible size")
+        raise HandshakeError(Refusal.OK, "the size of the peer's cluster id is invalid")
     return _HELLO.size + size
 
 
 def decode_hello(data: bytes) -> Hello:
-    """HandshakeError."""
+    """Return the hello. Raises HandshakeError if a field is invalid."""
     _, _, kind, sender, addressee, incarnation, attempt, nonce, _ = _HELLO.unpack_from(data)
     try:
         return Hello(
@@ -132,27 +136,29 @@ def decode_hello(data: bytes) -> Hello:
             data[_HELLO.size :].decode("ascii"),
         )
     except ValueError:
-        raise HandshakeError(Refusal.OK, "its hello makes no sense") from None
+        raise HandshakeError(Refusal.OK, "the peer's hello is malformed") from None
 
 
 @frozen
 class Established:
-    """Both sides are believed."""
+    """Result of a handshake in which both sides have authenticated."""
 
     peer: Hello
     send_key: bytes
     receive_key: bytes
-    trailing: bytes  # came behind the handshake
+    trailing: bytes  # received after the end of the handshake
 
 
-# None, or why a stream from there is not wanted.
+# Returns None to admit the peer, or the reason of the refusal.
 Admit: TypeAlias = Callable[[Hello], HandshakeError | None]
 
 
 class _Handshake:
-    """`receive` what came, `data_to_send` what is to leave; `established` when both are believed.
+    """One side of a handshake.
 
-    `receive` may raise HandshakeError; what is to be sent before closing is there even then.
+    Pass received bytes to `receive` and send the bytes of `data_to_send` until `established` is
+    set. If `receive` raises HandshakeError, `data_to_send` still returns the bytes to send before
+    the connection is closed.
     """
 
     _side = b""
@@ -163,7 +169,7 @@ class _Handshake:
         self._unread = b""
         self._unsent = b""
         self._transcript = b""
-        self.peer: Hello | None = None  # as it says itself; to be believed when established
+        self.peer: Hello | None = None  # claimed by the peer; unverified until `established`
         self.established: Established | None = None
 
     def data_to_send(self) -> bytes:
@@ -172,11 +178,11 @@ class _Handshake:
 
     @property
     def room(self) -> int:
-        """How many bytes `receive` takes; never 0, as no message is as long."""
+        """Number of bytes that `receive` accepts; never 0, since every message is shorter."""
         return MAX_HANDSHAKE_BYTES - len(self._unread)
 
     def receive(self, data: bytes) -> None:
-        """HandshakeError."""
+        """Process bytes from the peer. Raises HandshakeError if the handshake fails."""
         assert self.established is None
         assert len(data) <= self.room
         self._unread += data
@@ -184,7 +190,7 @@ class _Handshake:
             pass
 
     def _advance(self) -> bool:
-        """Whether one more message was there."""
+        """Process one message; return False if the message is not complete yet."""
         raise NotImplementedError
 
     def _take(self, size: int) -> bytes | None:
@@ -237,7 +243,7 @@ class DialerHandshake(_Handshake):
 
     def _refused(self, code: int) -> None:
         if self.peer is None and code not in _IN_WORDS:
-            hello_bytes(self._unread)  # says who knocks here
+            hello_bytes(self._unread)  # raises an error that names the protocol of the peer
         raise HandshakeError(Refusal(code) if code in _IN_WORDS else Refusal.OK)
 
     def _read_hello(self) -> bool:
@@ -297,9 +303,11 @@ class AcceptorHandshake(_Handshake):
         peer, identity = decode_hello(taken), self._identity
         self.peer = peer
         if peer.cluster_id != identity.cluster_id:
-            raise HandshakeError(Refusal.CLUSTER, f"it belongs to cluster {peer.cluster_id!r}")
+            raise HandshakeError(
+                Refusal.CLUSTER, f"the peer belongs to cluster {peer.cluster_id!r}"
+            )
         if peer.addressee != identity.node_id:
-            raise HandshakeError(Refusal.NODE, f"it wants to reach node {peer.addressee}")
+            raise HandshakeError(Refusal.NODE, f"the peer expects node {peer.addressee} here")
         if (refusal := self._admit(peer)) is not None:
             raise refusal
         mine = Hello(
@@ -322,7 +330,7 @@ class AcceptorHandshake(_Handshake):
         if not self._believe(taken):
             raise HandshakeError(Refusal.SECRET)
         if self._unread:
-            raise HandshakeError(Refusal.OK, "it did not wait for the end of the handshake")
+            raise HandshakeError(Refusal.OK, "the peer sent data before the end of the handshake")
         self._unsent += bytes([Refusal.OK]) + self._proof(self._side)
         self._establish()
         return True

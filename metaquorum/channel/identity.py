@@ -1,4 +1,4 @@
-"""Who a node is to the other nodes of its cluster, and the secret by which it shows it."""
+"""Identity of a node within its cluster, and the cluster secret that authenticates the node."""
 
 import os
 import secrets
@@ -15,7 +15,7 @@ MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096
 NEW_SECRET_BYTES: Final = 32
 MAX_CLUSTER_ID_BYTES: Final = 64
-# The node id of a program that is no node of the cluster but has its secret.
+# Node id of a program that has the cluster secret without being a node of the cluster.
 TOOL_ID: Final = -1
 
 
@@ -26,7 +26,7 @@ class StreamKind(IntEnum):
 
 
 class SecretError(Exception):
-    """The cluster's secret cannot be used; one sentence that says what to do."""
+    """Raised if the cluster secret cannot be used; the message says what to do."""
 
 
 @frozen
@@ -39,29 +39,33 @@ class ChannelIdentity:
     def __post_init__(self) -> None:
         assert 0 < len(self.cluster_id.encode()) <= MAX_CLUSTER_ID_BYTES
         if len(self.secret) < MIN_SECRET_BYTES:
-            raise SecretError(f"the cluster's secret has fewer than {MIN_SECRET_BYTES} bytes")
+            raise SecretError(f"the cluster secret has fewer than {MIN_SECRET_BYTES} bytes")
 
 
 def require_secret(secret: bytes | None, node_id: int, controllers: Collection[int]) -> None:
-    """Who speaks to other nodes has a secret. SecretError."""
+    """Raise SecretError if the node has other nodes to connect to and `secret` is None."""
     if secret is None and set(controllers) != {node_id}:
         raise SecretError(
-            f"node {node_id} and the controllers {sorted(controllers)} are several nodes, which"
-            " need a cluster secret: give each of them the same secret file"
+            f"node {node_id} needs a cluster secret to connect to the controllers"
+            f" {sorted(controllers)}: configure the same secret file on every node"
         )
 
 
 def read_secret(path: str) -> bytes:
-    """What the file holds, without white space around it. SecretError."""
+    """Return the secret in the file, without white space around it. Blocking.
+
+    Raises SecretError if the file cannot be read, is open to all users, or if the secret is
+    shorter than MIN_SECRET_BYTES or longer than MAX_SECRET_BYTES.
+    """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
-        raise SecretError(f"the secret file {path} cannot be read: {error.strerror}") from None
+        raise SecretError(f"cannot read the secret file {path}: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise SecretError(
-            f"the secret file {path} is open to every user of this machine: chmod 600 {path}"
+            f"the secret file {path} is accessible to all users of this machine: chmod 600 {path}"
         )
     if len(data) > MAX_SECRET_BYTES:
         raise SecretError(f"the secret file {path} has more than {MAX_SECRET_BYTES} bytes")
@@ -74,7 +78,10 @@ def read_secret(path: str) -> bytes:
 
 
 def create_secret(path: str) -> bytes:
-    """A new secret, in a new file that its owner alone may read. SecretError."""
+    """Write a new random secret to a new file of mode 600, and return the secret. Blocking.
+
+    Raises SecretError if the file exists or cannot be written.
+    """
     secret = secrets.token_urlsafe(NEW_SECRET_BYTES).encode()
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -83,7 +90,7 @@ def create_secret(path: str) -> bytes:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        raise SecretError(f"the secret file {path} exists already and is not replaced") from None
+        raise SecretError(f"the secret file {path} exists already; it is not replaced") from None
     except OSError as error:
-        raise SecretError(f"the secret file {path} cannot be made: {error.strerror}") from None
+        raise SecretError(f"cannot create the secret file {path}: {error.strerror}") from None
     return secret

@@ -1,4 +1,4 @@
-"""The quorum address of a controller: one port, for voters and workers alike."""
+"""Listener of a controller: one port for both voters and workers."""
 
 import errno
 import logging
@@ -17,17 +17,21 @@ from metaquorum.runtime.interfaces import Connection, Listener, sleep
 
 log = logging.getLogger(__name__)
 
-# Beyond it the oldest of those that are not believed yet makes room: each has its time, however
-# many knock.
+# Unauthenticated connections. Above the limit the oldest one is closed, so that a flood of new
+# connections cannot keep a node from connecting.
 MAX_IN_HANDSHAKE: Final = 128
 MAX_RPC_STREAMS: Final = 1_024
 ACCEPT_RETRY_SECONDS: Final = 0.1
-# The listener itself is gone. Whatever else accept(2) says concerns one connection, or passes.
+# Errors of accept(2) that mean that the listening socket is closed. All other errors concern one
+# connection or are temporary.
 _NO_LISTENER: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK))
 
 
 class ChannelListener:
-    """`listen`, then `run` in a task; that ends by being cancelled."""
+    """Listener for streams from other nodes.
+
+    Call `listen`, then `run` in a task, which runs until it is cancelled.
+    """
 
     def __init__(
         self, endpoint: Endpoint, peers: PeerMesh | None = None, rpc: RpcServer | None = None
@@ -36,7 +40,7 @@ class ChannelListener:
         self._peers = peers
         self._rpc = rpc
         self._listener: Listener | None = None
-        self._in_handshake: dict[Connection, trio.CancelScope] = {}  # in the order of their coming
+        self._in_handshake: dict[Connection, trio.CancelScope] = {}  # oldest connection first
         self._rpc_streams = 0
         self._log_throttle = LogThrottle(endpoint.runtime.clock)
 
@@ -54,12 +58,18 @@ class ChannelListener:
         return self._rpc_streams
 
     async def listen(self, host: str, port: int) -> None:
-        """Connections are taken from now on, and served once `run` does. OSError."""
+        """Open the listening socket; `run` accepts and serves its connections.
+
+        Raises OSError if the address cannot be bound.
+        """
         assert self._listener is None
         self._listener = await self._endpoint.runtime.network.listen(host, port)
 
     async def run(self) -> None:
-        """Whoever knocks is served, for ever."""
+        """Accept and serve connections until cancelled.
+
+        Raises OSError if the listening socket is closed.
+        """
         assert self._listener is not None, "not listening yet"
         try:
             async with trio.open_nursery() as nursery:
@@ -69,7 +79,7 @@ class ChannelListener:
                     except OSError as error:
                         if error.errno in _NO_LISTENER:
                             raise
-                        self._say(f"cannot accept connections between nodes: {error.strerror}")
+                        self._say(f"cannot accept a connection from another node: {error.strerror}")
                         await sleep(self._endpoint.runtime.clock, ACCEPT_RETRY_SECONDS)
                         continue
                     scope = self._make_room_for(connection)
@@ -78,7 +88,7 @@ class ChannelListener:
             self.close()
 
     def close(self) -> None:
-        """Nobody is taken any more."""
+        """Close the listening socket; open connections are not affected."""
         if self._listener is not None:
             self._listener.close()
 
@@ -86,7 +96,10 @@ class ChannelListener:
         if len(self._in_handshake) >= MAX_IN_HANDSHAKE:
             oldest = next(iter(self._in_handshake))
             self._in_handshake.pop(oldest).cancel()
-            self._say(f"more than {MAX_IN_HANDSHAKE} connections are not shown to be of nodes")
+            self._say(
+                f"more than {MAX_IN_HANDSHAKE} connections from other nodes are unauthenticated;"
+                " closed the oldest one"
+            )
         scope = self._in_handshake[connection] = trio.CancelScope()
         return scope
 
@@ -106,7 +119,10 @@ class ChannelListener:
             self._rpc_streams -= 1
 
     async def _believed(self, connection: Connection, scope: trio.CancelScope) -> Stream | None:
-        """The stream, once the other side is believed; None: it is closed, and the log says why."""
+        """Return the stream once the peer has authenticated.
+
+        Logs the reason and returns None if the connection was closed instead.
+        """
         host = connection.peer[0]
         try:
             with scope:
@@ -114,9 +130,9 @@ class ChannelListener:
         except HandshakeError as error:
             self._say(f"refused a connection from {host}: {error}")
         except TimeoutError:
-            self._say(f"refused a connection from {host}: it did not show in time who it is")
+            self._say(f"refused a connection from {host}: the peer did not authenticate in time")
         except OSError as error:
-            self._say(f"a connection from {host} broke in its handshake: {error}")
+            self._say(f"a connection from {host} failed during the handshake: {error}")
         finally:
             self._in_handshake.pop(connection, None)
         return None
@@ -124,14 +140,18 @@ class ChannelListener:
     def _admit(self, peer: Hello) -> HandshakeError | None:
         if peer.kind is StreamKind.PEER:
             if self._peers is None:
-                return HandshakeError(Refusal.UNWELCOME, "this node is no voter")
+                return HandshakeError(Refusal.UNWELCOME, "this node is not a voter")
             return self._peers.admit(peer)
         if peer.kind is not StreamKind.RPC:
-            return HandshakeError(Refusal.UNWELCOME, f"this port takes no {peer.kind.name} streams")
+            return HandshakeError(
+                Refusal.UNWELCOME, f"this port does not accept {peer.kind.name} streams"
+            )
         if self._rpc is None:
-            return HandshakeError(Refusal.UNWELCOME, "this node answers no calls")
+            return HandshakeError(Refusal.UNWELCOME, "this node does not serve RPC")
         if self._rpc_streams >= MAX_RPC_STREAMS:
-            return HandshakeError(Refusal.BUSY, f"{MAX_RPC_STREAMS} connections are open")
+            return HandshakeError(
+                Refusal.BUSY, f"{MAX_RPC_STREAMS} RPC connections are open, which is the limit"
+            )
         return None
 
     def _say(self, line: str) -> None:

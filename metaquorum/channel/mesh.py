@@ -1,12 +1,12 @@
-"""The streams between the voters of a quorum: one for each pair, dialed by the lower node id.
+"""Streams between the voters of a quorum: one for each pair, dialed by the lower node id.
 
-    none --dialed and believed--> linked --ended--> none      the lower id dials again, after a wait
-                                  linked --a newer one is believed--> linked (the old one is closed)
+    none --dialed and authenticated--> linked --ended--> none     the lower id redials after a delay
+                                       linked --a newer one authenticates--> linked (old one closed)
 
-A newer one comes when the dialer knows that the old one is dead and we do not yet: its host lost
-power, or its side of the network. Newer is whatever another process of that voter dials, and what
-the same process dialed later. Since one side alone dials, two streams cannot close each other in
-turn.
+The dialer opens a newer stream when it has noticed the end of the old one before the acceptor has,
+for example after a power failure of its host or a network failure on its side. A stream is newer
+if another process of that voter has dialed it, or if the same process has dialed it later. Since
+only one side dials, two streams cannot close each other in turn.
 """
 
 import logging
@@ -26,26 +26,32 @@ from wire.primitives.errors import WireError
 
 log = logging.getLogger(__name__)
 
-# A stream that lived for so long was a good one: the next is dialed at once.
+# After a stream that lasted at least this long, the next attempts start with the shortest backoff.
 GOOD_STREAM_SECONDS: Final = 2.0
 
 
 class PeerWatcher(Protocol):
-    """Who is told which processes of voters are there. Plain calls, which return at once."""
+    """Observer of the connections to other voters. Its methods must not block."""
 
     def peer_came(self, voter_id: int) -> None:
-        """There is a stream to that voter's process."""
+        """Note that a stream to that voter's process is open."""
 
     def peer_closed(self, voter_id: int) -> None:
-        """There is none any more, and it was closed at the other end: by that process, or, as the
-        process is no more, by its kernel."""
+        """Note that the last stream to that voter was closed at its end.
+
+        The voter's process closed the stream, or its kernel did after the process had ended.
+        """
 
 
 class PeerMesh:
-    """`Peers`, over streams. `run` dials; the listener hands over who has dialed to `serve`."""
+    """Implementation of `Peers` over streams.
+
+    `run` dials the voters with higher ids; the listener passes streams from voters with lower ids
+    to `serve`.
+    """
 
     def __init__(self, endpoint: Endpoint, voters: Mapping[int, tuple[str, int]]) -> None:
-        """`voters`: where each listens, this one included."""
+        """Take the addresses of all `voters`, including this one, by node id."""
         assert endpoint.identity.node_id in voters
         self._endpoint = endpoint
         self._node_id = endpoint.identity.node_id
@@ -60,7 +66,7 @@ class PeerMesh:
         self._receiver = receiver
 
     def watch(self, watcher: PeerWatcher) -> None:
-        """`watcher` is told from now on; before `run`."""
+        """Set the observer of connections. Call it before `run`."""
         self._watcher = watcher
 
     def send(self, voter_id: int, message: bytes) -> bool:
@@ -68,21 +74,22 @@ class PeerMesh:
         return stream is not None and stream.send(message)
 
     def linked(self) -> frozenset[int]:
-        """The voters to which a stream is open."""
+        """Return the ids of the voters to which a stream is open."""
         return frozenset(self._links)
 
     def admit(self, peer: Hello) -> HandshakeError | None:
-        """Why a stream from there is not taken; None: it is."""
+        """Return the reason to refuse a stream from `peer`; None to accept the stream."""
         if peer.sender not in self._voters:
-            return HandshakeError(Refusal.UNWELCOME, "it is not a voter of this quorum")
+            return HandshakeError(Refusal.UNWELCOME, "the peer is not a voter of this quorum")
         if peer.sender >= self._node_id:
             return HandshakeError(
-                Refusal.UNWELCOME, "of two voters the one with the lower id dials"
+                Refusal.UNWELCOME,
+                "the peer dialed, but of two voters the one with the lower id dials",
             )
         return None
 
     async def run(self) -> None:
-        """Every voter with a higher id is dialed, whenever there is no stream to it; for ever."""
+        """Dial each voter with a higher id whenever no stream to it is open, until cancelled."""
         async with trio.open_nursery() as nursery:
             for voter_id in self._voters:
                 if voter_id > self._node_id:
@@ -97,7 +104,7 @@ class PeerMesh:
             try:
                 stream = await endpoint.dial(StreamKind.PEER, voter_id, host, port)
             except (OSError, HandshakeError) as error:
-                line = f"no connection to voter {voter_id} at {host}:{port}: {error}"
+                line = f"cannot connect to voter {voter_id} at {host}:{port}: {error}"
                 if self._log_throttle.is_due(line):
                     log.warning("%s", line)
             else:
@@ -108,14 +115,17 @@ class PeerMesh:
             await sleep(clock, backoff.next_s())
 
     async def serve(self, stream: Stream) -> None:
-        """This stream is the one to its voter until it ends, unless it is older than another."""
+        """Use `stream` for its voter until the stream ends.
+
+        Replaces an older stream to the same voter; closes `stream` if it is the older one.
+        """
         voter_id, receiver = stream.peer.sender, self._receiver
-        assert receiver is not None, "nobody is attached"
+        assert receiver is not None, "no receiver is attached"
         if (old := self._links.get(voter_id)) is not None:
             if _is_older(stream.peer, old.peer):
-                stream.close("a newer connection was there before")
+                stream.close("a newer connection is open")
             else:
-                old.close("the voter has come by a new connection")
+                old.close("the voter has opened a newer connection")
                 self._unlink(old, receiver)
 
         def receive(message: bytes) -> None:
@@ -137,7 +147,7 @@ class PeerMesh:
     def _link(self, stream: Stream, receiver: PeerReceiver) -> None:
         voter_id = stream.peer.sender
         self._links[voter_id] = stream
-        log.info("connected with voter %s", stream)
+        log.info("connected to voter %s", stream)
         receiver.connected(voter_id)
         if self._watcher is not None:
             self._watcher.peer_came(voter_id)
@@ -155,4 +165,4 @@ def _is_older(new: Hello, linked: Hello) -> bool:
 
 def _log_end(stream: Stream, end: End) -> None:
     level = logging.WARNING if end.cause in (Cause.NONSENSE, Cause.OVERFLOW) else logging.INFO
-    log.log(level, "no longer connected with voter %s: %s", stream, end)
+    log.log(level, "disconnected from voter %s: %s", stream, end)

@@ -1,11 +1,11 @@
-"""Calls a controller: many at a time on one stream, each with a deadline.
+"""Client for calls to a controller: many calls at a time on one stream, each with a deadline.
 
-How a call ends, which must not be mixed up:
+A call ends in one of four ways:
 
-    returned           executed, and this is the answer
-    RemoteError        the handler refused it, as a KafkaError
-    CallNotSentError   surely not executed: it has not left this process, or was refused unseen
-    CallLostError      nobody knows: no answer in time, or the stream has ended before it
+    returned           the server executed the call and answered
+    RemoteError        the handler raised a KafkaError
+    CallNotSentError   not executed: the call has not left this process, or the server was too busy
+    CallLostError      unknown: no answer before the deadline or before the end of the stream
 """
 
 import trio
@@ -19,19 +19,19 @@ from wire.primitives.errors import KafkaError, WireError
 
 
 class CallError(Exception):
-    """A call without an answer."""
+    """Raised if a call ends without an answer."""
 
 
 class CallNotSentError(CallError):
-    """It is surely not executed."""
+    """Raised if the server certainly has not executed the call and will not."""
 
 
 class CallLostError(CallError):
-    """It may have been executed, or yet be."""
+    """Raised if the server may have executed the call, or may yet execute it."""
 
 
 class RemoteError(KafkaError):
-    """What the handler raised."""
+    """Raised if the handler at the server raised a KafkaError."""
 
 
 class _PendingCall:
@@ -40,14 +40,14 @@ class _PendingCall:
     def __init__(self, deadline: float, size_bytes: int, number: int) -> None:
         self.deadline = deadline
         self.size_bytes = size_bytes
-        self.number = number  # its place among all that the stream was given
+        self.number = number  # sequence number among all messages queued on the stream
         self.done = trio.Event()
         self.reply: Reply | None = None
         self.expired = False
 
 
 class RpcClient:
-    """`connect`, then `run` in a task of yours; `call` from any number of tasks."""
+    """Client of one controller: `connect`, then `run` in a task, and `call` from any task."""
 
     def __init__(self, endpoint: Endpoint, stream: Stream) -> None:
         self.node_id = stream.peer.sender
@@ -64,11 +64,14 @@ class RpcClient:
 
     @classmethod
     async def connect(cls, endpoint: Endpoint, node_id: int, host: str, port: int) -> "RpcClient":
-        """OSError (TimeoutError among them) or HandshakeError."""
+        """Return a client connected to node `node_id`.
+
+        Raises OSError (including TimeoutError) or HandshakeError if the connection fails.
+        """
         return cls(endpoint, await endpoint.dial(StreamKind.RPC, node_id, host, port))
 
     async def run(self) -> End:
-        """Answers were taken until the stream's end; all calls without one have failed."""
+        """Receive answers until the stream ends; then fail the calls that have no answer."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._expire_calls)
@@ -86,7 +89,10 @@ class RpcClient:
         self._stream.close()
 
     async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        """The answer; see above. Cancelled here, it is cancelled there if it is still under way."""
+        """Call `method` and return the answer; the module describes the errors.
+
+        Cancelling this coroutine also cancels the handler if it still runs at the server.
+        """
         call_id, self._next_id = self._next_id, self._next_id + 1
         pending = self._send(call_id, method, payload, timeout_s)
         try:
@@ -105,7 +111,7 @@ class RpcClient:
             len(self._pending) >= MAX_CALLS_IN_FLIGHT
             or self._pending_bytes + len(payload) > MAX_CALL_BYTES_IN_FLIGHT
         ):
-            raise CallNotSentError(f"too many calls of node {self.node_id} are under way")
+            raise CallNotSentError(f"too many calls to node {self.node_id} are in flight")
         if not self._stream.send(encode_call(call_id, method, payload)):
             raise CallNotSentError(f"no connection to node {self.node_id}: {self._stream.end}")
         deadline = self._clock.monotonic() + timeout_s
@@ -137,13 +143,13 @@ class RpcClient:
         pending = self._pending.get(reply.call_id)
         if pending is None:
             if reply.call_id >= self._next_id:
-                raise WireError(f"reply: nobody has called {reply.call_id}")
-            return  # it came too late
+                raise WireError(f"reply: there is no call {reply.call_id}")
+            return  # the call has expired or was cancelled
         pending.reply = reply
         pending.done.set()
 
     async def _expire_calls(self) -> None:
-        """One task for the deadlines of all: it naps until the earliest that it knows of."""
+        """Expire calls at their deadlines: sleep until the earliest deadline, and repeat."""
         while True:
             await self._has_pending.wait()
             self._has_pending = trio.Event()

@@ -1,4 +1,4 @@
-"""Answers the calls of other nodes: many at a time on one stream, each in a task of its own."""
+"""Server for calls of other nodes: many calls at a time on one stream, each in its own task."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,8 @@ from wire.primitives.errors import KafkaError, WireError
 
 log = logging.getLogger(__name__)
 
-# Of one stream. What comes beyond is refused, so that reading, and noticing its end, goes on.
+# Limits of one stream. The server refuses calls above them instead of waiting, so that it keeps
+# reading and notices the end of the stream.
 MAX_CALLS_IN_FLIGHT: Final = 1_024
 MAX_CALL_BYTES_IN_FLIGHT: Final = 32 << 20
 
@@ -28,7 +29,7 @@ MAX_CALL_BYTES_IN_FLIGHT: Final = 32 << 20
 class Caller:
     """The other end of one stream."""
 
-    node_id: int  # TOOL_ID: a program that is no node
+    node_id: int  # TOOL_ID: a program that is not a node
     incarnation: int  # the same for all streams of one process
     address: tuple[str, int]
     closed: trio.Event = field(default_factory=trio.Event)
@@ -45,16 +46,17 @@ class RpcServer:
         opened: Callable[[Caller], None] = lambda _: None,
         ended: Callable[[Caller, End], None] = lambda _caller, _end: None,
     ) -> None:
-        """KafkaErrors of `handler` reach the caller. It is cancelled when the stream has ended.
+        """Serve calls with `handler`, whose KafkaErrors are sent to the caller.
 
-        `opened` is called before a stream's first call, `ended` once when it is no more.
+        The server cancels running handlers when the stream ends. It calls `opened` before the
+        first call of a stream, and `ended` once after its end.
         """
         self._handler = handler
         self._opened = opened
         self._ended = ended
 
     async def serve(self, stream: Stream) -> None:
-        """The stream's calls were answered until it ended."""
+        """Answer the calls of `stream` until the stream ends."""
         peer = stream.peer
         caller = Caller(peer.sender, peer.incarnation, stream.address)
         self._opened(caller)
@@ -85,19 +87,19 @@ class _Session:
         self._call_bytes = 0
 
     def receive(self, message: bytes) -> None:
-        """WireError."""
+        """Start or cancel a call. Raises WireError if `message` is malformed."""
         request = decode_request(message)
         if isinstance(request, int):
             if (scope := self._calls.get(request)) is not None:
                 scope.cancel()
             return
         if request.call_id in self._calls:
-            raise WireError(f"call: {request.call_id} is under way already")
+            raise WireError(f"call: id {request.call_id} is already in flight")
         if (
             len(self._calls) >= MAX_CALLS_IN_FLIGHT
             or self._call_bytes + len(request.payload) > MAX_CALL_BYTES_IN_FLIGHT
         ):
-            self._stream.send(encode_refusal(request.call_id, "too many calls are under way"))
+            self._stream.send(encode_refusal(request.call_id, "too many calls are in flight"))
             return
         scope = self._calls[request.call_id] = trio.CancelScope()
         self._call_bytes += len(request.payload)
@@ -107,9 +109,9 @@ class _Session:
         try:
             with scope:
                 self._stream.send(await self._reply(call))
-        except Exception:  # a bug that one caller meets must not end the others
-            log.exception("a bug: closed the connection from %s in %s", self._stream, call.method)
-            self._stream.close("a bug")
+        except Exception:  # a bug in one handler must not end the streams of other callers
+            log.exception("closed the connection from %s: bug in %s", self._stream, call.method)
+            self._stream.close("bug in a handler")
         finally:
             del self._calls[call.call_id]
             self._call_bytes -= len(call.payload)

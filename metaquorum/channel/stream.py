@@ -1,11 +1,11 @@
-"""An authenticated stream of whole messages, in order, without holes, until it ends.
+"""An authenticated stream of whole messages, delivered in order and without gaps.
 
-    open --end of the other side, an error, silence, nonsense, a full queue, close()--> ended
+    open --peer closed, error, silence, malformed data, full queue, close()--> ended
 
-Once it has ended nothing more is delivered and nothing more is taken. Everything that was queued
-when the writer comes by leaves in one send. A message of no bytes keeps the stream alive and is
-delivered to nobody; silence is counted in keepalives of one's own, so that a process that was held
-does not take its own pause for the other's.
+An ended stream neither delivers nor accepts messages. The writer sends all queued messages at once,
+up to SEND_AT_BYTES. An empty message is a keepalive, which is not delivered. Each side measures the
+silence of its peer in keepalive intervals of its own, so that a process that was paused does not
+mistake its own pause for silence of the peer.
 """
 
 import errno
@@ -26,34 +26,37 @@ from wire.protocol.frames import FrameBuffer
 
 MAX_QUEUED_MESSAGES: Final = 16_384
 MAX_QUEUED_BYTES: Final = 32 << 20
-# Sealed and sent at once; a larger message goes alone.
+# Messages are added to one send until it reaches this size.
 SEND_AT_BYTES: Final = 256 * 1024
-# Others have their turn after so many frames, however many one read has brought.
+# Frames processed before other tasks of the event loop run.
 FRAMES_PER_SLICE: Final = 128
 
-# Called with each message. WireError: it makes no sense, and the stream ends.
+# Called with each message; may raise WireError for a malformed message, which ends the stream.
 Receive: TypeAlias = Callable[[bytes], None]
 
 
 class Cause(Enum):
-    PEER_CLOSED = "the other side closed"
-    BROKEN = "the connection broke"
-    SILENT = "nothing came for too long"
-    NONSENSE = "what came made no sense"
-    OVERFLOW = "the other side does not take what it is sent"
-    CLOSED = "closed by this side"
+    PEER_CLOSED = "the peer closed the connection"
+    BROKEN = "the connection failed"
+    SILENT = "the peer sent nothing for too long"
+    NONSENSE = "the peer sent malformed data"
+    OVERFLOW = "the send queue is full"
+    CLOSED = "closed by this node"
 
 
 @frozen
 class End:
-    """Why a stream has ended."""
+    """Reason for the end of a stream."""
 
     cause: Cause
     detail: str = ""
 
     @property
     def is_evidence(self) -> bool:
-        """The other side's kernel said so: its process has closed, or is no more."""
+        """Whether the peer's process or kernel closed the connection.
+
+        True means that the process closed the stream or has ended.
+        """
         return self.cause is Cause.PEER_CLOSED
 
     def __str__(self) -> str:
@@ -79,9 +82,9 @@ class Stream:
         self._frames = FrameBuffer(MAX_FRAME_BYTES)
         self._trailing = established.trailing
         self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0  # those being sent included
-        self._queued_count = 0  # ever
-        self._sent_count = 0  # of these, handed to the network in part at least
+        self._queued_bytes = 0  # including bytes being sent
+        self._queued_count = 0  # messages since the stream opened
+        self._sent_count = 0  # messages passed to the network, at least in part
         self._sent_lately = False
         self._heard_lately = True
         self._has_work = trio.Event()
@@ -93,18 +96,19 @@ class Stream:
 
     @property
     def queued_count(self) -> int:
-        """How many messages have been queued since the beginning."""
+        """Number of messages queued since the stream opened."""
         return self._queued_count
 
     @property
     def sent_count(self) -> int:
-        """How many of these may have left this process."""
+        """Number of queued messages that may have left this process."""
         return self._sent_count
 
     def send(self, message: bytes) -> bool:
-        """Queued behind all before. False: it never leaves, and the stream has ended or does now.
+        """Queue `message`. Return False if the stream has ended or its queue is full.
 
-        Plain and quick; to be called from anywhere in the loop, `receive` included.
+        A full queue ends the stream. This method never blocks and may be called from any task of
+        the event loop, including from `receive`.
         """
         assert 0 < len(message) <= MAX_MESSAGE_BYTES
         if self.end is not None:
@@ -113,19 +117,19 @@ class Stream:
             len(self._queue) >= MAX_QUEUED_MESSAGES
             or self._queued_bytes + len(message) > MAX_QUEUED_BYTES
         ):
-            self._finish(Cause.OVERFLOW, f"{self._queued_bytes} bytes are waiting")
+            self._finish(Cause.OVERFLOW, f"the peer has not read {self._queued_bytes} bytes")
             return False
         self._enqueue(message)
         return True
 
     def close(self, reason: str = "") -> None:
-        """What is queued may be lost. A stream that is not run has to be closed."""
+        """End the stream; queued messages may be lost. A stream that never runs must be closed."""
         self._finish(Cause.CLOSED, reason)
         if self._receive is None:
             self._connection.close()
 
     async def run(self, receive: Receive) -> End:
-        """Messages were delivered and sent until the stream's end; the connection is closed."""
+        """Deliver and send messages until the stream ends; then close the connection."""
         self._receive = receive
         try:
             async with trio.open_nursery() as nursery:
@@ -172,7 +176,7 @@ class Stream:
             more = True
 
     def _step(self) -> bool:
-        """Bytes may have come; False when frames are left, or the stream has ended."""
+        """Receive and deliver; return False if frames are left or the stream has ended."""
         try:
             count = self._connection.receive_nowait(self._frames.writable())
         except (OSError, trio.ClosedResourceError) as error:
@@ -188,7 +192,10 @@ class Stream:
         return self._deliver()
 
     def _deliver(self) -> bool:
-        """Some messages have been delivered; False when there may be more, or no more ever."""
+        """Deliver up to FRAMES_PER_SLICE messages; return True once the buffer holds no frame.
+
+        Returns False if frames may be left or the stream has ended.
+        """
         assert self._receive is not None
         try:
             for _ in range(FRAMES_PER_SLICE):
@@ -235,7 +242,7 @@ class Stream:
         self._sent_lately = True
 
     async def _watch(self) -> None:
-        """The other side hears of us often enough, and is heard of."""
+        """Send keepalives, and end the stream if the peer is silent for too long."""
         silent = 0
         while True:
             await sleep(self._clock, self._timings.keepalive_s)

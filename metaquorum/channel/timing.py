@@ -1,4 +1,4 @@
-"""How long what may last between nodes."""
+"""Timeouts, backoff and log throttling for connections between nodes."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -12,22 +12,25 @@ from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 
-SAME_LINE_SECONDS: Final = 30.0  # the same log line at most so often
+SAME_LINE_SECONDS: Final = 30.0  # least interval between two equal log lines
 MAX_LINES_REMEMBERED: Final = 100
 
 
 @frozen
 class ChannelTimings:
-    dial_s: float = 2.0  # to connect and be believed
-    handshake_s: float = 2.0  # for who knocks, to be believed
-    keepalive_s: float = 0.5  # a side that sends nothing for so long sends an empty frame
-    silent_keepalives: int = 5  # and one that gets nothing in so many of its own closes
+    dial_s: float = 2.0  # time to connect and authenticate
+    handshake_s: float = 2.0  # time for an accepted connection to authenticate
+    keepalive_s: float = 0.5  # a side that has sent nothing for this time sends an empty frame
+    silent_keepalives: int = 5  # intervals without a frame from the peer before the stream closes
     redial_least_s: float = 0.02
     redial_most_s: float = 0.3
 
 
 async def within(clock: Clock, seconds: float, operation: Callable[[], Awaitable[T]]) -> T:
-    """What `operation` returns or raises; TimeoutError when it is cancelled after `seconds`."""
+    """Run `operation` and return its result.
+
+    Raises TimeoutError if `operation` is cancelled because it takes longer than `seconds`.
+    """
     expired = False
 
     async def expire(scope: trio.CancelScope) -> None:
@@ -46,7 +49,7 @@ async def within(clock: Clock, seconds: float, operation: Callable[[], Awaitable
 
 
 class Backoff:
-    """Waits that double up to a bound, each drawn from its half to its one and a half."""
+    """Exponential backoff: delays that double up to a bound, each with a jitter of ±50 %."""
 
     def __init__(self, draw: random.Random, least_s: float, most_s: float) -> None:
         self._random = draw
@@ -63,7 +66,7 @@ class Backoff:
 
 
 class LogThrottle:
-    """Says whether a log line is due, when the same thing happens over and over."""
+    """Limits equal log lines to one per SAME_LINE_SECONDS."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

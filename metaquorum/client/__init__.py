@@ -1,4 +1,4 @@
-"""Administer, produce to and consume from any Kafka-compatible cluster, on our own wire code.
+"""Client for any Kafka-compatible cluster: administration, producer and consumer.
 
 In a trio program:
 
@@ -7,9 +7,11 @@ In a trio program:
         for topic in await admin.topics():
             print(topic.name, len(topic.partitions))
 
-Without an event loop: `metaquorum.client.socket_transport`. `Producer` and `Consumer` are simple:
-one batch of a partition under way at a time, partitions taken by assignment, no groups, no
-transactions. `connect(..., runtime=...)` takes the interfaces of a simulated machine.
+Programs without an event loop use `metaquorum.client.socket_transport`. `connect(..., runtime=...)`
+takes the interfaces of a simulated machine.
+
+Deliberately absent: consumer groups and transactions. `Producer` has one batch per partition in
+flight at a time; `Consumer` reads the partitions that it is assigned.
 
 Imports `metaquorum.security`, `metadata` and below, not the rest of the quorum. Network I/O in
 `trio_transport` and `socket_transport` only. Start with `cluster` (connections and metadata) and
@@ -63,9 +65,11 @@ async def connect(
     runtime: Runtime | None = None,
     security: Security = PLAINTEXT,
 ) -> AsyncIterator[Cluster]:
-    """A cluster whose connections end with the block; the first is made by the first call.
+    """Yield a cluster and close its connections at the end of the block.
 
-    ValueError where the files for TLS cannot be used.
+    The first call opens the first connection. `bootstrap`: addresses as "host:port,host:port" or as
+    pairs. `timeout_s`: timeout of one call, with all its retries, in seconds. Raises ValueError if
+    an address is malformed or the TLS files cannot be used.
     """
     from metaquorum.client.trio_transport import TrioTransport
 

@@ -1,4 +1,4 @@
-"""Which batches of a fetch response belong to aborted transactions (KIP-98).
+"""Selection of the batches of a fetch response that belong to aborted transactions (KIP-98).
 
 A fetch with isolation level read_committed lists, for each partition, the aborted transactions
 whose records may be in the response: producer id and first offset. From that offset on, the
@@ -13,21 +13,26 @@ from wire.records.records import BatchHeader, ControlType, decode_marker, iter_r
 
 
 class AbortedTransactions:
-    """Those of one response; its batches must be shown in order, markers too."""
+    """Aborted transactions of one partition in one fetch response.
+
+    Pass the batches of the response in order: control batches to `on_marker`, all others to
+    `covers`.
+    """
 
     def __init__(self, listed: Sequence[AbortedTransaction] | None) -> None:
         self._coming = sorted(listed or (), key=lambda one: one.first_offset, reverse=True)
         self._open: set[int] = set()
 
     def covers(self, header: BatchHeader) -> bool:
-        """Whether the records of this batch were aborted."""
+        """Return whether the records of this batch were aborted."""
         self._begin(header)
         return header.is_transactional and header.producer_id in self._open
 
     def on_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
-        """The control batch at `start` ends its producer's transaction. WireError.
+        """End the transaction of the producer whose control batch is at `start` in `buffer`.
 
-        Of which the response may hold nothing else: a fetch may begin at a marker.
+        The response may contain no other batch of that transaction, since a fetch may begin at a
+        marker. Raises WireError if the batch is malformed.
         """
         self._begin(header)
         for record in iter_records(buffer, start):

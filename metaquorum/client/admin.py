@@ -1,9 +1,10 @@
-"""What administrators do: topics, configs, offsets, the nodes and their disks.
+"""Administration of a cluster: topics, configs, offsets, users, quotas, nodes and log directories.
 
-Methods that are asked about several things answer with a mapping: for each, its value or the
-BrokerError with which a broker refused it. What concerns the whole call is raised:
-UnreachableError, NotServedError (this cluster has no such API), InterruptedChangeError, and
-BrokerError where a method is about one thing.
+Methods that take several resources return a mapping from each resource to its value or to the
+BrokerError with which a broker refused it. Every method may also raise an error that concerns the
+whole call: UnreachableError (no broker answered in time), NotServedError (the cluster does not
+serve the API), InterruptedChangeError (a change may have been made), and BrokerError if the method
+is about a single resource.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,12 +64,14 @@ from wire.schema.message import Message
 EARLIEST: Final = -2
 LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
-HIGH_WATERMARK: Final = -1  # for `delete_records`: everything that is committed
-# The first version of CreateTopics in which -1 means the broker's own default (KIP-464).
+HIGH_WATERMARK: Final = -1  # for `delete_records`: all committed records
+# First version of CreateTopics in which -1 means the default of the broker (KIP-464).
 _BROKER_DEFAULT_FROM: Final = 4
 
 
 class AdminClient:
+    """Administration of one cluster; see the module for shapes and errors."""
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
@@ -83,7 +86,7 @@ class AdminClient:
         return ClusterDescription(cluster.cluster_id, controller, nodes, connection.features)
 
     async def apis(self, node_id: int | None = None) -> list[ApiSupport]:
-        """Every API that the node (or any) serves, by key."""
+        """Return the APIs that the node (None: any node) serves, in the order of their keys."""
         to = ANY_BROKER if node_id is None else node_id
         connection = await self.cluster.connection(to, self.cluster.deadline())
         return [_api_support(key, served) for key, served in sorted(connection.versions.items())]
@@ -92,33 +95,36 @@ class AdminClient:
         return await describe_quorum(self.cluster)
 
     async def workers(self) -> list[WorkerDescription]:
-        """All that are registered, fenced ones too, by their ids."""
+        """Return all registered workers, including fenced ones, in the order of their ids."""
         return await describe_workers(self.cluster)
 
     async def describe_health(self, topics: Iterable[Topic]) -> list[PartitionHealth]:
-        """Of every partition of these topics: what is wrong with it, and why."""
+        """Return the health of each partition of `topics`: its problems and their causes."""
         return await describe_health(self.cluster, topics)
 
     async def describe_eligible(self, topics: Iterable[str]) -> dict[TopicPartition, Eligible]:
-        """Of their partitions that have any: who may lead without being in sync."""
+        """Return the eligible leader replicas of the partitions of `topics` that have any."""
         return await describe_eligible(self.cluster, topics)
 
     async def describe_cluster_health(self, topics: Iterable[Topic]) -> ClusterHealth:
-        """Of all workers, and of these topics."""
+        """Return the health of all workers, and of the partitions of `topics`."""
         return await describe_cluster_health(self.cluster, topics)
 
     async def describe_truncations(
         self, node_id: int, topics: Sequence[str] | None = None
     ) -> Ledger:
-        """What replicas on that node have lost, of these topics (None: of all)."""
+        """Return the truncation ledger of node `node_id` for `topics` (None: for all topics)."""
         return await describe_truncations(self.cluster, node_id, topics)
 
     async def unregister_worker(self, worker_id: int) -> None:
-        """The cluster has forgotten the worker."""
+        """Remove the registration of a worker. Raises BrokerError if the cluster refuses."""
         await unregister_worker(self.cluster, worker_id)
 
     async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDir]:
-        """The directories of these nodes (None: of all), by node and path."""
+        """Return the log directories of these nodes (None: of all nodes), by node and path.
+
+        Sizes are in bytes. Raises BrokerError if a node refuses.
+        """
         from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
         await self.cluster.refresh()
@@ -157,7 +163,10 @@ class AdminClient:
     # Topics
 
     async def topics(self) -> list[Topic]:
-        """All topics, by name, internal ones too. Those that metadata cannot tell are left out."""
+        """Return all topics by name, including internal ones.
+
+        Topics whose metadata contains an error are left out.
+        """
         found = await self.cluster.refresh(None)
         topics = [_topic(topic) for topic in found if not topic.error_code]
         return sorted(topics, key=lambda topic: topic.name)
@@ -230,12 +239,12 @@ class AdminClient:
         connection = await self.cluster.connection(CONTROLLER, self.cluster.deadline())
         if connection.version_of(CreateTopicsRequest) < _BROKER_DEFAULT_FROM:
             raise AdminError(
-                "this cluster is too old to choose partitions and replication factor by itself: "
-                "say both"
+                "this cluster is too old to choose the number of partitions and the replication "
+                "factor: specify both"
             )
 
     async def delete_topics(self, names: Iterable[str]) -> dict[str, BrokerError | None]:
-        """None: gone."""
+        """Delete topics; the value of a deleted topic is None."""
         from wire.messages.delete_topics import (
             DeleteTopicsRequest,
             DeleteTopicsResponse,
@@ -263,7 +272,10 @@ class AdminClient:
     async def create_partitions(
         self, name: str, count: int, *, validate_only: bool = False
     ) -> None:
-        """The topic has `count` partitions."""
+        """Increase the number of partitions of a topic to `count`.
+
+        Raises BrokerError if the broker refuses.
+        """
         from wire.messages.create_partitions import (
             CreatePartitionsRequest,
             CreatePartitionsResponse,
@@ -285,7 +297,11 @@ class AdminClient:
     async def list_offsets(
         self, timestamps_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, OffsetAtTime | BrokerError]:
-        """The first offset at or after a time; EARLIEST, LATEST and MAX_TIMESTAMP are times too."""
+        """Return for each partition the first offset whose record has the timestamp or a later one.
+
+        Timestamps are milliseconds since 1970 UTC, or EARLIEST, LATEST or MAX_TIMESTAMP. With
+        `read_committed`, LATEST is the last stable offset instead of the high watermark.
+        """
         from wire.messages.list_offsets import (
             ListOffsetsPartition,
             ListOffsetsRequest,
@@ -333,9 +349,9 @@ class AdminClient:
     async def delete_records(
         self, before: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | BrokerError]:
-        """Where each partition begins now that what lay before the offset is gone.
+        """Delete the records before an offset; return the new log start offset of each partition.
 
-        HIGH_WATERMARK as an offset means everything.
+        HIGH_WATERMARK as an offset means all committed records.
         """
         from wire.messages.delete_records import (
             DeleteRecordsPartition,
@@ -364,7 +380,7 @@ class AdminClient:
                 ],
                 timeout_ms=self._timeout_ms(),
             )
-            # Deleting twice what is before an offset deletes nothing more.
+            # The request is idempotent, so that it may be sent again.
             response: DeleteRecordsResponse = await self.cluster.call(
                 request, to=node_id, deadline=deadline
             )
@@ -390,7 +406,10 @@ class AdminClient:
         synonyms: bool = False,
         documentation: bool = False,
     ) -> list[ConfigEntry]:
-        """These configs (None: all), by name; BrokerError when there is no such resource."""
+        """Return the named configs (None: all) of a resource, sorted by name.
+
+        Raises BrokerError if the resource does not exist.
+        """
         from wire.messages.describe_configs import (
             DescribeConfigsRequest,
             DescribeConfigsResource,
@@ -444,7 +463,10 @@ class AdminClient:
         *,
         validate_only: bool = False,
     ) -> None:
-        """The changes are in force, all of them or (BrokerError) none."""
+        """Apply all `changes` to the configs of a resource, or none of them.
+
+        Raises BrokerError, without a change, if the broker refuses one of them.
+        """
         from wire.messages.incremental_alter_configs import (
             AlterableConfig,
             AlterConfigsResource,
@@ -482,7 +504,7 @@ class AdminClient:
     async def describe_users(
         self, names: Sequence[str] | None = None
     ) -> dict[str, Credentials | BrokerError]:
-        """SCRAM mechanisms by user, with the iterations of each; None: of all users."""
+        """Return by user name (None: for all users) the iterations of each SCRAM mechanism."""
         return await describe_users(self.cluster, names)
 
     async def set_password(
@@ -493,11 +515,17 @@ class AdminClient:
         mechanisms: Sequence[str] = (DEFAULT_MECHANISM,),
         iterations: int = DEFAULT_ITERATIONS,
     ) -> None:
-        """The user, new or not, logs in with this password by these mechanisms."""
+        """Set the password of a new or existing user for these SCRAM mechanisms.
+
+        Raises ValueError if a mechanism is unknown, and BrokerError if the broker refuses.
+        """
         await set_password(self.cluster, user, password, mechanisms, iterations)
 
     async def delete_credentials(self, user: str, mechanisms: Sequence[str]) -> None:
-        """The user does not log in by these mechanisms any more."""
+        """Delete the credentials of a user for these SCRAM mechanisms.
+
+        Raises ValueError if a mechanism is unknown, and BrokerError if the broker refuses.
+        """
         await delete_credentials(self.cluster, user, mechanisms)
 
     # Client quotas
@@ -510,10 +538,11 @@ class AdminClient:
         ip: Wanted = SpecialName.ABSENT,
         strict: bool = False,
     ) -> dict[QuotaEntity, dict[str, float]]:
-        """The quotas that are set for whom has the parts that are asked for.
+        """Return the quotas of the entities that match: a value by quota key.
 
-        A part may be asked for by name, as Part.DEFAULT, or as Match.ANY of either. `strict`: and
-        has no other part.
+        An entity matches if it has the requested parts: a name, SpecialName.DEFAULT, or Match.ANY
+        for both. With `strict`, it must not have other parts. Bandwidth quotas are bytes per
+        second; request_percentage is a percentage of one thread.
         """
         wanted = {USER: user, CLIENT_ID: client_id, IP: ip}
         return await describe_client_quotas(self.cluster, wanted, strict=strict)
@@ -524,9 +553,9 @@ class AdminClient:
         *,
         validate_only: bool = False,
     ) -> dict[QuotaEntity, BrokerError | None]:
-        """Each entity has these quotas and keeps its others; None as a value takes one away.
+        """Set quotas of entities; None as a value removes a quota, and other quotas stay unchanged.
 
-        What is asked for one entity is done whole or refused whole.
+        All changes of one entity are applied (None in the result) or refused (BrokerError).
         """
         return await alter_client_quotas(self.cluster, changes, validate_only=validate_only)
 
@@ -538,14 +567,17 @@ class AdminClient:
         most_used: int = 0,
         include_muted: bool = False,
     ) -> WorkerQuotaUse:
-        """What is used on that worker: by these clients, and of so many allowances nearest to
-        their limit. NotServedError by any Kafka."""
+        """Return the quota use of `clients` and the `most_used` quotas on one worker.
+
+        `most_used`: number of quotas, those with the highest utilization. Raises NotServedError if
+        the cluster is Apache Kafka.
+        """
         return await describe_quota_use(
             self.cluster, worker, clients, most_used=most_used, include_muted=include_muted
         )
 
     def _node_of(self, resource: ConfigResource) -> int:
-        """A node tells its own configs; those of everything else any of them knows."""
+        """Return the node to call: a node describes its own configs, any node all others."""
         if resource.type not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
             return ANY_BROKER
         if not resource.name:
@@ -553,17 +585,17 @@ class AdminClient:
         node_id = whole_number(resource.name, 2**31 - 1)
         if node_id is None:
             raise BrokerError(
-                ErrorCode.INVALID_REQUEST, "a node is named by its number", str(resource)
+                ErrorCode.INVALID_REQUEST, "the name of a node must be its node id", str(resource)
             )
         return node_id
 
-    # What changes something
+    # Changes
 
     def _timeout_ms(self) -> int:
         return int(self.cluster.timeout_s * 1000)
 
     async def _change(self, request: Message, *, to: int = CONTROLLER) -> Any:
-        """Sent once, to the node that is asked to change things."""
+        """Send `request` at most once, to the controller or the node `to`."""
         return await self.cluster.call(request, to=to, changes=True)
 
 
@@ -593,7 +625,7 @@ def _topic(topic: MetadataResponseTopic) -> Topic:
 
 
 def _id_text(topic_id: bytes) -> str:
-    """Empty where the broker is too old to know."""
+    """Return the topic id as text; empty if the broker is too old to have topic ids."""
     return "" if topic_id == ZERO_UUID else uuid_to_text(topic_id)
 
 
@@ -603,7 +635,7 @@ E = TypeVar("E", ConfigSource, ConfigType)
 def _member(kind: type[E], value: int, unknown: E) -> E:
     try:
         return kind(value)
-    except ValueError:  # of a broker that is newer than this
+    except ValueError:  # the broker is newer than this client
         return unknown
 
 

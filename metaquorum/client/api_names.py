@@ -1,4 +1,4 @@
-"""What the APIs of the protocol are called, and which of them are spoken here."""
+"""Names of the APIs of the protocol, and the versions that this client supports."""
 
 import importlib
 import importlib.util
@@ -109,7 +109,7 @@ API_NAMES: Final[Mapping[int, str]] = {
 
 
 def supported_range(key: int) -> VersionRange | None:
-    """The versions for which there is a table; None when there is none."""
+    """Return the versions of an API that this client supports; None if it supports none."""
     name = API_NAMES.get(key)
     if name is None:
         return None

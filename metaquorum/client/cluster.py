@@ -1,9 +1,9 @@
-"""A cluster as a client sees it: found by its bootstrap addresses, asked where it must be asked.
+"""Connections and metadata of one cluster, found by its bootstrap addresses.
 
-Every call has one deadline, which all its attempts share. What was only asked about is asked again
-on another connection when one breaks; a change that has been sent is not, for it may have been
-made: InterruptedChangeError says so. Answers that say "not here, not now" (a moved leader, say)
-lead to fresh metadata and another attempt.
+Every call has one deadline for all its attempts. If a connection fails, a query is sent again on
+another one. A change that was sent is not sent again, since it may have been made: the call raises
+InterruptedChangeError. Retriable errors, such as a moved leader, lead to a metadata refresh and
+another attempt.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ T = TypeVar("T")
 DEFAULT_PORT: Final = 9092
 DEFAULT_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
-# After it the next address is tried beside one that has not answered (RFC 8305's delay).
+# Delay after which the next address is tried in parallel (the delay of RFC 8305).
 RACE_STAGGER_S: Final = 0.25
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
@@ -70,7 +70,10 @@ class Node(NamedTuple):
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """From "host:port,host:port"; the port may be left out. ValueError says what is wrong."""
+    """Return the addresses of "host:port,host:port"; the default port is 9092.
+
+    Raises ValueError if an address is malformed, there is none, or there are too many.
+    """
     addresses = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = item.rpartition(":")
@@ -82,7 +85,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
             raise ValueError(f"{item!r} is not HOST:PORT")
         addresses.append((host, int(port)))
     if not addresses:
-        raise ValueError("an address is needed: HOST:PORT[,HOST:PORT...]")
+        raise ValueError("no address given: HOST:PORT[,HOST:PORT...]")
     if len(addresses) > MAX_BOOTSTRAP_ADDRESSES:
         raise ValueError(f"more than {MAX_BOOTSTRAP_ADDRESSES} addresses")
     return addresses
@@ -106,9 +109,10 @@ class Cluster:
         random: Random | None = None,
         login: Login | None = None,
     ) -> None:
-        """Nothing is connected yet. `random` spreads what may go anywhere.
+        """Create a cluster without connecting to it.
 
-        `login` is who we are to brokers.
+        `timeout_s`: default timeout of a call in seconds. `random` chooses partitions for records
+        without a key, and the jitter of retries. `login`: None connects without SASL.
         """
         self._login = login
         self.transport = transport
@@ -119,7 +123,7 @@ class Cluster:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self._bootstrap = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else bootstrap
-        # How long brokers have made us wait, by the API (Produce, Fetch, ...).
+        # Throttle times in the answers, by API name (Produce, Fetch, ...).
         self.throttle_times: dict[str, ThrottleTimes] = {}
         self._first: BrokerConnection | None = None
         self._connections: dict[int, BrokerConnection] = {}
@@ -135,7 +139,7 @@ class Cluster:
     def deadline(self, timeout_s: float | None = None) -> float:
         return self.transport.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
-    # Asking
+    # Calls
 
     async def call(
         self,
@@ -146,9 +150,11 @@ class Cluster:
         changes: bool = False,
         max_version: int | None = None,
     ) -> Any:
-        """The answer of the broker `to` (or of any, or of the controller) to `request`.
+        """Send `request` to node `to` (or ANY_BROKER, or CONTROLLER) and return the response.
 
-        With `changes` it is not sent twice.
+        The request is sent again if a connection fails, except with `changes`. Raises
+        UnreachableError at the deadline, InterruptedChangeError if a change was sent and the
+        connection failed, and NotServedError if the broker does not serve the API.
         """
         deadline = self.deadline() if deadline is None else deadline
         attempt = 0
@@ -156,7 +162,7 @@ class Cluster:
             connection = await self.connection(to, deadline)
             sent = False
             try:
-                connection.version_of(type(request))  # not served: nothing was sent
+                connection.version_of(type(request))  # raises NotServedError before it sends
                 sent = True
                 await connection.send(request, deadline, max_version=max_version)
                 return await connection.receive(deadline)
@@ -174,7 +180,11 @@ class Cluster:
             attempt += 1
 
     async def connection(self, to: int, deadline: float) -> BrokerConnection:
-        """An open connection with versions agreed; UnreachableError when there can be none."""
+        """Return an open connection with negotiated versions.
+
+        Raises UnreachableError if the broker cannot be reached, and BrokerError if there is no
+        node `to`.
+        """
         if to == ANY_BROKER:
             return await self._any(deadline)
         if not self.nodes:
@@ -189,23 +199,24 @@ class Cluster:
         node = self.nodes.get(to)
         if node is None:
             there = ", ".join(str(node_id) for node_id in sorted(self.nodes))
-            text = f"there is no such node; those there are: {there}"
+            text = f"there is no such node; the nodes are: {there}"
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, text, f"node {to}")
         try:
             opened = await self._open((node.host, node.port), deadline)
         except BROKEN as error:
             raise UnreachableError(
-                f"node {to} cannot be reached at {node.address}, the address that the cluster "
-                f"gives for it: {_reason(error)}"
+                f"node {to} cannot be reached at its advertised address {node.address}: "
+                f"{_reason(error)}"
             ) from error
         self._connections[to] = opened
         return opened
 
     async def _any(self, deadline: float) -> BrokerConnection:
-        """The first broker that answers, login and all: one that hangs costs a moment.
+        """Return a connection to the first broker that answers, including the login.
 
-        Each address is tried once: a person who mistyped one need not wait for the deadline.
-        Of a cluster that was reached before it is believed for a while that it will be back.
+        Addresses are tried in parallel with a delay, so that a hanging broker costs little time.
+        Each address is tried once, so that a mistyped address fails before the deadline; only a
+        cluster that was reached before is retried, for FAILOVER_S seconds.
         """
         if self._first is not None:
             return self._first
@@ -260,11 +271,14 @@ class Cluster:
             del self._connections[node_id]
 
     def drop(self, connection: BrokerConnection) -> None:
-        """It broke, or what it would still answer is of no interest."""
+        """Close a connection that has failed or whose outstanding responses are not needed."""
         self._drop(connection)
 
     async def back_off(self, attempt: int, deadline: float) -> bool:
-        """Whether there is time for another attempt; if so, the pause before it is over."""
+        """Sleep before the next attempt. Return False, without sleeping, if the deadline is nearer.
+
+        The pause doubles with each attempt up to MAX_BACKOFF_S seconds.
+        """
         now = self.transport.monotonic()
         pause = min(FIRST_BACKOFF_S * 2**attempt, MAX_BACKOFF_S) * self.random.uniform(0.8, 1.2)
         if now + pause >= deadline:
@@ -277,7 +291,10 @@ class Cluster:
     async def refresh(
         self, topics: Iterable[str] | None = (), *, deadline: float | None = None
     ) -> list[MetadataResponseTopic]:
-        """Fresh metadata of the nodes and of these topics (None: of all), as it came."""
+        """Fetch metadata of the nodes and of `topics` (None: of all); return that of the topics.
+
+        Raises BrokerError if the broker refuses.
+        """
         names = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=names, allow_auto_topic_creation=False)
         response: MetadataResponse = await self.call(request, deadline=deadline)
@@ -296,7 +313,10 @@ class Cluster:
     async def topic(
         self, name: str, *, refresh: bool = False, deadline: float | None = None
     ) -> MetadataResponseTopic:
-        """One topic's metadata, remembered unless `refresh`; BrokerError when it is not there."""
+        """Return the metadata of one topic, from the cache unless `refresh`.
+
+        Raises BrokerError if the topic does not exist.
+        """
         known = self._topics.get(name)
         if known is not None and not refresh:
             return known
@@ -332,7 +352,7 @@ class Cluster:
     async def leaders(
         self, partitions: Iterable[TopicPartition], *, refresh: bool, deadline: float
     ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, BrokerError]]:
-        """The partitions by the node that leads them, and those that have no leader now."""
+        """Return the partitions by leader node, and an error for those without a leader."""
         grouped: dict[int, list[TopicPartition]] = {}
         leaderless: dict[TopicPartition, BrokerError] = {}
         fresh: set[str] = set()
@@ -344,7 +364,9 @@ class Cluster:
                 grouped.setdefault(found.leader_id, []).append(where)
             else:
                 leaderless[where] = BrokerError(
-                    ErrorCode.LEADER_NOT_AVAILABLE, "no leader at this time", f"partition {where}"
+                    ErrorCode.LEADER_NOT_AVAILABLE,
+                    "the partition has no leader",
+                    f"partition {where}",
                 )
         return grouped, leaderless
 
@@ -354,10 +376,11 @@ class Cluster:
         ask: Callable[[int, list[TopicPartition]], Awaitable[Answers[T]]],
         deadline: float,
     ) -> Answers[T]:
-        """What the leader of each partition answers, by `ask` of a node about those it leads.
+        """Call `ask` with each leader and its partitions; return the answer for each partition.
 
-        Retriable refusals are asked again, after a look at who leads now, until the deadline; a
-        leader that cannot be reached, for as long as a failover may take.
+        Partitions with retriable errors are asked again after a metadata refresh, until the
+        deadline. A leader that cannot be reached is retried for FAILOVER_S seconds, after which
+        UnreachableError is raised.
         """
         answers: Answers[T] = {}
         asked = list(dict.fromkeys(partitions))

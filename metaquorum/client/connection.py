@@ -1,4 +1,4 @@
-"""One connection to one broker: versions agreed upon, requests sent, answers read in order."""
+"""One connection to one broker: version negotiation, SASL login, pipelined requests."""
 
 import importlib
 import time
@@ -25,11 +25,11 @@ from wire.schema.message import Message
 
 M = TypeVar("M", bound=Message)
 
-# A fetch may bring more than asked for where one batch is larger; nothing is ever larger than this.
+# A fetch response may exceed its limits if one batch is larger, but never this size.
 MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 MAX_IN_FLIGHT: Final = 16
 MAX_LOGIN_STEPS: Final = 4
-# Of a session's time, after which we show again who we are (KIP-368).
+# Share of the session lifetime after which the client authenticates again (KIP-368).
 SESSION_SHARE: Final = 0.85
 _SASL_AUTHENTICATE_SINCE: Final = 1
 SOFTWARE_NAME: Final = "mq-admin"
@@ -37,14 +37,14 @@ SOFTWARE_VERSION: Final = "0.1.0"
 
 
 class VersionRange(NamedTuple):
-    """Both ends included."""
+    """Range of API versions, including both ends."""
 
     first: int
     last: int
 
 
 class Pending(NamedTuple):
-    """A request under way."""
+    """A request without a response yet."""
 
     correlation_id: int
     request: type[Message]
@@ -52,9 +52,9 @@ class Pending(NamedTuple):
 
 
 class BrokerConnection:
-    """Requests may be sent ahead; answers are taken in their order.
+    """Connection to one broker. Requests may be pipelined; responses arrive in their order.
 
-    Whatever it raises but NotServedError (OSError, EOFError, WireError) is its end: close it.
+    Close the connection after any OSError, EOFError or WireError.
     """
 
     def __init__(
@@ -66,34 +66,37 @@ class BrokerConnection:
         now: Callable[[], float] = time.monotonic,
         random: Random | None = None,
     ) -> None:
-        """`now` is the clock of the deadlines, by which sessions end, too."""
+        """Create a connection over `stream`. `now` is the clock of deadlines and SASL sessions."""
         self._login = login
         self._now = now
         self._random = random
         self._log_in_again_at = inf
         self.address = address
         self.versions: dict[int, VersionRange] = {}
-        self.features: dict[str, int] = {}  # finalized ones and their levels
+        self.features: dict[str, int] = {}  # finalized features and their levels
         self._stream = stream
         self._client_id = client_id
         self._received = FrameBuffer(MAX_RESPONSE_BYTES)
         self._waiting: deque[Pending] = deque()
         self.throttle_times: dict[str, ThrottleTimes] = {}  # by API
         self._last_id = 0
-        self._is_served = False  # a request was answered that strangers may not make
+        self._is_served = False  # whether a request other than ApiVersions was answered
 
     async def negotiate(self, deadline: float) -> None:
-        """`versions` is what the broker serves (KIP-35, KIP-511)."""
+        """Set `versions` and `features` from the broker (KIP-35, KIP-511), and log in.
+
+        Raises BrokerError if the broker refuses the login.
+        """
         await self._send(_versions_request(), ApiVersionsRequest.VERSIONS.last, deadline)
         await self._take_versions(deadline)
         if self._login is not None:
             await self._log_in(self._login, deadline)
 
     async def negotiate_and_ask(self, request: Message, deadline: float) -> Any:
-        """As `negotiate`, and the answer to `request`, which travels with the first request.
+        """Negotiate, and return the response to `request`, without an additional round trip.
 
-        Where this client logs in, `request` follows the login. Otherwise it leaves in its oldest
-        version before the broker has said what it serves: it takes no time of its own.
+        The client sends `request` in its oldest version before it knows the versions of the
+        broker. If the client logs in, it sends `request` after the login instead.
         """
         if self._login is not None:
             await self.negotiate(deadline)
@@ -111,10 +114,12 @@ class BrokerConnection:
             offered = [a.max_version for a in response.api_keys if a.api_key == ApiKey.API_VERSIONS]
             version = min(version - 1, max(offered, default=0))
             if self._waiting:
-                raise WireError("the broker is too old to be asked before it has told its versions")
+                raise WireError("the broker is too old for a request before version negotiation")
             response = await self._ask(_versions_request(), version, deadline)
         if response.error_code:
-            raise WireError(f"ApiVersions v{version} is answered with error {response.error_code}")
+            raise WireError(
+                f"the broker answered ApiVersions v{version} with error {response.error_code}"
+            )
         self.versions = {
             api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
         }
@@ -123,7 +128,7 @@ class BrokerConnection:
         }
 
     async def _log_in(self, login: Login, deadline: float) -> None:
-        """The broker knows who we are. BrokerError where it does not believe it."""
+        """Authenticate by SASL. Raises BrokerError if the broker refuses or cannot be trusted."""
         began = self._now()
         mechanism = login.begin(self._random)
         handshake = SaslHandshakeRequest(mechanism=login.mechanism)
@@ -133,7 +138,7 @@ class BrokerConnection:
         offered: SaslHandshakeResponse = await self._ask(handshake, version, deadline)
         if offered.error_code:
             there = ", ".join(offered.mechanisms) or "none"
-            text = f"the broker does not take the mechanism {login.mechanism}; it takes: {there}"
+            text = f"the broker does not enable the mechanism {login.mechanism}, only: {there}"
             raise broker_error(offered.error_code, text, "log in")
         version = self.version_of(SaslAuthenticateRequest)
         token: bytes | None = mechanism.first()
@@ -148,7 +153,9 @@ class BrokerConnection:
                 token = mechanism.respond(bytes(answer.auth_bytes))
             except AuthenticationError as error:
                 code = ErrorCode.SASL_AUTHENTICATION_FAILED
-                raise BrokerError(code, f"the broker is not to be trusted: {error}") from None
+                raise BrokerError(
+                    code, f"the broker failed to authenticate itself: {error}"
+                ) from None
             self._log_in_again_at = inf
             if answer.session_lifetime_ms > 0:
                 lifetime_s = answer.session_lifetime_ms / 1000 * SESSION_SHARE
@@ -159,7 +166,10 @@ class BrokerConnection:
         return await self.receive(deadline)
 
     def version_of(self, request: type[Message], *, max_version: int | None = None) -> int:
-        """The newest version that both ends speak; NotServedError when there is none."""
+        """Return the newest version that both sides support, at most `max_version`.
+
+        Raises NotServedError if there is none.
+        """
         ours, theirs = request.VERSIONS, self.versions.get(request.API)
         name = request.__name__.removesuffix("Request")
         if theirs is None:
@@ -170,7 +180,7 @@ class BrokerConnection:
             raise NotServedError(
                 name,
                 f"this cluster serves {name} in versions {theirs.first} to {theirs.last}, "
-                f"this client speaks {ours.first} to {ours.last}",
+                f"this client supports {ours.first} to {ours.last}",
             )
         if max_version is not None and max_version >= max(ours.first, theirs.first):
             newest = min(newest, max_version)
@@ -179,7 +189,10 @@ class BrokerConnection:
     async def send(
         self, request: Message, deadline: float, *, max_version: int | None = None
     ) -> None:
-        """It is on its way; its answer is to be taken by `receive`."""
+        """Send `request`; `receive` returns its response.
+
+        Logs in again before it if the SASL session is about to expire.
+        """
         version = self.version_of(type(request), max_version=max_version)
         if self._now() >= self._log_in_again_at and not self._waiting and self._login is not None:
             await self._log_in(self._login, deadline)
@@ -188,7 +201,7 @@ class BrokerConnection:
     async def send_unanswered(
         self, request: Message, deadline: float, *, max_version: int | None = None
     ) -> None:
-        """As `send`, for a produce request that asks for no answer."""
+        """Send a produce request with acks=0, which has no response."""
         await self.send(request, deadline, max_version=max_version)
         self._waiting.pop()
 
@@ -199,14 +212,16 @@ class BrokerConnection:
             data = encode_request(request.API, version, self._last_id, self._client_id, request)
         except (WireError, ValueError) as error:
             name = type(request).__name__.removesuffix("Request")
-            raise UnsendableError(f"nothing was sent: {name} cannot say this: {error}") from None
+            raise UnsendableError(
+                f"nothing was sent: {name} cannot encode this request: {error}"
+            ) from None
         self._waiting.append(Pending(self._last_id, type(request), version))
         await self._stream.send(data, deadline)
 
     async def receive(self, deadline: float) -> Any:
-        """The answer to the oldest request that waits for one.
+        """Return the response to the oldest request without one.
 
-        Records in it are views of a buffer, void when the next answer is received.
+        Its records are views of a buffer that the next `receive` overwrites.
         """
         pending = self._waiting.popleft()
         frame = await self._frame(deadline)
@@ -214,7 +229,8 @@ class BrokerConnection:
         correlation_id, message = decode_response_as(response, pending.version, frame)
         if correlation_id != pending.correlation_id:
             raise WireError(
-                f"answer {correlation_id} where {pending.correlation_id} was due: not Kafka?"
+                f"received correlation id {correlation_id}, expected {pending.correlation_id}:"
+                " not a Kafka broker?"
             )
         if (throttle_time_ms := getattr(message, "throttle_time_ms", None)) is not None:
             name = pending.request.__name__.removesuffix("Request")
@@ -232,11 +248,11 @@ class BrokerConnection:
         return frame
 
     def _close_reason(self) -> str:
-        """A guess: brokers say nothing to those whom they will not have."""
+        """Return a likely reason, since brokers close connections without giving one."""
         if not self.versions:
             return " at the first request; it may expect TLS"
         if self._login is None and not self._is_served:
-            return " after telling its versions; it may want to know who you are"
+            return " after the version negotiation; it may require SASL"
         return ""
 
     def close(self) -> None:
@@ -251,7 +267,7 @@ def _versions_request() -> ApiVersionsRequest:
 
 @lru_cache(maxsize=128)
 def response_class(request: type[Message]) -> type[Message]:
-    """It stands beside the request in the module of their API."""
+    """Return the response class, which is in the module of its request class."""
     module = importlib.import_module(request.__module__)
     name = request.__name__.removesuffix("Request") + "Response"
     found: type[Message] = getattr(module, name)

@@ -1,8 +1,8 @@
-"""A simple and correct consumer of partitions that it is given; it belongs to no group.
+"""Consumer of assigned partitions, without a consumer group.
 
-`poll` asks all leaders at once (one request under way to each) and reads their answers in turn. A
-partition's position is always the offset after the last record handed out or passed over, so that
-moved leaders and broken connections neither lose nor repeat a record.
+`poll` sends one fetch request to each leader and then reads their responses in turn. The position
+of a partition is always the offset after the last record that was returned or skipped, so that a
+moved leader or a failed connection neither loses nor repeats a record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +28,13 @@ from wire.primitives.types import ZERO_UUID, Buffer
 from wire.records.records import batch_crc, batches, decode_pieces, stored_problem
 
 MAX_WAIT_S: Final = 0.5
-# Of one answer; a batch that is larger comes whole nevertheless.
+# Limits of one fetch response; the broker sends a larger first batch whole.
 FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 PARTITION_MAX_BYTES: Final = 1024 * 1024
-# Memory for the records decoded of one answer; what is left is asked for again.
+# Memory limit of the decoded records of one response; the rest of the response is fetched again.
 MAX_HELD_BYTES: Final = 1 << 28
-_RECORD_BYTES: Final = 256  # of a record, beside its key and its value
-_NAMES_UNTIL: Final = 12  # from Fetch 13 on topics are named by their ids
+_RECORD_BYTES: Final = 256  # estimated memory of a record in addition to its key and value
+_NAMES_UNTIL: Final = 12  # Fetch 13 and later identify topics by topic id
 _NO_SESSION_EPOCH: Final = -1
 
 
@@ -46,7 +46,7 @@ class _From(Enum):
 
 @frozen
 class Start:
-    """Where to begin in a partition."""
+    """Position at which reading a partition starts."""
 
     kind: _From
     value: int
@@ -61,17 +61,24 @@ class Start:
 
     @classmethod
     def at_offset(cls, offset: int) -> "Start":
-        """BrokerError (OFFSET_OUT_OF_RANGE) if the partition neither has it nor ends there."""
+        """Return a start at `offset`.
+
+        `assign` raises BrokerError (OFFSET_OUT_OF_RANGE) if `offset` is before the log start
+        offset or after the end of the partition.
+        """
         return cls(_From.OFFSET, offset)
 
     @classmethod
     def last(cls, count: int) -> "Start":
-        """So many offsets before the end, as far as there are."""
+        """Return a start `count` offsets before the end, or at the log start offset if later."""
         return cls(_From.TAIL, count)
 
     @classmethod
     def at_time(cls, timestamp_ms: int) -> "Start":
-        """The first record of that time or later; the end if there is none."""
+        """Return a start at the first record with this timestamp or a later one, else at the end.
+
+        `timestamp_ms` is in milliseconds since 1970 UTC.
+        """
         return cls(_From.TIME, timestamp_ms)
 
 
@@ -87,10 +94,13 @@ class ConsumedRecord:
 
 
 class Consumer:
-    """`positions` says for each partition which offset comes next."""
+    """Consumer of assigned partitions. `positions`: next offset of each partition."""
 
     def __init__(self, cluster: Cluster, *, read_committed: bool = False) -> None:
-        """With `read_committed`, nothing of open or aborted transactions is handed out."""
+        """Create a consumer without partitions.
+
+        With `read_committed`, records of open and aborted transactions are not returned.
+        """
         self.cluster = cluster
         self.positions: dict[TopicPartition, int] = {}
         self._admin = AdminClient(cluster)
@@ -100,7 +110,10 @@ class Consumer:
         self._patience = 0.0
 
     async def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
-        """Reading goes on with these partitions, and no others, from there."""
+        """Replace the assigned partitions, each with the position at which reading starts.
+
+        Raises BrokerError if a partition does not exist or an offset is out of range.
+        """
         named = {w: start.value for w, start in starts.items() if start.kind is _From.OFFSET}
         await self._check_range(named)
         times = {
@@ -123,11 +136,14 @@ class Consumer:
                 self.positions[where] = ends.get(where, found[where])
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where each assigned partition ends at this time, for this consumer."""
+        """Return the current end offset of each assigned partition.
+
+        The end is the last stable offset with `read_committed`, else the high watermark.
+        """
         return await self._offsets(dict.fromkeys(self.positions, LATEST))
 
     def release(self, where: TopicPartition) -> None:
-        """Nothing more is read from there."""
+        """Stop reading the partition `where`."""
         self.positions.pop(where, None)
 
     async def _offsets(
@@ -148,9 +164,11 @@ class Consumer:
     # Reading
 
     async def poll(self, max_wait_s: float = MAX_WAIT_S) -> list[ConsumedRecord]:
-        """What comes next, in order within each partition; empty if nothing came in that time.
+        """Return the next records, in order within each partition.
 
-        BrokerError and UnreachableError once trying again has not helped for the cluster's timeout.
+        Returns an empty list if no record arrives within `max_wait_s` seconds. Raises BrokerError
+        or UnreachableError if retries fail for the timeout of the cluster, and BrokerError
+        immediately if the error is not retriable.
         """
         if not self.positions:
             return []
@@ -186,7 +204,7 @@ class Consumer:
                     failures.append(UnreachableError(f"node at {connection.address}: {error}"))
                 asked.pop(0)
         finally:
-            for connection, _ in asked:  # their answers will not be waited for
+            for connection, _ in asked:  # their responses will not be read
                 cluster.drop(connection)
         await self._raise_or_back_off(failures)
         return records
@@ -242,7 +260,7 @@ class Consumer:
             for data in topic.partitions:
                 where_or_none = places.get((topic.topic or topic.topic_id, data.partition_index))
                 if where_or_none is None:
-                    raise WireError("a partition that was not asked for")
+                    raise WireError("the response contains a partition that was not requested")
                 records += await self._take_partition(where_or_none, data, failures)
         return records
 
@@ -257,7 +275,7 @@ class Consumer:
             return []
         if not data.records:
             return []
-        assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
+        assert not hasattr(data.records, "size_bytes")  # only encoded messages have holes
         records: list[ConsumedRecord] = []
         held_bytes = 0
         try:
@@ -269,15 +287,15 @@ class Consumer:
                 if held_bytes >= MAX_HELD_BYTES:
                     break
         except (KafkaError, WireError) as error:
-            if not records:  # else those before the damage come first, and it is met again
-                text = f"what was read at offset {self.positions[where]} is damaged: {error}"
+            if not records:  # else return the records before the damage; the next poll raises
+                text = f"the data at offset {self.positions[where]} is damaged: {error}"
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, text, f"partition {where}") from error
         return records
 
     def _decode(
         self, where: TopicPartition, data: PartitionData, buffer: Buffer
     ) -> Iterator[tuple[list[ConsumedRecord], int]]:
-        """Some records at and after the position at a time, and the position after them."""
+        """Yield records from the position on, some at a time, with the position after them."""
         position = self.positions[where]
         aborted = AbortedTransactions(data.aborted_transactions)
         for start, header in batches(buffer):
@@ -315,19 +333,22 @@ class Consumer:
             if not firsts[where] <= offset <= ends[where]:
                 raise BrokerError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"offset {offset} is not there: it begins at {firsts[where]} "
+                    f"offset {offset} is out of range: the partition begins at {firsts[where]} "
                     f"and ends before {ends[where]}",
                     f"partition {where}",
                 )
 
     async def _move_into_range(self, where: TopicPartition) -> None:
-        """Records were removed before they were read; what is left is read from its start."""
+        """Move a position below the log start offset to it: records were deleted before the read.
+
+        Raises BrokerError if the position is after the end of the partition.
+        """
         first = (await self._offsets({where: EARLIEST}))[where]
         self.positions[where] = max(first, self.positions[where])
         await self._check_range({where: self.positions[where]})
 
     async def _raise_or_back_off(self, failures: Sequence[Exception]) -> None:
-        """Return, after a pause, if what went wrong may pass; otherwise raise it."""
+        """Sleep before the next attempt if all failures are retriable; else raise the failure."""
         if not failures:
             self._failures = 0
             return

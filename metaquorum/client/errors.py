@@ -1,4 +1,4 @@
-"""What can go wrong between an administrator and a cluster."""
+"""Errors of the client."""
 
 from typing import Final
 
@@ -8,23 +8,26 @@ _CODES: Final = {int(code): code for code in ErrorCode}
 
 
 class AdminError(Exception):
-    """Something that no broker said about what was asked; the message is a sentence."""
+    """Base class of errors that are not the error code of a broker; the message is a sentence."""
 
 
 class UnreachableError(AdminError):
-    """No broker that could answer did: refused, broken off, or too late."""
+    """Raised if no broker answered: connections were refused, failed or timed out."""
 
 
 class InterruptedChangeError(AdminError):
-    """A change was asked for and the answer never came: it may or may not have been made."""
+    """Raised if the response to a change was lost: the change may or may not have been made."""
 
 
 class UnsendableError(AdminError):
-    """The protocol has no room for what is asked; nothing was sent."""
+    """Raised if the protocol cannot encode the request; nothing was sent."""
 
 
 class NotServedError(AdminError):
-    """The cluster does not serve the API, or none of the versions spoken here."""
+    """Raised if the cluster does not serve an API in a version that this client supports.
+
+    `api`: name of the API, such as "CreateTopics".
+    """
 
     def __init__(self, api: str, message: str) -> None:
         self.api = api
@@ -32,7 +35,10 @@ class NotServedError(AdminError):
 
 
 class BrokerError(KafkaError):
-    """A broker's refusal of one thing: `subject` says of what, `message` the broker's reason."""
+    """Error code with which a broker refused one resource.
+
+    `subject`: the resource, such as "topic orders"; `message`: the reason of the broker.
+    """
 
     def __init__(self, code: ErrorCode, message: str = "", subject: str = "") -> None:
         super().__init__(code, message)
@@ -43,7 +49,7 @@ class BrokerError(KafkaError):
 
 
 def broker_error(code: int, message: str | None, subject: str) -> BrokerError:
-    """From the fields of an answer; a code that is newer than our table is named by its number."""
+    """Return the error for the fields of a response; unknown codes are given as numbers."""
     known = _CODES.get(code)
     if known is None:
         text = f"error code {code}"

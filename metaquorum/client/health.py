@@ -1,11 +1,11 @@
-"""Which partitions are not as they should be, and why. Pure rules over what a cluster tells.
+"""Health of partitions: problems and their causes, as pure functions of what a cluster reports.
 
-    offline           nobody leads: neither read nor written
-    under min ISR     fewer in sync than min.insync.replicas: acks=all is refused
-    at min ISR        some are missing, and one more would be too many
-    under-replicated  some are missing
+    offline           no leader: consumers and producers cannot use the partition
+    under min ISR     fewer replicas in sync than min.insync.replicas: acks=all is refused
+    at min ISR        replicas are out of sync, and acks=all is refused if one more is
+    under-replicated  replicas are out of sync
 
-`min.insync.replicas` counts for no more than there are replicas.
+The effective `min.insync.replicas` is at most the number of replicas.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Trouble(Enum):
 
 @frozen
 class MissingReplica:
-    """A replica that is not in sync. None: nobody tells."""
+    """A replica that is not in sync, and the cause. None: not known."""
 
     node: int
     why: str
@@ -47,7 +47,7 @@ class PartitionHealth:
     leader: int | None
     replicas: Sequence[int]
     isr: Sequence[int]
-    min_isr: int | None  # None: the cluster did not tell
+    min_isr: int | None  # None: not known
     missing: Sequence[MissingReplica]
     eligible: Eligible
 
@@ -58,7 +58,7 @@ class PartitionHealth:
 
 @frozen
 class ClusterHealth:
-    """How many of which."""
+    """Numbers of workers, partitions and problems of a cluster."""
 
     live_workers: int
     workers: int
@@ -73,7 +73,7 @@ class ClusterHealth:
 def troubles(
     leader: int | None, replicas: Sequence[int], isr: Sequence[int], min_isr: int | None
 ) -> list[Trouble]:
-    """The worst first."""
+    """Return the problems of a partition, the worst first."""
     found = []
     if leader is None:
         found.append(Trouble.OFFLINE)
@@ -90,7 +90,7 @@ def troubles(
 
 
 def needs_look(partition: Partition) -> bool:
-    """Whether anything is wrong with it, by metadata alone."""
+    """Return whether the metadata alone shows a problem of the partition."""
     return partition.leader is None or len(partition.isr) < len(partition.replicas)
 
 
@@ -102,7 +102,11 @@ def partition_health(
     view: PartitionView | None,
     eligible: Eligible | None = None,
 ) -> PartitionHealth:
-    """`view`: what the leader knows of its followers; `eligible`: where the cluster tells."""
+    """Return the health of one partition.
+
+    `workers`: registered workers by id. `view`: state of the followers at the leader; None: not
+    known. `eligible`: eligible leader replicas; None: not known.
+    """
     followers = {} if view is None else {one.node: one for one in view.followers}
     return PartitionHealth(
         topic.name,
@@ -138,19 +142,21 @@ def _missing(
     if worker.is_fenced:
         why = f": {worker.why_fenced}" if worker.why_fenced else ""
         heard = worker.heard_ms_ago if since is None else since
-        return MissingReplica(replica, f"its worker is not live{why}", lag, heard)
+        return MissingReplica(replica, f"its worker is fenced{why}", lag, heard)
     if worker.is_shutting_down:
         return MissingReplica(replica, "its worker is shutting down", lag, since)
     if replica in partition.offline:
-        return MissingReplica(replica, "its log directory cannot be used", lag, since)
+        return MissingReplica(replica, "its log directory is offline", lag, since)
     if follower is None:
         return MissingReplica(replica, "not in sync", None, None)
     if follower.log_end_offset is None:
         return MissingReplica(replica, "it has not fetched yet", None, since)
     if follower.fetched_ms_ago is not None and follower.fetched_ms_ago > SILENT_MS:
-        return MissingReplica(replica, "it does not fetch any more", lag, since)
-    return MissingReplica(replica, "it lags behind" if lag else "it is about to join", lag, since)
+        return MissingReplica(replica, "it has stopped fetching", lag, since)
+    return MissingReplica(
+        replica, "it lags behind" if lag else "it is about to join the ISR", lag, since
+    )
 
 
-# A follower that has not asked for so long has stopped; polls take half a second.
+# A follower that has not fetched for this time has stopped; a fetch waits for half a second.
 SILENT_MS: Final = 5000

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: as Kafka's own client decides, so that all agree."""
+"""Partition of a key, chosen as Kafka's own client does, so that all clients agree."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash MurmurHash2 with the seed of Kafka's client, unsigned."""
+    """Return the unsigned 32-bit MurmurHash2 of `data`, with the seed of Kafka's client."""
     length = len(data)
     h = _SEED ^ length
     whole = length & ~3

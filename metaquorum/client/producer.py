@@ -1,8 +1,8 @@
-"""A simple and correct producer: what `send` has returned for stands in the log, once.
+"""Idempotent producer: when `send` returns, each record is in the log exactly once.
 
-Records are grouped by partition into batches; each partition has one batch under way at a time, so
-that order needs no more care. Each batch carries producer id and sequence (KIP-98): one that is
-sent again, because a connection broke before its answer came, is not appended again.
+Records are grouped by partition into batches. Each partition has one batch in flight at a time,
+which preserves the order. Each batch has a producer id and a sequence number (KIP-98), so that the
+leader does not append a batch again that is retried after a failed connection.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,17 +24,21 @@ from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID
 from wire.records.records import NO_PRODUCER_ID, Codec, Record, encode_batch
 
-# Of records before compression; Kafka's default max.message.bytes is a megabyte.
+# Size of the records before compression; the default max.message.bytes of Kafka is 1 MiB.
 DEFAULT_BATCH_BYTES: Final = 512 * 1024
 RECORD_OVERHEAD_BYTES: Final = 24
 ALL_REPLICAS: Final = -1
-_NAMES_UNTIL: Final = 12  # from Produce 13 on topics are named by their ids
+_NAMES_UNTIL: Final = 12  # Produce 13 and later identify topics by topic id
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 
 
 @frozen
 class ProducerRecord:
-    """`partition` None: by the key's hash or, without a key, where its batch goes."""
+    """Record to send.
+
+    `partition` None: chosen by the hash of the key or, without a key, by batch.
+    `timestamp_ms`: milliseconds since 1970 UTC; None: the time of `send`.
+    """
 
     value: bytes | None
     key: bytes | None = None
@@ -44,15 +48,18 @@ class ProducerRecord:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in a batch."""
+        """Approximate size of the record in a batch."""
         headers = sum(len(name) + len(value or b"") + 4 for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + headers + RECORD_OVERHEAD_BYTES
 
 
 @frozen
 class Appended:
-    """A batch in the log; `base_offset` -1 where the broker was asked not to answer, or a batch
-    that was sent again is older than what the broker remembers."""
+    """A batch in the log.
+
+    `base_offset` is -1 with acks=0, or if the batch is a duplicate whose offset the broker no
+    longer remembers.
+    """
 
     topic: str
     partition: int
@@ -77,9 +84,13 @@ class Producer:
         idempotent: bool = True,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
     ) -> None:
-        """`acks` 0 or 1 trade safety for speed and exclude `idempotent`."""
+        """Create a producer.
+
+        `acks`: ALL_REPLICAS, 1 or 0; an idempotent producer requires ALL_REPLICAS, else ValueError
+        is raised. `batch_bytes`: most bytes of records in a batch, before compression.
+        """
         if idempotent and acks != ALL_REPLICAS:
-            raise ValueError("an idempotent producer waits for all replicas")
+            raise ValueError("an idempotent producer requires acks=all")
         self.cluster = cluster
         self._codec = codec
         self._acks = acks
@@ -89,9 +100,11 @@ class Producer:
         self._sequences: dict[TopicPartition, int] = {}
 
     async def send(self, topic: str, records: Iterable[ProducerRecord]) -> list[Appended]:
-        """All of them are in the log, in their order within each partition.
+        """Append `records` to `topic`, in their order within each partition.
 
-        BrokerError (a refusal) or UnreachableError: some may be and some not.
+        Returns the appended batches. Raises BrokerError or UnreachableError if a batch fails; some
+        of the records may then be in the log. Without `idempotent`, InterruptedChangeError means
+        that a batch may have been appended; with acks=0, a failed connection raises OSError.
         """
         if self._idempotent and self._producer[0] == NO_PRODUCER_ID:
             await self._init_producer()
@@ -134,7 +147,7 @@ class Producer:
             elif record.key is not None:
                 partition = partition_of(record.key, count)
             else:
-                if room_bytes <= 0:  # about one batch goes to each, as with Kafka's own client
+                if room_bytes <= 0:  # about one batch per partition, as in Kafka's own client
                     anywhere, room_bytes = self.cluster.random.choice(choices), self._batch_bytes
                 partition = anywhere
                 room_bytes -= record.size_bytes
@@ -144,7 +157,7 @@ class Producer:
         return queues
 
     def _batch(self, where: TopicPartition, queue: list[ProducerRecord]) -> _Batch:
-        """The next of the queue's records that fit a batch; at least one."""
+        """Return a batch of the next records of the queue that fit, at least one."""
         now = self.cluster.transport.now_ms()
         records: list[Record] = []
         size = 0

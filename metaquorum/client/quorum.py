@@ -1,8 +1,8 @@
-"""The quorum and the workers, from whatever the cluster serves to tell of them.
+"""Descriptions of the quorum and of the workers, from the APIs that the cluster serves.
 
-metaquorum      DescribeWorkers tells all there is to know of the workers
-any Kafka       DescribeCluster tells which there are and which are fenced, DescribeQuorum how far
-                each has the metadata; the rest is None
+metaquorum      DescribeWorkers returns all fields of the workers
+Apache Kafka    DescribeCluster returns the brokers and which are fenced, DescribeQuorum their
+                metadata offsets; the other fields are None
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
 
 
 async def describe_quorum(cluster: Cluster) -> Quorum:
-    """BrokerError, where nobody can tell."""
+    """Return the state of the quorum. Raises BrokerError if the cluster cannot describe it."""
     from wire.messages.describe_quorum import (
         DescribeQuorumPartition,
         DescribeQuorumRequest,
@@ -31,7 +31,7 @@ async def describe_quorum(cluster: Cluster) -> Quorum:
     response: DescribeQuorumResponse = await cluster.call(DescribeQuorumRequest(topics=[topic]))
     _check(response.error_code, response.error_message)
     if not response.topics or not response.topics[0].partitions:
-        _check(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer has no quorum in it")
+        _check(ErrorCode.UNKNOWN_SERVER_ERROR, "the response does not contain the quorum")
     (partition,) = response.topics[0].partitions
     _check(partition.error_code, partition.error_message)
     addresses = {
@@ -65,7 +65,7 @@ async def describe_quorum(cluster: Cluster) -> Quorum:
 
 
 async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
-    """By their ids. BrokerError."""
+    """Return all registered workers in the order of their ids. Raises BrokerError on refusal."""
     from wire.messages.describe_workers import DescribeWorkersRequest, DescribeWorkersResponse
 
     connection = await cluster.connection(ANY_BROKER, cluster.deadline())
@@ -104,7 +104,7 @@ async def _from_kafka(cluster: Cluster) -> list[WorkerDescription]:
         quorum = await describe_quorum(cluster)
         known = {each.node_id: each for each in (*quorum.observers, *quorum.voters)}
     except NotServedError:
-        pass  # without a quorum of its own
+        pass  # a Kafka cluster without KRaft
     now_ms = cluster.transport.now_ms()
     workers = []
     for broker in sorted(response.brokers, key=lambda broker: broker.broker_id):
@@ -128,7 +128,10 @@ async def _from_kafka(cluster: Cluster) -> list[WorkerDescription]:
 
 
 async def unregister_worker(cluster: Cluster, worker_id: int) -> None:
-    """BrokerError. Not sent twice."""
+    """Remove the registration of a worker; the request is sent at most once.
+
+    Raises BrokerError if the cluster refuses.
+    """
     from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 
     request = UnregisterBrokerRequest(broker_id=worker_id)

@@ -1,4 +1,4 @@
-"""What is used of quotas now, which only workers of metaquorum tell."""
+"""Current use of client quotas on one worker. Only metaquorum serves this API."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class QuotaClient:
-    """Whom to look at, and how much more it might use: bytes."""
+    """A client whose quota use is requested. `amount`: bytes that it would use next."""
 
     user: str
     client_id: str | None = None
@@ -19,11 +19,11 @@ class QuotaClient:
 
 @frozen
 class QuotaUse:
-    """One allowance on one worker, of all clients with that user and client id (None: any).
+    """Use of one quota on one worker, by all clients with this user and client id (None: any).
 
-    `precedence`: of the rule that applies, from 1; 9: the worker's own default; 0: an address's.
-    Units are bytes, seconds of a percent of the loop, or connections; `quota` and `rate` are a
-    second.
+    `precedence`: precedence of the quota that applies, from 1; 9: the default of the worker; 0: a
+    quota of an IP address. Units are bytes, percent of the event loop's time times seconds, or
+    connections; `quota` and `rate` are units per second.
     """
 
     worker: int
@@ -34,14 +34,14 @@ class QuotaUse:
     precedence: int
     quota: float
     used: float  # units within the window
-    used_total: float  # since the worker counts it
+    used_total: float  # units since the worker began to count
     window_s: float
-    delay_s: float  # of whoever asks now
-    next_delay_s: float  # of whoever has used the amount that was asked about
+    delay_s: float  # throttle time of a request now
+    next_delay_s: float  # throttle time after using `amount` more
     throttle_count: int
     throttle_total_s: float
     throttle_longest_s: float
-    throttle_recent_s: float  # mean, within the window
+    throttle_recent_s: float  # mean within the window
 
     @property
     def rate(self) -> float:
@@ -49,13 +49,13 @@ class QuotaUse:
 
     @property
     def utilization(self) -> float:
-        """The rate as a part of the quota."""
+        """Rate divided by quota; above 1 the client violates the quota."""
         return self.rate / self.quota
 
 
 @frozen
 class MutedConnection:
-    """One that a worker does not read for a while."""
+    """A connection that a worker has muted because of a quota violation."""
 
     worker: int
     host: str
@@ -63,13 +63,17 @@ class MutedConnection:
     user: str
     client_id: str | None
     key: str
-    throttle_s: float  # as the client was told
-    left_s: float
+    throttle_s: float  # throttle time in the response to the client
+    left_s: float  # remaining time
 
 
 @frozen
 class WorkerQuotaUse:
-    """`of_clients`: by the client's place among those asked about."""
+    """Quota use on one worker.
+
+    `of_clients`: by the index of the client in the request. `left_out`: number of rows that the
+    worker left out of the response.
+    """
 
     worker: int
     of_clients: Mapping[int, Sequence[QuotaUse]]
@@ -86,7 +90,10 @@ async def describe_quota_use(
     most_used: int,
     include_muted: bool,
 ) -> WorkerQuotaUse:
-    """NotServedError by any Kafka; BrokerError."""
+    """Return the quota use on one worker; see `AdminClient.describe_quota_use`.
+
+    Raises NotServedError if the cluster is Apache Kafka, and BrokerError if the worker refuses.
+    """
     from wire.messages.describe_quota_use import (
         AskedClient,
         DescribeQuotaUseRequest,

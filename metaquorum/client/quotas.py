@@ -1,4 +1,4 @@
-"""Client quotas of any Kafka-compatible cluster: described and altered (KIP-546)."""
+"""Description and alteration of client quotas of any Kafka-compatible cluster (KIP-546)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -22,7 +22,7 @@ ALTERED_AT_ONCE: Final = 1000  # entities in one request
 
 
 class Match(Enum):
-    """What may be asked of a part of an entity, besides a name or the default."""
+    """Way to match a part of an entity, besides a name or the default."""
 
     ANY = "any"
 
@@ -38,7 +38,10 @@ _EXACT, _DEFAULT, _ANY = 0, 1, 2
 async def describe_client_quotas(
     cluster: Cluster, wanted: Mapping[str, Wanted], *, strict: bool
 ) -> Quotas:
-    """By entity; BrokerError. `wanted` has the parts by their types."""
+    """Return the matching quotas by entity; `wanted` maps entity types to parts.
+
+    Raises BrokerError if the cluster refuses.
+    """
     from wire.messages.describe_client_quotas import (
         ComponentData,
         DescribeClientQuotasRequest,
@@ -72,7 +75,7 @@ async def describe_client_quotas(
 
 
 def in_order(entity: QuotaEntity) -> tuple[tuple[int, str], ...]:
-    """To sort by: users, client ids, addresses; of each the names, the default, those without."""
+    """Return a sort key: by user, client id, address; for each names, the default, then absent."""
     return tuple(
         [
             (0, name) if isinstance(name, str) else (1 if name is SpecialName.DEFAULT else 2, "")
@@ -85,7 +88,9 @@ def _entity(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
     found = [EntityPart(kind, name) for kind, name in parts]
     for part in found:
         if part.type not in _KINDS:
-            raise AdminError(f"the cluster has a quota for a {part.type}, which is unknown here")
+            raise AdminError(
+                f"the cluster has a quota for a {part.type}, which this client does not know"
+            )
     return QuotaEntity.of(found)
 
 
@@ -95,7 +100,7 @@ async def alter_client_quotas(
     *,
     validate_only: bool,
 ) -> dict[QuotaEntity, BrokerError | None]:
-    """By entity: None where all of its changes were made. Not sent twice."""
+    """Alter quotas; return None or the error for each entity. Requests are sent at most once."""
     from wire.messages.alter_client_quotas import (
         AlterClientQuotasRequest,
         AlterClientQuotasResponse,

@@ -1,4 +1,7 @@
-"""How replicas are: the health of partitions, and what only workers of ours tell."""
+"""State of replicas: health, eligible leaders, follower lag and the truncation ledger.
+
+Only metaquorum serves DescribeReplicas (follower lag) and DescribeTruncations (the ledger).
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +34,10 @@ from wire.primitives.types import uuid_to_text
 async def describe_truncations(
     cluster: Cluster, node_id: int, topics: Sequence[str] | None = None
 ) -> Ledger:
-    """The truncation ledger of one worker. NotServedError by any Kafka; BrokerError."""
+    """Return the truncation ledger of one worker.
+
+    Raises NotServedError if the cluster is Apache Kafka, and BrokerError if the worker refuses.
+    """
     from wire.messages.describe_truncations import (
         DescribeTruncationsRequest,
         DescribeTruncationsResponse,
@@ -67,7 +73,10 @@ async def describe_truncations(
 
 
 async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[PartitionHealth]:
-    """Of every partition of these topics. What a cluster does not tell is left out."""
+    """Return the health of each partition of `topics`.
+
+    Fields that the cluster does not report are None or empty.
+    """
     topics = list(topics)
     ill = [(topic, one) for topic in topics for one in topic.partitions if needs_look(one)]
     min_isr = await min_insync_replicas(cluster, [topic.name for topic in topics])
@@ -93,7 +102,7 @@ async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[Par
 
 
 async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> ClusterHealth:
-    """Of all workers, and of these topics."""
+    """Return the health of all workers, and of the partitions of `topics`."""
     workers = await describe_workers(cluster)
     topics = list(topics)
     ill = [topic for topic in topics if any(map(needs_look, topic.partitions))]
@@ -108,18 +117,21 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
     )
 
 
-# Resources in one request.
+# Most resources in one request.
 MAX_RESOURCES: Final = 500
 
 
 async def min_insync_replicas(cluster: Cluster, topics: Sequence[str]) -> dict[str, int]:
-    """Of those of which the cluster tells."""
+    """Return min.insync.replicas of the topics for which the cluster reports a value."""
     found = await topic_config(cluster, topics, "min.insync.replicas")
     return {topic: int(value) for topic, value in found.items() if value.isdigit()}
 
 
 async def topic_config(cluster: Cluster, topics: Sequence[str], name: str) -> dict[str, str]:
-    """The value of one config, of the topics of which the cluster tells it. AdminError."""
+    """Return the value of one config for the topics for which the cluster reports a value.
+
+    Raises AdminError if no broker answers.
+    """
     from wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -147,7 +159,10 @@ async def topic_config(cluster: Cluster, topics: Sequence[str], name: str) -> di
 async def describe_eligible(
     cluster: Cluster, topics: Iterable[str]
 ) -> dict[TopicPartition, Eligible]:
-    """Of those partitions that have any; nothing where the cluster does not tell."""
+    """Return the eligible leader replicas of the partitions that have any.
+
+    Returns an empty mapping if the cluster does not serve DescribeTopicPartitions.
+    """
     from wire.messages.describe_topic_partitions import (
         DescribeTopicPartitionsRequest,
         DescribeTopicPartitionsResponse,
@@ -175,7 +190,10 @@ async def describe_eligible(
 async def describe_replicas(
     cluster: Cluster, partitions: Iterable[tuple[Topic, Partition]]
 ) -> dict[TopicPartition, PartitionView]:
-    """What the leaders of these tell of their followers; nothing where none does, as in Kafka."""
+    """Return the follower states of `partitions` at their leaders.
+
+    Returns an empty mapping if the cluster is Apache Kafka, and leaves out leaders that fail.
+    """
     by_leader: dict[int, dict[str, list[int]]] = {}
     for topic, partition in partitions:
         if partition.leader is not None:
@@ -189,7 +207,7 @@ async def describe_replicas(
         except NotServedError:
             break
         except (AdminError, BrokerError):
-            continue  # gone just now: the others still tell
+            continue  # this leader has just failed; the other leaders may answer
     return views
 
 

@@ -1,4 +1,4 @@
-"""Who a client is to the brokers that ask for it, and whom it believes."""
+"""Security settings of a client: SASL login, trusted TLS authorities and client certificate."""
 
 from __future__ import annotations
 
@@ -15,30 +15,37 @@ if TYPE_CHECKING:
 
 @frozen
 class Login:
-    """A user's name and password, and the SASL mechanism by which they are shown."""
+    """SASL mechanism, name and password of a user."""
 
     mechanism: str
     username: str
     password: str = field(repr=False)
 
     def begin(self, random: Random | None) -> ClientMechanism:
-        """`random` must be one that nobody can foretell. ValueError for an unknown mechanism."""
+        """Return the client side of a new SASL exchange.
+
+        `random` must be cryptographically secure, except in simulations; None: the system's.
+        Raises ValueError if the mechanism is unknown.
+        """
         chance = random or SystemRandom()
         return client_mechanism(self.mechanism, self.username, self.password, chance)
 
 
 @frozen
 class Tls:
-    """Paths of PEM files. Without `authorities`, those that this machine believes."""
+    """Paths of PEM files. Without `authorities`, the trusted authorities of this machine apply."""
 
     authorities: str | None = None
-    certificate: str | None = None  # to be shown, with `key` (in the same file if there is none)
+    certificate: str | None = None  # client certificate; its key is in `key`, or in this file
     key: str | None = None
     verify_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """ValueError names the file that cannot be used."""
-        import ssl  # which takes milliseconds, and most clients need none
+        """Return the TLS context. Blocking: reads the files.
+
+        Raises ValueError, naming the file, if a file cannot be read or used.
+        """
+        import ssl  # takes milliseconds, and most clients do not need it
 
         path = self.authorities or ""
         try:
@@ -55,12 +62,12 @@ class Tls:
 
 
 def _no_password() -> str:
-    raise ValueError("a key that is encrypted cannot be used: give one that is not")
+    raise ValueError("an encrypted key cannot be used: configure an unencrypted key")
 
 
 @frozen
 class Security:
-    """What Kafka calls a security protocol: PLAINTEXT with neither, SASL_SSL with both."""
+    """Security protocol of a client: PLAINTEXT with neither field, SASL_SSL with both."""
 
     tls: Tls | None = None
     login: Login | None = None

@@ -1,10 +1,10 @@
-"""The same client for programs without an event loop: plain functions over blocking sockets.
+"""Blocking client for programs without an event loop, over blocking sockets.
 
     with connect("127.0.0.1:9092") as cluster:
         for topic in BlockingAdmin(cluster).topics():
             print(topic.name, len(topic.partitions))
 
-Not for several threads at once.
+Not thread-safe: use a cluster from one thread at a time.
 """
 
 import socket
@@ -30,7 +30,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Closable)
 A = TypeVar("A", AdminClient, Producer, Consumer)
 
-_LEAST_TIMEOUT_S: Final = 0.001  # zero would mean not to wait at all
+_LEAST_TIMEOUT_S: Final = 0.001  # a timeout of zero would make the socket non-blocking
 
 
 class BlockingStream:
@@ -51,7 +51,7 @@ class BlockingStream:
 
 class BlockingTransport:
     def __init__(self, tls: Tls | None = None) -> None:
-        """ValueError where the files for TLS cannot be used."""
+        """Create a transport. Raises ValueError if the TLS files cannot be used."""
         self._context = None if tls is None else tls.context()
         self._of_thread = threading.local()
 
@@ -91,7 +91,7 @@ class BlockingTransport:
 
         try:
             for number in range(len(attempts)):
-                # A thread that nobody waits for: it ends when its socket does.
+                # A daemon thread that is not joined; it ends when its socket is shut down.
                 threading.Thread(target=run, args=(number,), daemon=True).start()
                 if contest.wait(number + 1, stagger_s):
                     break
@@ -103,7 +103,7 @@ class BlockingTransport:
 
 
 class _ConnectRace(Generic[C]):
-    """Attempts of one race, in threads of their own, and what became of them."""
+    """Connection attempts of one race, each in its own thread, and their results."""
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
@@ -114,7 +114,7 @@ class _ConnectRace(Generic[C]):
         self._is_over = False
 
     def opened(self, number: int, sock: socket.socket) -> None:
-        """The attempt uses this socket, which is shut down if another one wins."""
+        """Register the socket of an attempt, which is shut down if another attempt wins."""
         with self._changed:
             self._sockets[number].append(sock)
             if self._is_over:
@@ -136,7 +136,11 @@ class _ConnectRace(Generic[C]):
             self._changed.notify()
 
     def wait(self, begun: int, timeout_s: float | None) -> bool:
-        """Whether the race is decided; False once all that have begun failed, or it is late."""
+        """Wait and return whether the race is decided.
+
+        Returns False if the first `begun` attempts have all failed, or after `timeout_s` seconds.
+        Blocking.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_decided() or len(self._failures) >= begun, timeout_s
@@ -147,7 +151,10 @@ class _ConnectRace(Generic[C]):
         return self._won is not None or self._fatal is not None
 
     def result(self) -> C:
-        """Of the winner; AllFailedError, or the error that ended the race."""
+        """Return the result of the winner.
+
+        Raises AllFailedError if all attempts failed, or the error that ended the race.
+        """
         with self._changed:
             if self._won is not None:
                 return self._won[1]
@@ -156,7 +163,7 @@ class _ConnectRace(Generic[C]):
             raise AllFailedError([self._failures[number] for number in sorted(self._failures)])
 
     def end(self) -> None:
-        """Nothing of the others goes on: a thread that waits for bytes is told of their end."""
+        """Shut down the sockets of the losers, which ends their threads."""
         with self._changed:
             self._is_over = True
             winner = -1 if self._won is None else self._won[0]
@@ -167,15 +174,15 @@ class _ConnectRace(Generic[C]):
 
 
 class _RaceAttempt(NamedTuple):
-    """The attempt that runs in this thread."""
+    """Attempt that runs in the current thread."""
 
     contest: _ConnectRace[Any]
     number: int
 
 
 def _shut_down(sock: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already, or was never connected
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS without a farewell
+    with suppress(OSError):  # the socket is closed already, or was never connected
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # without a TLS close_notify
 
 
 def _shake_hands(sock: "ssl.SSLSocket") -> None:
@@ -183,10 +190,10 @@ def _shake_hands(sock: "ssl.SSLSocket") -> None:
         sock.do_handshake()
     except OSError as error:
         sock.close()
-        raise ConnectionError(f"no TLS with it: {_why(error)}") from None
+        raise ConnectionError(f"TLS handshake failed: {_why(error)}") from None
 
 
-# What OpenSSL says of an answer that is none, or of none at all.
+# Reasons that OpenSSL gives if the peer does not answer, or not with TLS.
 _NO_TLS: Final = frozenset(
     ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 )
@@ -195,7 +202,7 @@ _NO_TLS: Final = frozenset(
 def _why(error: OSError) -> object:
     reason = getattr(error, "reason", None)
     if reason in _NO_TLS or isinstance(error, ConnectionResetError):
-        return "it does not seem to speak TLS there"
+        return "the broker does not seem to use TLS on this port"
     return getattr(error, "verify_message", None) or reason or error
 
 
@@ -204,14 +211,18 @@ def _left(deadline: float) -> float:
 
 
 def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its result. It must wait for nothing but a `BlockingTransport`, and so never suspends."""
+    """Run a coroutine and return its result. Blocking.
+
+    The coroutine must await nothing but a `BlockingTransport`, so that it never suspends; else
+    RuntimeError is raised.
+    """
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     coroutine.close()
-    raise RuntimeError("a coroutine that waits for an event loop was run without one")
+    raise RuntimeError("the coroutine needs an event loop, but was run without one")
 
 
 @contextmanager
@@ -222,9 +233,11 @@ def connect(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     security: Security = PLAINTEXT,
 ) -> Iterator[Cluster]:
-    """A cluster whose connections end with the block; the first is made by the first call.
+    """Yield a cluster and close its connections at the end of the block.
 
-    ValueError where the files for TLS cannot be used.
+    The first call opens the first connection. `timeout_s`: timeout of one call, with all its
+    retries, in seconds. Raises ValueError if an address is malformed or the TLS files cannot be
+    used.
     """
     cluster = Cluster(
         BlockingTransport(security.tls),
@@ -257,7 +270,7 @@ def _blocking(
 
 
 class BlockingAdmin(Blocking[AdminClient]):
-    """`AdminClient`, whose methods return when they are done."""
+    """`AdminClient` with blocking methods."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(AdminClient(cluster))

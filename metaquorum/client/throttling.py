@@ -1,20 +1,23 @@
-"""How long brokers have made us wait, by the throttle times in their answers (KIP-13, KIP-219)."""
+"""Throttle times in the responses of brokers (KIP-13, KIP-219)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class ThrottleTimes:
-    """Of the answers of one API, so far. A broker does not read on until the time is over."""
+    """Throttle times of the responses of one API so far, in milliseconds.
+
+    After such a response the broker mutes the connection for the throttle time.
+    """
 
     answers: int = 0
-    delayed: int = 0  # of these
+    delayed: int = 0  # answers with a throttle time above 0
     max_ms: int = 0
     total_ms: int = 0
 
     @property
     def average_ms(self) -> float:
-        """Over all answers, those that were not delayed too, as Kafka's clients tell it."""
+        """Mean over all responses, including those that were not delayed, as in Kafka's clients."""
         return self.total_ms / self.answers if self.answers else 0.0
 
     def add(self, throttle_time_ms: int) -> None:

@@ -1,9 +1,9 @@
-"""What a topic survives with its configs, in sentences. A pure function over plain facts.
+"""Explanation, in sentences, of the failures that a topic survives with its configs.
 
-With acks=all a record is acknowledged once all in sync have it, and no fewer than
-min.insync.replicas (m, of n replicas) are. So it is in m logs at least, and any m - 1 of them may
-be lost for ever. Who leads later is one that has them, unless unclean elections are allowed: one of
-those in sync, or eligible as it was in sync when the last record was committed (KIP-966).
+With acks=all a record is acknowledged when all in-sync replicas have it, of which there are at
+least min.insync.replicas (m of n replicas). The record is therefore in at least m logs, and any
+m - 1 of them may be lost permanently. Unless unclean leader election is enabled, a later leader has
+all acknowledged records: it is in sync, or an eligible leader replica (KIP-966).
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from typing import Final
 from metaquorum.client.values import Eligible
 from wire.primitives.frozen import frozen
 
-NEVER: Final = (1 << 63) - 1  # flush.messages and flush.ms where nothing is flushed
+NEVER: Final = (1 << 63) - 1  # value of flush.messages and flush.ms that means no flush
 _NOBODY: Final = Eligible()
 _NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -34,7 +34,7 @@ class Sentence:
 
 @frozen
 class Place:
-    """Where a worker is. None: the cluster does not tell."""
+    """Location of a worker. None: not known."""
 
     host: str | None
     rack: str | None
@@ -42,7 +42,7 @@ class Place:
 
 @frozen
 class Placed:
-    """A partition's replicas, and which of them are in sync."""
+    """Replicas and in-sync replicas of a partition, by node id."""
 
     index: int
     leader: int | None
@@ -66,12 +66,12 @@ class TopicFacts:
 
     @property
     def least(self) -> int:
-        """So many have to be in sync for acks=all."""
+        """Number of replicas that must be in sync for acks=all."""
         return min(self.min_isr, self.replication_factor)
 
 
 def explain(facts: TopicFacts) -> list[Sentence]:
-    """In the order in which a person wants to know."""
+    """Return the sentences about a topic, from durability to its current state."""
     return [
         *_acks_all(facts),
         *_other_acks(facts),
@@ -88,8 +88,8 @@ def _acks_all(facts: TopicFacts) -> list[Sentence]:
     n, m = facts.replication_factor, facts.least
     if n == 1:
         text = (
-            "There is one replica of each partition: what is lost with its disk is lost, "
-            "whatever acks a producer asks for."
+            "There is one replica of each partition: records are lost with its disk, "
+            "with any acks setting of a producer."
         )
         return [Sentence("acks=all", Level.BAD, text)]
     claim = (
@@ -98,12 +98,12 @@ def _acks_all(facts: TopicFacts) -> list[Sentence]:
     )
     if m == 1:
         text = (
-            f"{claim}: while the others lag or are gone that is the leader alone, and the record "
-            "is lost with it. With min.insync.replicas=2 there is another."
+            f"{claim}: while the others are out of sync, only the leader has the record, and the "
+            "record is lost with it. With min.insync.replicas=2 a second replica has the record."
         )
         return [Sentence("acks=all", Level.BAD, text)]
     text = (
-        f"{claim}: it survives the loss for ever of any {_workers(m - 1)}, "
+        f"{claim}: it survives the permanent loss of any {_workers(m - 1)}, "
         f"and of {_number(n - 1)} while all are in sync."
     )
     return [Sentence("acks=all", Level.GOOD, text)]
@@ -118,7 +118,8 @@ def _other_acks(facts: TopicFacts) -> list[Sentence]:
         Sentence(
             "acks=0",
             Level.NOTE,
-            "With acks=0 nobody is told whether a record was written: any failure may lose it.",
+            "With acks=0 the producer does not learn whether a record was written: any failure may"
+            " lose it.",
         ),
     ]
 
@@ -127,19 +128,17 @@ def _writing(facts: TopicFacts) -> list[Sentence]:
     n, m = facts.replication_factor, facts.least
     found = []
     if facts.min_isr > n:
-        text = (
-            f"A min.insync.replicas of {facts.min_isr} counts as {n}: there are no more replicas."
-        )
+        text = f"A min.insync.replicas of {facts.min_isr} counts as {n}, the number of replicas."
         found.append(Sentence("availability", Level.NOTE, text))
     if n == 1:
-        text = "While the one worker is down, its partitions are neither read nor written."
+        text = "While the only worker of a partition is down, the partition is unavailable."
         return [*found, Sentence("availability", Level.BAD, text)]
     if m == n:
         text = "Producers with acks=all are refused while any one replica is missing."
         return [*found, Sentence("availability", Level.BAD, text)]
     text = (
-        f"Producers with acks=all go on with {_workers(n - m)} down, and are refused with one "
-        "more; acks=1 and consumers go on while one replica in sync is there."
+        f"Producers with acks=all continue with {_workers(n - m)} down, and are refused with one "
+        "more; acks=1 and consumers continue while one replica is in sync."
     )
     return [*found, Sentence("availability", Level.GOOD, text)]
 
@@ -149,12 +148,12 @@ def _electing(facts: TopicFacts) -> list[Sentence]:
         return []
     if facts.unclean_election:
         text = (
-            "Unclean elections are allowed: when all replicas in sync are gone another leads, and "
-            "acknowledged records that it lacks are lost."
+            "Unclean leader election is enabled: if all in-sync replicas fail, another replica "
+            "becomes leader, and acknowledged records that it does not have are lost."
         )
         return [Sentence("elections", Level.BAD, text)]
     text = (
-        "Only a replica that has all that is committed is elected: when all of these are gone, the "
+        "Only a replica with all committed records is elected: if all of these fail, the "
         "partition waits for one of them and loses nothing."
     )
     return [Sentence("elections", Level.GOOD, text)]
@@ -162,9 +161,9 @@ def _electing(facts: TopicFacts) -> list[Sentence]:
 
 def _power(facts: TopicFacts) -> list[Sentence]:
     if facts.flush_messages == 1:
-        text = "Records are synced to disk before they are acknowledged: they survive power cuts."
+        text = "Records are synced to disk before they are acknowledged: they survive power loss."
         return [Sentence("power", Level.GOOD, text)]
-    bound = "what the operating system has not written yet, some 30 s of records"
+    bound = "the records that the operating system has not written yet, about 30 s"
     if facts.flush_ms < NEVER:
         bound = f"the last {_duration(facts.flush_ms)} of records"
     if facts.flush_messages < NEVER:
@@ -173,13 +172,13 @@ def _power(facts: TopicFacts) -> list[Sentence]:
         )
     if facts.replication_factor == 1:
         text = (
-            "Records are acknowledged before they are synced to disk: a loss of power takes "
-            f"{bound}."
+            f"Records are acknowledged before they are synced to disk: a power loss loses {bound}."
         )
         return [Sentence("power", Level.BAD, text)]
     text = (
-        "Records are acknowledged before they are synced to disk. Where one machine loses power "
-        f"the others have them; where those of all replicas do at once, that takes {bound}."
+        "Records are acknowledged before they are synced to disk. If one machine loses power, "
+        f"the other replicas have them; if the machines of all replicas do at once, that loses "
+        f"{bound}."
     )
     return [Sentence("power", Level.NOTE, text)]
 
@@ -191,9 +190,7 @@ def _spread(facts: TopicFacts, kind: str, places: Mapping[int, str | None]) -> l
     used = {replica for partition in facts.partitions for replica in partition.replicas}
     if any(places.get(replica) is None for replica in used):
         if kind == "rack":
-            text = (
-                "Not all workers say which rack they are in (broker.rack): replicas may share one."
-            )
+            text = "Not all workers have a rack configured (broker.rack): replicas may share one."
             return [Sentence("racks", Level.NOTE, text)]
         return []
     crowded = [
@@ -215,12 +212,12 @@ def _spread(facts: TopicFacts, kind: str, places: Mapping[int, str | None]) -> l
             f" Without one {kind}, producers with acks=all to {_partitions(stops)} may be refused."
         )
         return [Sentence(f"{kind}s", Level.NOTE, text)]
-    text += f" Reading and writing go on without any one {kind}."
-    # With m - 1 or fewer on a rack, not all copies of what was acknowledged can be on it.
+    text += f" Reading and writing continue without any one {kind}."
+    # With at most m - 1 replicas on a rack, not all copies of an acknowledged record can be on it.
     if m > most:
-        text += f" Losing one {kind} for ever loses nothing acknowledged with acks=all."
+        text += f" The permanent loss of one {kind} loses nothing acknowledged with acks=all."
         return [Sentence(f"{kind}s", Level.GOOD, text)]
-    text += f" But {_number(m)} in sync may be the ones on it: losing it for ever may lose records."
+    text += f" But {_number(m)} in sync may be the ones on it: its permanent loss may lose records."
     return [Sentence(f"{kind}s", Level.NOTE, text)]
 
 
@@ -233,7 +230,7 @@ def _now(facts: TopicFacts) -> list[Sentence]:
         return [Sentence("now", Level.GOOD, "Now all replicas are in sync.")]
     worst = min(short, key=lambda one: len(one.isr))
     indexes = [one.index for one in short]
-    missing = f"Now replicas of {_partitions(indexes)} are missing"
+    missing = f"Now replicas of {_partitions(indexes)} are out of sync"
     left, least = len(worst.isr), min(facts.min_isr, len(worst.replicas))
     verb = "is" if left == 1 else "are"
     where = f"in partition {worst.index} {left} of {len(worst.replicas)} {verb} in sync"
@@ -242,27 +239,28 @@ def _now(facts: TopicFacts) -> list[Sentence]:
         return [Sentence("now", Level.BAD, text)]
     if left == least:
         then = "acks=all stops" if left > 1 else "the partition stops"
-        text = f"{missing}: {where}, and {then} with one more."
+        text = f"{missing}: {where}, and {then} if one more fails."
         return [Sentence("now", Level.BAD, text)]
     return [Sentence("now", Level.NOTE, f"{missing}: {where}.")]
 
 
 def _offline(partitions: Sequence[Placed]) -> list[Sentence]:
-    """Who is waited for."""
+    """Return sentences that name the replicas for which offline partitions wait."""
     indexes: dict[str, list[int]] = {}
     for one in partitions:
         last = one.eligible.last_leader
         if awaited := one.isr or one.eligible.replicas:
-            text = f"{' or '.join(map(str, sorted(awaited)))} leads when it is back"
+            text = f"{' or '.join(map(str, sorted(awaited)))} becomes leader when it is back"
             if not one.isr:
                 text += ", and nothing acknowledged with acks=all is lost"
         elif last is not None:
             text = (
-                "no replica is left that has everything for sure. "
-                f"{last} led last, and leads when it is back; what it lacks is lost"
+                "no replica certainly has all records. "
+                f"The last leader, {last}, becomes leader when it is back; records that it does "
+                "not have are lost"
             )
         else:
-            text = "nobody leads, and nobody who comes back may, but by an unclean election"
+            text = "no replica may become leader, except by an unclean leader election"
         indexes.setdefault(text, []).append(one.index)
     return [
         Sentence("now", Level.BAD, f"Now {_partitions(each)} {_is(each)} offline: {text}.")

@@ -1,10 +1,10 @@
-"""How the client reaches brokers: streams with deadlines, and a clock.
+"""Interface of the client to the network: streams with deadlines, and a clock.
 
-The client (everything else in this package) is straight-line `async` code that waits for nothing
-but a transport. It therefore runs on trio over the seams of a node
-(`metaquorum.client.trio_transport`), real or simulated; and without any event loop over blocking
-sockets (`metaquorum.client.socket_transport`), where no `await` ever suspends. A command of a tenth
-of a second need not import trio for as long again.
+The client (all other modules of this package) is `async` code that awaits nothing but a transport.
+It therefore runs on trio over the interfaces of a real or simulated node
+(`metaquorum.client.trio_transport`), and without an event loop over blocking sockets
+(`metaquorum.client.socket_transport`), where `await` never suspends. Importing trio takes about
+0.1 s, as long as a whole command.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from wire.primitives.errors import WireError
 from wire.primitives.types import Buffer
 
-# How an attempt to reach a broker fails, where another broker may do better.
+# Errors of one connection, after which another broker may be tried.
 BROKEN: Final = (OSError, EOFError, WireError)
 
 
@@ -26,7 +26,7 @@ Attempt: TypeAlias = Callable[[], Coroutine[Any, Any, C]]
 
 
 class AllFailedError(Exception):
-    """No attempt of a race succeeded; `failures` are in the order of the attempts."""
+    """Raised if no attempt of a race succeeded; `failures` are in the order of the attempts."""
 
     def __init__(self, failures: Sequence[Exception]) -> None:
         super().__init__("; ".join(map(str, failures)))
@@ -34,36 +34,38 @@ class AllFailedError(Exception):
 
 
 class Stream(Protocol):
-    """A byte stream to one broker. OSError: it broke; TimeoutError: not before the deadline.
+    """A byte stream to one broker.
 
-    After either the stream is of no more use than to be closed.
+    Its methods raise OSError if the connection fails, and TimeoutError at the deadline. After
+    either error the stream can only be closed.
     """
 
     async def send(self, data: Buffer, deadline: float) -> None:
-        """All of `data` has been handed to the network."""
+        """Send all of `data`."""
 
     async def receive_into(self, buffer: memoryview, deadline: float) -> int:
-        """At least one byte has been put at the start of `buffer`; 0: the broker has ended."""
+        """Receive at least one byte into `buffer`; return the count, 0 at the end of the stream."""
 
     def close(self) -> None: ...
 
 
 class Transport(Protocol):
-    """Deadlines are in the time of `monotonic`."""
+    """Network and clock of a client. Deadlines are times of `monotonic`, in seconds."""
 
     def monotonic(self) -> float: ...
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since 1970 UTC."""
+        """Return the wall clock in milliseconds since 1970 UTC."""
 
     async def sleep_until(self, deadline: float) -> None: ...
 
     async def connect(self, host: str, port: int, deadline: float) -> Stream:
-        """Connected; OSError says why not."""
+        """Return a stream to the address. Raises OSError if the connection fails."""
 
     async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
-        """The result of the attempt that succeeds first; the others are ended, theirs closed.
+        """Return the result of the attempt that succeeds first; cancel the others.
 
-        An attempt begins when all before it have failed, at the latest `stagger_s` after the one
-        before it. AllFailedError; an error that is not BROKEN ends the race.
+        An attempt begins when all previous ones have failed, at the latest `stagger_s` seconds
+        after the previous one. Raises AllFailedError if all attempts fail. An error that is not
+        one of BROKEN ends the race and is raised.
         """

@@ -1,4 +1,4 @@
-"""The transport on trio, over a node's seams: for programs with a loop, and for the simulator."""
+"""Transport on trio, over the interfaces of a node: for async programs and the simulator."""
 
 import ssl
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from metaquorum.security.tls_connection import TlsConnection
 
 class TrioStream:
     def __init__(self, connection: Connection, clock: Clock) -> None:
-        self.connection = connection  # for whoever talks without deadlines of each step
+        self.connection = connection  # for callers that do not need a deadline for each step
         self._clock = clock
 
     async def send(self, data: Buffer, deadline: float) -> None:
@@ -59,7 +59,7 @@ class TrioTransport:
     async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
         won: list[C] = []
         failures: dict[int, Exception] = {}
-        ended = trio.Event()  # an attempt has failed; renewed by whoever waits
+        ended = trio.Event()  # an attempt has failed; the waiter replaces the event
 
         async def run(number: int, everything: trio.CancelScope) -> None:
             nonlocal ended
@@ -96,7 +96,7 @@ class TrioTransport:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """Of a group, an error that is no cancellation, if there is one."""
+    """Return the first error of a group that is not a cancellation, if there is one."""
     while isinstance(error, BaseExceptionGroup):
         error = (error.subgroup(Exception) or error).exceptions[0]
     return error
@@ -104,7 +104,7 @@ def _first_of(error: BaseException) -> BaseException:
 
 @contextmanager
 def _until(deadline: float, clock: Clock) -> Iterator[None]:
-    """trio's ways to say that it is too late, or closed, become those of a `Transport`."""
+    """Translate timeouts and closed resources of trio into the errors of a `Transport`."""
     try:
         with trio.fail_after(max(0.0, deadline - clock.monotonic())):
             yield

@@ -1,7 +1,7 @@
-"""SCRAM credentials of any Kafka-compatible cluster: described, set and deleted (KIP-554).
+"""Management of the SCRAM credentials of any Kafka-compatible cluster (KIP-554).
 
-A password stays here: what a cluster is sent is salted, as Kafka's own client does it. Whoever has
-that can log in all the same, so that it wants TLS as much as a password does.
+The client sends the salted password, never the password, as Kafka's own client does. The salted
+password also suffices to log in, so that it requires TLS as much as a password.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 
-# Iterations by mechanism.
+# Iterations by mechanism name.
 Credentials: TypeAlias = dict[str, int]
 
 
 async def describe_users(
     cluster: Cluster, names: Sequence[str] | None
 ) -> dict[str, Credentials | BrokerError]:
-    """By name; None: all who have credentials. BrokerError: why one cannot be described."""
+    """Return credentials by user name; `names` None: of all users with credentials.
+
+    The value is a BrokerError for a user that cannot be described.
+    """
     from wire.messages.describe_user_scram_credentials import (
         DescribeUserScramCredentialsRequest,
         DescribeUserScramCredentialsResponse,
@@ -61,7 +64,7 @@ def _mechanism_name(number: int) -> str:
 
 
 def mechanism_named(name: str) -> ScramMechanism:
-    """ValueError."""
+    """Return the mechanism with this SASL name. Raises ValueError if it is unknown."""
     mechanism = BY_SASL_NAME.get(name)
     if mechanism is None:
         raise ValueError(f"the mechanism is one of {', '.join(BY_SASL_NAME)}, not {name}")
@@ -71,9 +74,10 @@ def mechanism_named(name: str) -> ScramMechanism:
 async def set_password(
     cluster: Cluster, user: str, password: str, mechanisms: Sequence[str], iterations: int
 ) -> None:
-    """The user has this password for these mechanisms, and keeps the others. BrokerError.
+    """Set a password for `mechanisms`; credentials of other mechanisms stay unchanged.
 
-    One after the other, as Kafka takes one change of a user in a request; none is sent twice.
+    Sends one request per mechanism, since Kafka accepts one change of a user in a request; each is
+    sent at most once. Raises ValueError if a mechanism is unknown, and BrokerError on refusal.
     """
     for mechanism in map(mechanism_named, mechanisms):
         await _alter(cluster, user, [], [new_upsertion(user, mechanism, password, iterations)])
@@ -82,7 +86,7 @@ async def set_password(
 def new_upsertion(
     user: str, mechanism: ScramMechanism, password: str, iterations: int
 ) -> ScramCredentialUpsertion:
-    """The password with a new random salt, as AlterUserScramCredentials carries it."""
+    """Return the credential with a new random salt, for AlterUserScramCredentials."""
     from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion
 
     salt = secrets.token_bytes(SALT_BYTES)
@@ -96,7 +100,7 @@ def new_upsertion(
 
 
 async def delete_credentials(cluster: Cluster, user: str, mechanisms: Sequence[str]) -> None:
-    """The user cannot log in by these mechanisms any more. BrokerError."""
+    """Delete the credentials of a user for `mechanisms`. Raises BrokerError on refusal."""
     from wire.messages.alter_user_scram_credentials import ScramCredentialDeletion as Deletion
 
     for mechanism in map(mechanism_named, mechanisms):
@@ -125,5 +129,5 @@ async def _alter(
 
 
 def is_unknown(found: Credentials | BrokerError) -> bool:
-    """There is no such user; whoever asks about one is told so by an error."""
+    """Return whether a result of `describe_users` means that the user does not exist."""
     return isinstance(found, BrokerError) and found.code is ErrorCode.RESOURCE_NOT_FOUND

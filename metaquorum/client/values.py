@@ -1,4 +1,4 @@
-"""What an administrator gives and gets: plain values, named as Kafka names them."""
+"""Parameters and results of the admin client: plain values with Kafka's names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -9,7 +9,7 @@ from metaquorum.client.cluster import Node
 from metaquorum.client.connection import VersionRange
 from wire.primitives.frozen import frozen
 
-BROKER_DEFAULT: Final = -1  # partitions or replication factor: as the cluster is configured
+BROKER_DEFAULT: Final = -1  # partitions or replication factor: the default of the cluster
 
 
 @frozen
@@ -22,7 +22,7 @@ class NewTopic:
 
 @frozen
 class CreatedTopic:
-    """As the broker answered; before Kafka 2.4 it told no numbers: -1."""
+    """Result of a creation. Kafka before 2.4 does not report the numbers: -1."""
 
     name: str
     topic_id: str
@@ -42,10 +42,10 @@ class Partition:
 
 @frozen
 class Eligible:
-    """Who may lead a partition without being in sync (KIP-966)."""
+    """Eligible leader replicas of a partition, which are not in sync (KIP-966)."""
 
-    replicas: Sequence[int] = ()  # they have all that is committed
-    last_leader: int | None = None  # of a partition that nobody leads
+    replicas: Sequence[int] = ()  # node ids; these replicas have all committed records
+    last_leader: int | None = None  # last known leader of a partition without a leader
 
 
 @frozen
@@ -61,13 +61,13 @@ class Topic:
 
     @property
     def under_replicated(self) -> int:
-        """How many partitions have replicas that are not in sync."""
+        """Number of partitions with replicas that are not in sync."""
         return sum(len(p.isr) < len(p.replicas) for p in self.partitions)
 
 
 @frozen
 class OffsetAtTime:
-    """`offset` -1: there is none at or after that time."""
+    """Result of `list_offsets`. `offset` -1: no record has this timestamp or a later one."""
 
     offset: int
     timestamp_ms: int
@@ -84,7 +84,7 @@ class ClusterDescription:
 
 @frozen
 class ApiSupport:
-    """One API: the versions that a node serves and those spoken here; None: not at all."""
+    """Versions of one API that a node serves and that this client supports (None: none)."""
 
     key: int
     name: str
@@ -94,18 +94,18 @@ class ApiSupport:
 
 @frozen
 class QuorumReplica:
-    """A node that has the metadata log, as the leader knows. None: it did not tell."""
+    """A replica of the metadata log, as the leader knows it. None: not known."""
 
     node_id: int
     end_offset: int | None
-    heard_ms: int | None  # when it was heard last, in milliseconds since 1970
-    caught_up_ms: int | None  # when it had all that the leader has
+    heard_ms: int | None  # time of its last fetch or heartbeat, milliseconds since 1970 UTC
+    caught_up_ms: int | None  # last time it had caught up, milliseconds since 1970 UTC
     address: str | None
 
 
 @frozen
 class Quorum:
-    """`committed_offset`: the metadata before it can no longer be lost."""
+    """State of the quorum. `committed_offset`: high watermark of the metadata log."""
 
     leader: int
     term: int
@@ -116,23 +116,23 @@ class Quorum:
 
 @frozen
 class WorkerDescription:
-    """A worker (Kafka's broker), alive or not. None: the cluster does not tell."""
+    """A registered worker (broker), fenced or not. None: the cluster does not report the field."""
 
     worker_id: int
     address: str
     rack: str | None
     is_fenced: bool
     why_fenced: str | None
-    host: str | None  # the machine, as placement sees it
+    host: str | None  # name of its machine, used by replica placement
     broker_epoch: int | None
     is_shutting_down: bool | None
-    metadata_offset: int | None  # it has taken in the metadata before
-    heard_ms_ago: int | None
+    metadata_offset: int | None  # end offset of the metadata that it has applied
+    heard_ms_ago: int | None  # milliseconds since its last heartbeat
 
 
 @frozen
 class FollowerView:
-    """A follower as its leader sees it. None: it has not shown."""
+    """A follower as its leader sees it. None: the follower has not fetched yet."""
 
     node: int
     in_sync: bool
@@ -143,7 +143,7 @@ class FollowerView:
 
 @frozen
 class PartitionView:
-    """What the leader of a partition knows."""
+    """State of a partition at its leader."""
 
     leader_epoch: int
     high_watermark: int
@@ -153,7 +153,7 @@ class PartitionView:
 
 @frozen
 class Truncation:
-    """Offsets from `offset` up to `end_offset` are gone from that node's replica. None: unknown."""
+    """Loss of the offsets from `offset` up to `end_offset` on one node's replica. None: unknown."""
 
     node_id: int
     time_ms: int
@@ -166,14 +166,14 @@ class Truncation:
     last_epoch: int | None
     leader: int | None
     leader_epoch: int | None
-    high_watermark: int | None  # as the replica knew it before
-    acknowledged: str  # by all in sync: yes, no or perhaps
+    high_watermark: int | None  # high watermark of the replica before the loss
+    acknowledged: str  # whether all in-sync replicas had the records: yes, no or perhaps
     detail: str | None
 
 
 @frozen
 class Ledger:
-    """`has_forgotten`: there may have been others before."""
+    """Truncation ledger of one node. `has_forgotten`: older truncations may have been dropped."""
 
     node_id: int
     truncations: Sequence[Truncation]
@@ -181,7 +181,7 @@ class Ledger:
 
 
 class ResourceType(IntEnum):
-    """What has configs."""
+    """Types of resources that have configs."""
 
     TOPIC = 2
     BROKER = 4
@@ -191,7 +191,7 @@ class ResourceType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from; the first that has one decides (KIP-226)."""
+    """Origin of a config value; KIP-226 defines the precedence."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC = 1
@@ -219,7 +219,7 @@ class ConfigType(IntEnum):
 
 @frozen
 class ConfigResource:
-    """`name` is a topic's, a node's number or, empty, the default of all nodes."""
+    """Resource with configs. `name`: topic name or node id; empty: the default of all nodes."""
 
     type: ResourceType
     name: str
@@ -238,7 +238,7 @@ class ConfigSynonym:
 
 @frozen
 class ConfigEntry:
-    """`value` None: a secret, which no broker tells, or no value."""
+    """One config of a resource. `value` None: no value, or a sensitive one, which is not shown."""
 
     name: str
     value: str | None
@@ -275,7 +275,11 @@ class ReplicaOnDisk:
 
 @frozen
 class LogDir:
-    """`error` is empty when the directory is in order; sizes of the volume are -1 if not told."""
+    """Log directory of one node.
+
+    `error` is empty if the directory is online. `total_bytes` and `usable_bytes` are sizes of the
+    volume; -1: not reported.
+    """
 
     node_id: int
     path: str

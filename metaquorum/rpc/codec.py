@@ -1,8 +1,8 @@
-"""Values of our own types as msgpack, compiled once from their type hints.
+"""msgpack codec for the project's own types, compiled once from their type hints.
 
     None, bool, int, float,
     str, bytes                      as msgpack has them
-    enumeration                     its number
+    enumeration                     number of the member
     tuple[X, ...], list, Sequence   array
     tuple[X, Y], NamedTuple,
     dataclass, KafkaError           array of the fields; KafkaError's are code and message
@@ -10,12 +10,13 @@
     X | None                        nil or X where X is one of the first row or an enumeration; else
                                     an array of nothing or of one X
 
-Fields at the end that have their default value are not written, and those not written are read as
-having it: nodes of neighbouring versions understand each other as long as nobody uses what only
-the newer one has. More fields than are known are refused: passing one over would drop a wish.
+Trailing fields with their default values are not written, and fields that are missing from the
+bytes get their default values: nodes of neighbouring versions understand each other as long as
+no node uses fields that only the newer version has. The reader refuses unknown fields, since
+ignoring a field would drop a part of the request.
 
-Reading is strict and led by the hints: containers are entered only where a hint has one, so that
-nothing is allocated for what bytes claim; a count cannot exceed the bytes that are left.
+Reading is strict and follows the hints: the reader enters containers only where a hint has one, so
+that malformed counts allocate no memory; a count cannot exceed the number of bytes left.
 
 Why this is not msgspec: docs/decisions/022-rpc-codec.md.
 """
@@ -58,7 +59,7 @@ _UNPACK_ERRORS: Final = (
 
 
 class _WrongError(Exception):
-    """What a value is not; `at` says where it stands."""
+    """Raised if a value does not match its hint; `at` is the path of the value."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -71,7 +72,7 @@ class _WrongError(Exception):
 
 
 class _Reader:
-    """msgpack's items, one after the other."""
+    """Reader of one msgpack item after the other."""
 
     __slots__ = ("_unpacker", "item", "size_bytes")
 
@@ -94,7 +95,7 @@ class _Reader:
         return self.size_bytes - int(self._unpacker.tell())
 
     def array_count(self, least: int, most: int | None) -> int:
-        """How many items of an array follow; `most` None: any number."""
+        """Return the number of items of the array that follows; `most` None means no limit."""
         try:
             count = self._unpacker.read_array_header()
         except ValueError:
@@ -103,7 +104,7 @@ class _Reader:
             raise _WrongError(f"has {count} items in {self.left_bytes} bytes")
         if count < least or (most is not None and count > most):
             wanted = least if least == most else f"{least} to {most}"
-            raise _WrongError(f"has {count} items where {wanted} belong")
+            raise _WrongError(f"has {count} items, expected {wanted}")
         return int(count)
 
     def map_count(self) -> int:
@@ -116,12 +117,12 @@ class _Reader:
         return int(count)
 
 
-Write: TypeAlias = Callable[[Any], Any]  # to what msgpack packs; TypeError
+Write: TypeAlias = Callable[[Any], Any]  # returns a value that msgpack packs; raises TypeError
 Read: TypeAlias = Callable[[_Reader], Any]
 
 
 class _Form(NamedTuple):
-    """How values of one type are written and read."""
+    """Functions that write and read values of one type."""
 
     write: Write
     read: Read
@@ -154,7 +155,7 @@ def _write_int(value: Any) -> int:
         raise TypeError(f"{value!r} is not an integer")
     if not INT64_MIN <= value <= INT64_MAX:
         raise ValueError(f"{value} does not fit 64 bits")
-    return int(value)  # of an enumeration, its number
+    return int(value)  # for a member of an enumeration, its number
 
 
 def _read_int(reader: _Reader) -> int:
@@ -166,9 +167,9 @@ def _read_int(reader: _Reader) -> int:
 
 _LEAVES: Final[Mapping[Any, _Form]] = {
     int: _Form(_write_int, _read_int, is_leaf=True),
-    float: _leaf(float, "is not a number with a point"),
+    float: _leaf(float, "is not a float"),
     bool: _leaf(bool, "is not true or false"),
-    str: _leaf(str, "is not a text"),
+    str: _leaf(str, "is not a string"),
     bytes: _leaf(bytes, "is not bytes"),
     NoneType: _leaf(NoneType, "is not nil"),
 }
@@ -181,7 +182,7 @@ def _enumeration(kind: type[Enum]) -> _Form:
         value = reader.item()
         member = members.get(value) if type(value) is int else None
         if member is None:
-            raise _WrongError(f"is no {kind.__name__}")
+            raise _WrongError(f"is not a {kind.__name__}")
         return member
 
     return _Form(lambda value: kind(value).value, read, is_leaf=True)
@@ -234,7 +235,7 @@ def _items(form: _Form, make: Callable[[Iterable[Any]], Any]) -> _Form:
 
 def _mapping(key: _Form, value: _Form) -> _Form:
     if not key.is_leaf:
-        raise TypeError("keys of mappings are numbers, texts or bytes")
+        raise TypeError("keys of mappings must be numbers, strings or bytes")
 
     def write(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         return {key.write(name): value.write(item) for name, item in mapping.items()}
@@ -245,7 +246,7 @@ def _mapping(key: _Form, value: _Form) -> _Form:
             try:
                 name = key.read(reader)
                 if name in entries:
-                    raise _WrongError("is there twice")
+                    raise _WrongError("is a duplicate key")
                 entries[name] = value.read(reader)
             except _WrongError as wrong:
                 raise wrong.within(str(number)) from None
@@ -257,7 +258,7 @@ def _mapping(key: _Form, value: _Form) -> _Form:
 class _FieldForm(NamedTuple):
     name: str
     form: _Form
-    default: object  # _NO_DEFAULT: it is always there
+    default: object  # _NO_DEFAULT: the field is always written
 
 
 def _struct(
@@ -349,12 +350,12 @@ def _tuple(kinds: Sequence[Any]) -> _Form:
 def _union(kinds: Sequence[Any]) -> _Form:
     others = [kind for kind in kinds if kind is not NoneType]
     if len(others) != 1 or len(kinds) != 2:
-        raise TypeError(f"of unions only X | None can be read, not {kinds}")
+        raise TypeError(f"the only supported union is X | None, not {kinds}")
     return _nullable(_form(others[0]))
 
 
 def _resolved(kind: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The class, and its fields' hints with type variables filled in."""
+    """Return the class and the hints of its fields, with type variables substituted."""
     origin = get_origin(kind) or kind
     known = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=True))
     hints = get_type_hints(origin)
@@ -370,7 +371,7 @@ def _filled(hint: Any, known: Mapping[Any, Any]) -> Any:
 
 @cache
 def _form(kind: Any) -> _Form:
-    """TypeError for a hint that this codec does not know: told when a module is imported."""
+    """Return the form of a hint. Raises TypeError, at import time, for an unsupported hint."""
     if (leaf := _LEAVES.get(kind)) is not None:
         return leaf
     origin, arguments = get_origin(kind), get_args(kind)
@@ -395,21 +396,21 @@ def _form(kind: Any) -> _Form:
 
 
 class Codec(Generic[T]):
-    """Values of one type to bytes and back."""
+    """Encoder and decoder for values of one type."""
 
     def __init__(self, kind: Any, name: str | None = None) -> None:
-        """`name` is what errors call it."""
+        """Compile the codec of the type hint `kind`; `name` is its name in errors."""
         self._name = name or getattr(kind, "__name__", str(kind))
         self._form = _form(kind)
 
     def encode(self, value: T) -> bytes:
-        """TypeError, ValueError for what is not of the type."""
+        """Return the bytes of `value`. Raises TypeError or ValueError if its type is wrong."""
         packed = msgpack.packb(self._form.write(value), unicode_errors="surrogatepass")
         assert isinstance(packed, bytes)
         return packed
 
     def decode(self, data: bytes | memoryview) -> T:
-        """The value that `data` is, all of it; WireError naming what is wrong with it."""
+        """Return the value. Raises WireError, naming the field, unless `data` is one value."""
         reader = _Reader(data)
         try:
             value: T = self._form.read(reader)
@@ -417,7 +418,7 @@ class Codec(Generic[T]):
         except _WrongError as wrong:
             raise WireError(f"{self._name}{wrong.at}: {wrong.what}") from None
         except _UNPACK_ERRORS as error:
-            raise WireError(f"{self._name}: no msgpack of that type ({error!r})") from None
+            raise WireError(f"{self._name}: not msgpack of that type ({error!r})") from None
         if left_bytes:
-            raise WireError(f"{self._name}: {left_bytes} bytes left behind it")
+            raise WireError(f"{self._name}: {left_bytes} bytes left after the value")
         return value

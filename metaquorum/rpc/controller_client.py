@@ -1,13 +1,13 @@
-"""The quorum as a worker's handlers see it: changes are asked of the active controller, wherever.
+"""Client of the active controller for the request handlers of a worker.
 
     no active controller known    wait for one
-    surely not executed           ask again, whoever is the active controller then
-    nobody knows                  REQUEST_TIMED_OUT; never asked again, where twice is not once
-    committed                     wait until this node's own parts have taken it in; answer
+    certainly not executed        retry with the controller that is active then
+    unknown                       retry if the method is repeatable, else REQUEST_TIMED_OUT
+    committed                     wait until this node has applied the change, then return
 
-All of it within the time that the client gives, after which what has no answer gets
-REQUEST_TIMED_OUT. A client expects to find what it was told of at the worker that told it, hence
-the wait at the end.
+All of this happens within the timeout of the request, after which parts without an answer get
+REQUEST_TIMED_OUT. The wait at the end exists because a client expects that the worker that
+acknowledged a change also shows the change.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,17 +40,17 @@ A = TypeVar("A")
 W = TypeVar("W")
 T = TypeVar("T")
 
-SLICE_SPECS: Final = 500  # refused before the loop gets its turn
+SLICE_SPECS: Final = 500  # specs refused between two checkpoints
 RETRY_LEAST_S: Final = 0.01
 RETRY_MOST_S: Final = 0.25
 
 
 class ControllerClient:
-    """Calls of the active controller, by the rows of `rpc.methods`.
+    """Calls to the active controller, by the rows of `rpc.methods`.
 
-    A query, or a change that need not be visible here: `ask`. A change: `change`. A change of many
-    parts: `change_each`, which never raises what it answers for each. Topics have methods of their
-    own, since what is refused names its topic.
+    `ask` sends a query, or a change that need not be visible on this node. `change` sends a change.
+    `change_each` sends a change of many parts and returns, never raises, the error of each part.
+    Topics have methods of their own, since their errors name the topic.
     """
 
     def __init__(self, runtime: Runtime, links: QuorumLinks, loader: MetadataLoader) -> None:
@@ -60,11 +60,19 @@ class ControllerClient:
         self._loader = loader
 
     async def ask(self, method: Method[Q, A], request: Q, *, timeout_s: float) -> A:
-        """The active controller's answer; nothing of it need be visible here. KafkaError."""
+        """Return the answer of the active controller without waiting for this node to catch up.
+
+        Raises KafkaError if the controller refuses the request; REQUEST_TIMED_OUT: after
+        `timeout_s` seconds, or the outcome is unknown.
+        """
         return await self._ask(method, request, self._clock.monotonic() + timeout_s)
 
     async def change(self, method: Method[Q, Committed[T]], request: Q, *, timeout_s: float) -> T:
-        """The answer; what it says is visible here. KafkaError; REQUEST_TIMED_OUT: it may be so."""
+        """Make a change, wait until the change is visible on this node, and return the answer.
+
+        Raises KafkaError if the controller refuses the change; with REQUEST_TIMED_OUT the change
+        may have been committed.
+        """
         deadline = self._clock.monotonic() + timeout_s
         changed = await self._ask(method, request, deadline)
         await self._seen(changed.end_offset, deadline)
@@ -78,10 +86,10 @@ class ControllerClient:
         *,
         timeout_s: float,
     ) -> list[KafkaError | None]:
-        """For each of the specs None, or why nothing of it was changed; in order.
+        """Make a change of many parts; return None or the error for each spec, in order.
 
-        `request`: makes the request for some of them. What met the end of a controller's term is
-        asked of the next controller, without the others.
+        `request` makes the request for some of the specs. Specs that failed because the controller
+        lost its leadership are sent again to the next controller.
         """
         return await self._each(method, specs, request, lambda _, error: error, _code, timeout_s)
 
@@ -93,7 +101,7 @@ class ControllerClient:
         validate_only: bool = False,
         timeout_s: float,
     ) -> list[TopicOutcome]:
-        """One outcome for each topic, in order. No name may be in it twice."""
+        """Create topics; return one outcome for each, in order. Topic names must be distinct."""
         return await self._each(
             CREATE_TOPICS,
             topics,
@@ -110,7 +118,7 @@ class ControllerClient:
         *,
         timeout_s: float,
     ) -> list[TopicOutcome]:
-        """One outcome for each (name, None) or (None, topic id), in order."""
+        """Delete topics; return one outcome for each (name, None) or (None, topic id), in order."""
         return await self._each(
             DELETE_TOPICS,
             topics,
@@ -121,17 +129,23 @@ class ControllerClient:
         )
 
     async def catch_up(self, *, timeout_s: float) -> None:
-        """All that was committed before this call is visible here. KafkaError."""
+        """Wait until all metadata committed before this call is visible on this node.
+
+        Raises KafkaError if that takes longer than `timeout_s` seconds.
+        """
         deadline = self._clock.monotonic() + timeout_s
         end_offset = await self._ask(READ_END, ReadEnd(), deadline)
         await self._seen(end_offset, deadline)
         if self._loader.visible.end_offset < end_offset:
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "This node is behind the metadata log.")
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                "This node has not caught up with the metadata log in time.",
+            )
 
     async def _ask(self, method: Method[Q, A], request: Q, deadline: float) -> A:
-        """The active controller's answer, by the clock's `deadline`. KafkaError."""
+        """Return the active controller's answer. Raises KafkaError at the clock's `deadline`."""
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
-        why: Exception | str = "no time was left"
+        why: Exception | str = "the timeout had passed before the request was sent"
         while (left_s := deadline - self._clock.monotonic()) > 0:
             try:
                 controller_term = await within(
@@ -140,7 +154,7 @@ class ControllerClient:
             except TimeoutError:
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT,
-                    f"Not done: no controller is known to be active ({self._links.status_text}).",
+                    f"Not executed: no active controller is known ({self._links.status_text}).",
                 ) from None
             try:
                 left_s = deadline - self._clock.monotonic()
@@ -150,7 +164,8 @@ class ControllerClient:
             except CallLostError as error:
                 if not method.is_repeatable:
                     raise KafkaError(
-                        ErrorCode.REQUEST_TIMED_OUT, f"It may be done, or not: {error}."
+                        ErrorCode.REQUEST_TIMED_OUT,
+                        f"The change may or may not have been committed: {error}.",
                     ) from None
                 why = error
             except KafkaError as error:
@@ -158,7 +173,7 @@ class ControllerClient:
                     raise
                 why = error
             await self._pause(backoff, deadline)
-        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"Not done in time: {why}.")
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"Not executed in time: {why}.")
 
     async def _pause(self, backoff: Backoff, deadline: float) -> None:
         left_s = deadline - self._clock.monotonic()
@@ -173,7 +188,7 @@ class ControllerClient:
         code: Callable[[T], ErrorCode],
         timeout_s: float,
     ) -> list[T]:
-        """An answer for each wish, in order. What met a controller's fall is asked of the next."""
+        """Return an answer for each spec, in order; retry those that got NOT_CONTROLLER."""
         if len(specs) > MAX_SPECS:
             return await _refuse_all(specs, refused)
         deadline = self._clock.monotonic() + timeout_s
@@ -191,7 +206,9 @@ class ControllerClient:
             answers |= zip(left, changed.answer, strict=True)
             left = [n for n in left if code(answers[n]) is ErrorCode.NOT_CONTROLLER]
             if left and self._clock.monotonic() >= deadline:
-                late = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "Not done: no active controller.")
+                late = KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT, "Not executed: no active controller."
+                )
                 answers |= {number: refused(specs[number], late) for number in left}
                 break
             if left:
@@ -200,7 +217,10 @@ class ControllerClient:
         return [answers[number] for number in range(len(specs))]
 
     async def _seen(self, end_offset: int, deadline: float) -> None:
-        """What is committed is visible here, or the deadline has come; it is committed anyway."""
+        """Wait until the metadata up to `end_offset` is visible here, or until `deadline`.
+
+        A timeout is not an error, since the metadata is committed in either case.
+        """
         if self._loader.visible.end_offset < end_offset:
             left_s = max(0.0, deadline - self._clock.monotonic())
             with suppress(TimeoutError):
@@ -208,7 +228,7 @@ class ControllerClient:
 
 
 async def _refuse_all(specs: Sequence[W], refused: Callable[[W, KafkaError], T]) -> list[T]:
-    """The controller would, too; it is not sent what it would have to read first."""
+    """Refuse all specs, as the controller would after it had decoded them."""
     answers: list[T] = []
     for first in range(0, len(specs), SLICE_SPECS):
         answers += [refused(spec, TOO_MANY) for spec in specs[first : first + SLICE_SPECS]]

@@ -1,10 +1,10 @@
-"""What a controller hands to nodes that follow it: committed batches, or the image whole.
+"""Metadata that a controller sends to followers: committed batches, or a snapshot of the image.
 
-    a follower's offset is one at which a recent batch begins, or the end    batches from there on
-    it is any other                                                          a snapshot, in parts
+    the follower's offset is the start of a recent batch, or the end    batches from that offset
+    any other offset                                                    a snapshot, in parts
 
-Recent batches are kept in memory up to a bound. A snapshot is made from the immutable image while
-it is handed out, some hundred records at a time; nothing of it is on disk.
+Recent batches are kept in memory, up to a bound. A snapshot is generated from the immutable image
+while it is sent, some hundred records at a time; it is not written to disk.
 """
 
 from collections import OrderedDict
@@ -21,22 +21,22 @@ from metaquorum.metadata.records import MetadataRecord, RecordEncoder
 
 RECENT_BYTES: Final = 8 << 20
 RECENT_BATCHES: Final = 20_000
-PART_BYTES: Final = 256 << 10  # of a snapshot, and some hundred records more
+PART_BYTES: Final = 256 << 10  # a part of a snapshot may exceed this by some hundred records
 
 
 class RecentBatches:
-    """The last batches that took effect, without a gap. Plain state."""
+    """The most recent batches that took effect, without gaps. No I/O."""
 
     def __init__(self, max_bytes: int = RECENT_BYTES, max_batches: int = RECENT_BATCHES) -> None:
         self._max_bytes = max_bytes
         self._max_batches = max_batches
-        self._batches: OrderedDict[int, tuple[Batch, int | None]] = OrderedDict()  # by their start
+        self._batches: OrderedDict[int, tuple[Batch, int | None]] = OrderedDict()  # by base offset
         self._bytes = 0
         self._end_offset = 0
-        self._last_term: int | None = None  # of the batch that ends at `_end_offset`
+        self._last_term: int | None = None  # term of the batch that ends at `_end_offset`
 
     def append(self, batch: Batch) -> None:
-        """The newest; old ones go where there are too many."""
+        """Append the newest batch; drop the oldest batches above the limits."""
         assert batch.expected_offset == self._end_offset
         if not batch.count:
             return
@@ -48,15 +48,15 @@ class RecentBatches:
             self._bytes -= len(old.body)
 
     def restart(self, end_offset: int) -> None:
-        """A snapshot has taken the place of everything: nothing is kept before `end_offset`."""
+        """Drop all batches after a snapshot that ends at `end_offset` was loaded."""
         self._batches.clear()
         self._bytes = 0
         self._end_offset, self._last_term = end_offset, None
 
     def since(self, offset: int, max_bytes: int) -> list[Batch] | None:
-        """The batches from `offset` on, one at least if there is one; None: a snapshot is needed.
+        """Return batches from `offset` on; None if the follower needs a snapshot.
 
-        No more than `max_bytes` in all, unless the first alone is larger.
+        The batches have at most `max_bytes` in total, except that the first one may be larger.
         """
         if offset != self._end_offset and offset not in self._batches:
             return None
@@ -72,7 +72,7 @@ class RecentBatches:
         return found
 
     def term_before(self, offset: int) -> int | None:
-        """The term of the batch that ends at `offset`; None where that is not known."""
+        """Return the term of the batch that ends at `offset`; None if it is not known."""
         if offset == self._end_offset:
             return self._last_term
         entry = self._batches.get(offset)
@@ -80,7 +80,7 @@ class RecentBatches:
 
 
 class MetadataFeed:
-    """A voter's `StateMachine`: the loader, and what followers are to be handed, side by side."""
+    """State machine of a voter: the metadata loader, and the batches kept for followers."""
 
     def __init__(self, loader: MetadataLoader, recent: RecentBatches | None = None) -> None:
         self._loader = loader
@@ -110,15 +110,15 @@ class MetadataFeed:
         self._changed.unpark_all()
 
     async def wait_beyond(self, offset: int) -> None:
-        """The image ends behind `offset`."""
+        """Wait until the image ends after `offset`."""
         while self.image.end_offset <= offset:
             await self._changed.park()
 
 
 class SnapshotParts:
-    """One image in parts, each the records of some hundred kilobytes, packed one after the other.
+    """Snapshot of one image in parts of about PART_BYTES each, packed one after the other.
 
-    The last part that was made can be had again, in case its answer was lost.
+    The most recent part can be requested again, in case its answer was lost.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -130,7 +130,10 @@ class SnapshotParts:
         self._is_last = False
 
     async def part(self, number: int) -> tuple[bytes, bool] | None:
-        """That part, and whether it is the last; None where it is not to be had (any more)."""
+        """Return part `number` and whether it is the last.
+
+        Returns None if `number` is neither the next part nor the most recent one.
+        """
         if number == self._number + 1 and not self._is_last:
             self._part, self._is_last = await self._next_part()
             self._number = number

@@ -1,17 +1,17 @@
-"""A node's links to the controllers, and which of them is the active one.
+"""Streams from a node to the controllers, and discovery of the active controller.
 
-To every other controller there is one stream, dialed again whenever it has ended. On each of them a
-call waits for news of the leadership, so that a new active controller is known within a round trip
-and nothing is asked over and over:
+The node keeps one stream to every other controller and redials it when it ends. On each stream a
+long poll waits for changes of the leadership, so that the node learns of a new active controller
+within a round trip, without polling:
 
-    no stream --dialed and believed--> asking --what it knows--> known --news--> known
-        ^                                 |                        |
-        '-----------------------------the stream ends--------------'
+    no stream --dialed and authenticated--> asking --its view--> known --change--> known
+        ^                                      |                   |
+        '--------------------------------the stream ends-----------'
 
-The active controller is the one that says so in the highest term. As long as it is, a
-`ControllerTerm` stands for it; calls go through that. A controller in this process is asked in
-memory; being a voter, it knows who leads, so that a node with a controller needs a stream to that
-one only.
+The active controller is the one that claims to be active in the highest term. While it is active, a
+`ControllerTerm` represents it, and calls go through that object. A controller in this process is
+called in memory. Being a voter, it knows the leader, so that a node with a controller needs a
+stream to that leader only.
 """
 
 import logging
@@ -38,15 +38,15 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 REDIAL_LEAST_S: Final = 0.02
-REDIAL_MOST_S: Final = 0.3  # a new active controller waits 600 ms for the workers that there were
-GOOD_STREAM_S: Final = 2.0  # it lasted for so long: the next is dialed at once
-MAX_REQUEST_BYTES: Final = MAX_PAYLOAD_BYTES // 2  # its answer may be longer
+REDIAL_MOST_S: Final = 0.3  # a new active controller waits 600 ms for the live workers to connect
+GOOD_STREAM_S: Final = 2.0  # after a stream that lasted this long, the backoff starts again
+MAX_REQUEST_BYTES: Final = MAX_PAYLOAD_BYTES // 2  # the answer may be longer than the request
 WATCH_MS: Final = 20_000
-WATCH_GRACE_S: Final = 5.0  # for the answer, beyond that
+WATCH_GRACE_S: Final = 5.0  # added to WATCH_MS before the call times out
 
 
 class ControllerTerm:
-    """One controller while it is the active one, in one term, as far as this node knows."""
+    """Active controller of one term, as far as this node knows."""
 
     def __init__(self, controller_id: int, term: int, link: "_Remote | _Local") -> None:
         self.controller_id: Final = controller_id
@@ -59,11 +59,14 @@ class ControllerTerm:
         return f"controller {self.controller_id} in term {self.term}"
 
     async def call(self, method: Method[Q, A], request: Q, timeout_s: float) -> A:
-        """The answer. CallNotSentError, CallLostError, KafkaError: see `rpc_client`."""
+        """Call the controller and return the answer.
+
+        Raises CallNotSentError, CallLostError or KafkaError; see `rpc_client`.
+        """
         return await self._link.call(method, request, timeout_s)
 
     async def during(self, operation: Callable[[], Awaitable[T]]) -> T | None:
-        """What `operation` returns or raises; None when it is cancelled, as the reign is over."""
+        """Run `operation` and return its result; cancel it and return None at the term's end."""
         if self.over.is_set():
             return None
         with trio.CancelScope() as scope:
@@ -120,13 +123,13 @@ class _Remote:
             return method.answers.decode(answer)
         except WireError as error:
             self._client.close()
-            raise CallLostError(f"an answer that makes no sense: {error}") from None
+            raise CallLostError(f"malformed answer: {error}") from None
 
 
 class QuorumLinks:
-    """`run` in a task;
+    """Links to the other controllers, and to the controller of this process, if any.
 
-    then `wait_controller_term`. Made of the other controllers, and of our own if any.
+    `run` them in a task, then use `wait_controller_term`.
     """
 
     def __init__(
@@ -138,7 +141,10 @@ class QuorumLinks:
         own_id: int,
         incarnation_id: bytes | None = None,
     ) -> None:
-        """`endpoint` dials `others`; `incarnation_id` is of this process's worker, if it is one."""
+        """Use `endpoint` to dial `others`.
+
+        `incarnation_id` identifies the worker of this process; None if the process is no worker.
+        """
         assert endpoint is not None or not others
         self._clock: Final = runtime.clock
         self._random: Final = runtime.random
@@ -148,7 +154,7 @@ class QuorumLinks:
         self._own_id = own_id
         self._incarnation_id = incarnation_id
         self._known: dict[int, tuple[QuorumView, _Remote | _Local]] = {}
-        self._dial_errors: dict[int, str] = dict.fromkeys(others, "not tried yet")
+        self._dial_errors: dict[int, str] = dict.fromkeys(others, "not dialed yet")
         self._controller_term: ControllerTerm | None = None
         self._changed = trio.lowlevel.ParkingLot()
         self._own_view: QuorumView | None = None if own is None else own.view
@@ -156,40 +162,44 @@ class QuorumLinks:
 
     @property
     def controller_term(self) -> ControllerTerm | None:
-        """None: no controller is known to be active."""
+        """Active controller, or None if no active controller is known."""
         return self._controller_term
 
     @property
     def status_text(self) -> str:
-        """For people: what is known of each controller, in one line."""
+        """Known state of each controller, in one line for log lines and errors."""
         lines = []
         for controller_id in sorted({*self._others, *self._known}):
             if controller_id in self._known:
                 view = self._known[controller_id][0]
-                led = "no leader" if view.leader_id is None else f"that {view.leader_id} leads"
-                lines.append(f"{controller_id} knows of {led} in term {view.term}")
+                led = "no leader" if view.leader_id is None else f"leader {view.leader_id}"
+                lines.append(f"controller {controller_id} knows {led} in term {view.term}")
             else:
                 host, port = self._others[controller_id]
                 lines.append(
-                    f"{controller_id} at {host}:{port}: {self._dial_errors[controller_id]}"
+                    f"controller {controller_id} at {host}:{port}:"
+                    f" {self._dial_errors[controller_id]}"
                 )
         return "; ".join(lines)
 
     async def wait_controller_term(self) -> ControllerTerm:
-        """The reign under way, or the next. No checkpoint where one is under way."""
+        """Return the current active controller, or wait for the next one.
+
+        Does not yield to the event loop if there is an active controller.
+        """
         while self._controller_term is None:
             await self._changed.park()
         return self._controller_term
 
     async def run(self) -> None:
-        """Links are kept and watched; for ever."""
+        """Keep the links open and watch the leadership, until cancelled."""
         async with trio.open_nursery() as nursery:
             if self._own is not None:
                 nursery.start_soon(self._watch_own, self._own)
             for controller_id, (host, port) in self._others.items():
                 nursery.start_soon(self._keep, controller_id, host, port)
 
-    # What is known
+    # Views of the quorum
 
     def _note(self, link: _Remote | _Local, view: QuorumView) -> None:
         self._known[view.node_id] = view, link
@@ -226,11 +236,14 @@ class QuorumLinks:
             await own.wait_change(view)
 
     def _should_dial(self, controller_id: int) -> bool:
-        """Whether to dial that controller."""
+        """Return whether this node needs a stream to that controller."""
         return self._own_view is None or self._own_view.leader_id == controller_id
 
     async def _wait_unneeded(self, controller_id: int) -> None:
-        """Our own voter knows of another leader. While it knows of none, what is there stays."""
+        """Wait until the voter of this process knows another leader.
+
+        While it knows no leader, the existing streams stay open.
+        """
         while self._own_view is None or self._own_view.leader_id in (controller_id, None):
             await self._own_changed.park()
 
@@ -239,7 +252,7 @@ class QuorumLinks:
         backoff = Backoff(self._random, REDIAL_LEAST_S, REDIAL_MOST_S)
         while True:
             while not self._should_dial(controller_id):
-                self._lose(controller_id, "it does not lead")
+                self._lose(controller_id, "not dialed, since it is not the leader")
                 await self._own_changed.park()
             began = self._clock.monotonic()
             try:
@@ -257,7 +270,7 @@ class QuorumLinks:
             await sleep(self._clock, backoff.next_s())
 
     async def _watch(self, client: RpcClient, controller_id: int) -> str:
-        """What the controller knows was noted, until its stream ended; returns why."""
+        """Note the views of the controller until its stream ends; return the reason of the end."""
         link = _Remote(client)
         why = "the connection has ended"
 
@@ -269,7 +282,7 @@ class QuorumLinks:
                     request = WatchQuorum(known, WATCH_MS, self._incarnation_id)
                     known = await link.call(WATCH_QUORUM, request, WATCH_MS / 1000 + WATCH_GRACE_S)
                     if known.node_id != controller_id:
-                        why = f"it answers as controller {known.node_id}"
+                        why = f"the node answers as controller {known.node_id}"
                         break
                     self._note(link, known)
             except (CallError, KafkaError) as error:

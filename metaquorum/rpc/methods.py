@@ -1,9 +1,9 @@
-"""The table of what controllers can be asked by other nodes, and the requests that it takes.
+"""Table of the RPC methods of controllers, and their request types.
 
-A row says what the active controller executes: a rule of `metaquorum.controller` through
-`Controller.change` or `Controller.change_each`, or a method of `Controller` that does more. The
-answers of changes are the controller's own. A request whose meaning changes is a new method; a new
-field goes to the end, with the default that stands for its absence.
+A row names what the active controller executes: a rule of `metaquorum.controller` through
+`Controller.change` or `Controller.change_each`, or a method of `Controller`. Changes return the
+answer types of the controller. A request whose meaning changes becomes a new method; a new field is
+appended, with the default that means its absence.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,21 +46,21 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 
 @frozen
 class RequestContext:
-    """On whose behalf a node asks: a client of it."""
+    """Client on whose behalf a node sends a request."""
 
     principal: str = ANONYMOUS
     client_id: str | None = None
-    host: str = ""  # where the client is, as the node sees it
+    host: str = ""  # address of the client, as the node sees it
 
     @property
     def user(self) -> str:
-        """As quotas know it."""
+        """Name of the user in quotas: the principal without its type."""
         return self.principal.removeprefix("User:")
 
 
 @frozen
 class CreateTopics:
-    """No name may be in it twice."""
+    """Request to create topics. Topic names must be distinct."""
 
     context: RequestContext
     topics: Sequence[NewTopic]
@@ -69,7 +69,7 @@ class CreateTopics:
 
 @frozen
 class DeleteTopics:
-    """Each by its name, or by its id."""
+    """Request to delete topics, each given by its name or by its id."""
 
     context: RequestContext
     topics: Sequence[tuple[str | None, bytes | None]]
@@ -77,7 +77,7 @@ class DeleteTopics:
 
 @frozen
 class CreatePartitions:
-    """No topic may be in it twice."""
+    """Request to add partitions. Topics must be distinct."""
 
     context: RequestContext
     specs: Sequence[NewPartitions]
@@ -100,7 +100,7 @@ class ChangeQuotas:
 
 @frozen
 class TakeMutations:
-    """Asks whether a client may create and delete so many partitions with each of its wishes."""
+    """Request to charge partition mutations to a client's quota: `counts` per spec of a request."""
 
     context: RequestContext
     counts: Sequence[int]
@@ -109,9 +109,10 @@ class TakeMutations:
 
 @frozen
 class DescribeMutations:
-    """Asks what a client has of its controller_mutation_rate.
+    """Request for the use of a client's controller_mutation_rate quota.
 
-    `most_used` not 0: instead, of so many that are nearest to their quota or beyond.
+    If `most_used` is not 0, the answer is instead about that number of clients: those nearest to
+    their quotas or above them.
     """
 
     user: str
@@ -121,7 +122,7 @@ class DescribeMutations:
 
 @frozen
 class ChangeScramCredentials:
-    """No user may be in it twice."""
+    """Request to change SCRAM credentials. Users must be distinct."""
 
     context: RequestContext
     users: Sequence[UserScramChange]
@@ -129,7 +130,7 @@ class ChangeScramCredentials:
 
 @frozen
 class UpdateFeatures:
-    """All of the levels are changed, or none."""
+    """Request to change feature levels. All of the levels change, or none."""
 
     context: RequestContext
     updates: Sequence[FeatureUpdate]
@@ -150,7 +151,10 @@ class ElectLeaders:
 
 @frozen
 class AlterPartitions:
-    """A leader asks for other ISRs: a code for each. It learns of what is made as metadata."""
+    """Request of a leader to change ISRs.
+
+    The answer is an error code for each partition; the leader receives the new ISRs as metadata.
+    """
 
     worker_id: int
     broker_epoch: int
@@ -159,7 +163,10 @@ class AlterPartitions:
 
 @frozen
 class ReportLostLogs:
-    """A worker has lost logs, by topic id and partition. `recreated`: it has empty ones instead."""
+    """Report of a worker that it has lost logs, each a topic id and a partition.
+
+    `recreated`: the worker has created empty logs in their place.
+    """
 
     worker_id: int
     broker_epoch: int
@@ -169,7 +176,7 @@ class ReportLostLogs:
 
 @frozen
 class AllocateProducerIds:
-    """A worker asks for a block of producer ids, which no other ever gets."""
+    """Request of a worker for a block of producer ids that no other worker receives."""
 
     worker_id: int
     broker_epoch: int
@@ -177,9 +184,9 @@ class AllocateProducerIds:
 
 @frozen
 class QuorumView:
-    """What one controller knows of the quorum. `leader_id` None: of no leader.
+    """State of the quorum as one controller knows it. `leader_id` is None without a known leader.
 
-    `is_active`: it is the active controller itself, in `term`.
+    `is_active`: the controller itself is the active controller in `term`.
     """
 
     node_id: int
@@ -191,10 +198,10 @@ class QuorumView:
 
 @frozen
 class WatchQuorum:
-    """Asks for the view once it is another than `known` (None: at once), or after `wait_ms`.
+    """Long poll for the quorum view: answered when it differs from `known`, or after `wait_ms`.
 
-    `incarnation_id`: of the asking worker's process. It counts as connected to this controller for
-    as long as the stream lasts.
+    If `known` is None, the controller answers immediately. `incarnation_id` identifies the process
+    of the requesting worker, which is connected to this controller while the stream lasts.
     """
 
     known: QuorumView | None
@@ -204,19 +211,20 @@ class WatchQuorum:
 
 @frozen
 class DescribeQuorum:
-    """Asks the active controller how far everybody is."""
+    """Request for the log end offsets of voters, observers and workers."""
 
 
 @frozen
 class ReadEnd:
-    """Asks the active controller where the metadata ends, after a round through its quorum."""
+    """Request for the end offset of the committed metadata, confirmed by a quorum."""
 
 
 @frozen
 class ReplicaView:
-    """How far a node has the metadata log, as the active controller knows. -1: not known.
+    """Replication state of a node, as the active controller knows it. -1: not known.
 
-    Times are its wall clock's, in milliseconds: when the node was heard last, and when it had all.
+    Times are milliseconds of the active controller's wall clock: the last fetch or heartbeat of the
+    node (`heard_ms`), and the last time at which it had the whole log (`caught_up_ms`).
     """
 
     node_id: int
@@ -227,7 +235,7 @@ class ReplicaView:
 
 @frozen
 class WorkerView:
-    """What the active controller knows of a worker beside its registration. -1: nothing yet."""
+    """State of a worker, besides its registration, at the active controller. -1: not known yet."""
 
     worker_id: int
     applied_offset: int
@@ -238,11 +246,11 @@ class WorkerView:
 
 @frozen
 class QuorumDescription:
-    """`observers` are the nodes that follow the log and do not vote on it."""
+    """State of the quorum. `observers` are nodes that follow the log without voting."""
 
     leader_id: int
     term: int
-    end_offset: int  # of what is committed
+    end_offset: int  # end of the committed metadata
     voters: Sequence[ReplicaView]
     observers: Sequence[ReplicaView]
     workers: Sequence[WorkerView]
@@ -250,10 +258,10 @@ class QuorumDescription:
 
 @frozen
 class FetchMetadata:
-    """Asks for committed batches from `offset` on, once there are some or after `wait_ms`.
+    """Long poll for committed batches from `offset` on, answered after at most `wait_ms`.
 
-    `term`: of the batch that ends at `offset`, where the asker knows. `snapshot`: its end offset
-    and the number of the part that is asked for, while one is under way.
+    `term`: term of the batch that ends at `offset`, if the follower knows it. `snapshot`: end
+    offset of the snapshot that the follower is loading, and the number of the requested part.
     """
 
     offset: int
@@ -265,7 +273,7 @@ class FetchMetadata:
 
 @frozen
 class SnapshotPart:
-    """Some of a snapshot's records, packed; part 0 is the first."""
+    """Packed records of one part of a snapshot; part 0 is the first."""
 
     end_offset: int
     number: int
@@ -275,15 +283,15 @@ class SnapshotPart:
 
 @frozen
 class MetadataPart:
-    """Committed batches, each as it was proposed; or part of a snapshot, from an empty image on."""
+    """Committed batches, encoded as proposed; or one part of a snapshot of the whole image."""
 
     batches: Sequence[bytes]
-    end_offset: int  # of the controller's image
+    end_offset: int  # end offset of the controller's image
     snapshot: SnapshotPart | None = None
 
 
 class AllowedCallers(Enum):
-    """Who may call a method."""
+    """Callers that are authorized to call a method."""
 
     CLUSTER = "a node of the cluster, or a tool that has its secret"
     ITSELF = "the node that the request is about"
@@ -291,15 +299,15 @@ class AllowedCallers(Enum):
 
 @dataclass(frozen=True)
 class Method(Generic[Q, A]):
-    """One row: what is asked, what is answered, and what the active controller executes.
+    """One row: request type, answer type, and what the active controller executes.
 
     `action` None: `ControllerService` executes the method, with state of its own. `is_repeatable`:
-    it may be called again where nobody knows whether it was executed.
+    a client may retry the method if its outcome is unknown.
     """
 
     name: str
     request: type[Q]
-    answer: Any  # the type A, as a hint
+    answer: Any  # type hint of A
     action: Callable[[Controller, Q], Awaitable[A]] | None
     callers: AllowedCallers = AllowedCallers.CLUSTER
     needs_active: bool = True
@@ -429,7 +437,7 @@ ELECT_LEADERS: Final[Method[ElectLeaders, Committed[list[KafkaError | None]]]] =
     lambda controller, request: controller.change_each(request.specs, elect_leader),
 )
 ALTER_PARTITIONS: Final[Method[AlterPartitions, Committed[list[ErrorCode]]]] = Method(
-    "alter_partitions",  # what was made is not made twice: the partition epoch is another then
+    "alter_partitions",  # a change is not applied twice, since it increments the partition epoch
     AlterPartitions,
     Committed[list[ErrorCode]],
     lambda controller, request: controller.alter_partitions(
@@ -449,7 +457,7 @@ REPORT_LOST_LOGS: Final[Method[ReportLostLogs, Committed[list[KafkaError | None]
     is_repeatable=True,
 )
 ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Committed[ProducerIdBlock]]] = Method(
-    "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
+    "allocate_producer_ids",  # a block whose answer was lost is never used; there are enough blocks
     AllocateProducerIds,
     Committed[ProducerIdBlock],
     lambda controller, request: controller.change(

@@ -1,4 +1,7 @@
-"""A controller, as other nodes and this one call it: who may, what is executed, and how it ends."""
+"""RPC service of a controller: authorization, execution and errors of calls.
+
+Serves other nodes over streams and the worker of this process in memory.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -42,19 +45,23 @@ assert MAX_FETCH_BYTES < MAX_PAYLOAD_BYTES
 
 
 class _StreamState:
-    """What is kept for one stream."""
+    """State that the service keeps for one stream."""
 
     def __init__(self) -> None:
         self.incarnation_id: bytes | None = None
         self.snapshot: SnapshotParts | None = None
-        # Of metadata, as it last asked for it; -1: it never did.
+        # Offset of its last metadata fetch; -1 if it has sent none.
         self.offset = -1
         self.asked_at = 0.0
         self.caught_up_at: float | None = None
 
 
 class ControllerService:
-    """Answers calls: `handle` over streams, of which `opened` and `ended` tell; `execute` here."""
+    """Service that executes calls to a controller.
+
+    `handle` serves calls over streams, whose beginning and end `opened` and `ended` report;
+    `execute` serves calls in this process.
+    """
 
     def __init__(
         self, controller: Controller, quorum: Quorum, feed: MetadataFeed, clock: Clock
@@ -64,7 +71,7 @@ class ControllerService:
         self._feed = feed
         self._clock = clock
         self._streams: dict[Caller, _StreamState] = {}
-        # Of the methods whose row names no action: what needs the service's own state.
+        # Methods that need state of this service; their rows have no action.
         self._actions: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
@@ -88,7 +95,7 @@ class ControllerService:
         self._streams[caller] = _StreamState()
 
     def ended(self, caller: Caller) -> None:
-        """What the stream's end says of the worker at its other end is told to the controller."""
+        """Drop the state of the stream and report its worker as disconnected to the controller."""
         stream_state = self._streams.pop(caller)
         if stream_state.incarnation_id is not None:
             self.controller.worker_lifecycle.disconnected(
@@ -96,7 +103,10 @@ class ControllerService:
             )
 
     async def handle(self, caller: Caller, method_name: str, payload: bytes) -> bytes:
-        """The answer's bytes; KafkaError for the caller."""
+        """Execute one encoded call and return the encoded answer.
+
+        Raises KafkaError, which is sent to the caller.
+        """
         method = METHODS.get(method_name)
         if method is None:
             raise KafkaError(
@@ -111,7 +121,11 @@ class ControllerService:
     # Calls
 
     async def execute(self, caller: Caller, method: Method[Q, A], request: Q) -> A:
-        """The answer; KafkaError: NOT_CONTROLLER where it has to be, and is not, the active one."""
+        """Execute one call and return the answer.
+
+        Raises KafkaError if the call is refused; NOT_CONTROLLER: the method needs the active
+        controller, and this controller is not active.
+        """
         if method.callers is AllowedCallers.ITSELF:
             _check_itself(caller, request)
         if method.needs_active:
@@ -122,13 +136,13 @@ class ControllerService:
         return answer
 
     def check_active(self) -> None:
-        """KafkaError (NOT_CONTROLLER), which says who is."""
+        """Raise KafkaError (NOT_CONTROLLER, naming the leader) if this one is not active."""
         status = self._quorum.status
         if not status.is_active:
-            known = "none is known" if status.leader_id is None else f"{status.leader_id} leads"
+            known = "no leader" if status.leader_id is None else f"leader {status.leader_id}"
             raise KafkaError(
                 ErrorCode.NOT_CONTROLLER,
-                f"Node {status.node_id} is not the active controller: {known} in term"
+                f"Node {status.node_id} is not the active controller; it knows {known} in term"
                 f" {status.term}.",
             )
 
@@ -142,7 +156,7 @@ class ControllerService:
         return self.view
 
     async def wait_change(self, known: QuorumView) -> None:
-        """The view is another, but for its end offset."""
+        """Wait until the view differs from `known` in more than the end offset."""
         await self._quorum.wait_change(Leadership(known.leader_id, known.term, known.is_active))
 
     def _connect(self, caller: Caller, incarnation_id: bytes) -> None:
@@ -151,7 +165,7 @@ class ControllerService:
             return
         if stream_state.incarnation_id is not None:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, "The worker at one end of a stream cannot change."
+                ErrorCode.INVALID_REQUEST, "The incarnation id of a stream's worker cannot change."
             )
         stream_state.incarnation_id = incarnation_id
         self.controller.worker_lifecycle.connected(caller.node_id, incarnation_id)
@@ -239,10 +253,10 @@ class ControllerService:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"{error}.") from None
 
     async def _check_position(self, request: FetchMetadata) -> None:
-        """KafkaError where the asker has applied what is not in this log.
+        """Raise KafkaError if the follower has applied metadata that this log does not contain.
 
-        OFFSET_OUT_OF_RANGE: nor is it in anybody's, as far as a quorum knows. NOT_CONTROLLER: this
-        controller may be behind.
+        OFFSET_OUT_OF_RANGE: a quorum has confirmed that the log does not contain it.
+        NOT_CONTROLLER: this controller may be behind.
         """
         end_offset = self._feed.image.end_offset
         if request.offset > end_offset:
@@ -251,21 +265,21 @@ class ControllerService:
             if request.offset > end_offset:
                 raise KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"The metadata log ends at offset {end_offset}, before offset"
-                    f" {request.offset}, up to where this node has applied it.",
+                    f"The metadata log ends at offset {end_offset}, but this node has applied it"
+                    f" up to offset {request.offset}.",
                 )
         term = self._feed.recent.term_before(request.offset)
         if term is not None and request.term is not None and term != request.term:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"The metadata log has a batch of term {term} before offset {request.offset}, where"
-                f" this node has applied one of term {request.term}.",
+                f"The metadata log has a batch of term {term} before offset {request.offset}, but"
+                f" this node has applied a batch of term {request.term} there.",
             )
 
     async def _first_part(self, caller: Caller) -> MetadataPart:
         snapshot = SnapshotParts(self._feed.image)
         stream_state = self._streams.get(caller)
-        assert stream_state is not None, "only other nodes follow"
+        assert stream_state is not None, "a follower fetches over a stream"
         stream_state.snapshot = snapshot
         return await self._snapshot_part(caller, snapshot.end_offset, 0)
 
@@ -276,7 +290,8 @@ class ControllerService:
             part = await snapshot.part(number)
         if part is None:
             raise KafkaError(
-                ErrorCode.SNAPSHOT_NOT_FOUND, f"Part {number} is not to be had; begin anew."
+                ErrorCode.SNAPSHOT_NOT_FOUND,
+                f"Part {number} of the snapshot is not available; fetch the snapshot again.",
             )
         records, is_last = part
         return MetadataPart(
@@ -293,7 +308,7 @@ def _check_itself(caller: Caller, request: Any) -> None:
     if about != caller.node_id:
         raise KafkaError(
             ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-            f"Node {caller.node_id} may not speak for node {about}.",
+            f"Node {caller.node_id} may not send requests for node {about}.",
         )
 
 
@@ -302,5 +317,5 @@ def _wait_s(wait_ms: int) -> float:
 
 
 def local_caller(node_id: int) -> Caller:
-    """This process, calling its own controller."""
+    """Return the caller that represents this process at its own controller."""
     return Caller(node_id, 0, ("", 0), trio.Event())

@@ -1,18 +1,18 @@
-"""A worker's session with the active controller: who it is, that it is alive, when it may go.
+"""Session of a worker with the active controller: registration, heartbeats, controlled shutdown.
 
-    starting --registered--> fenced --caught up--> live --wants to stop--> leaving --may go--> gone
-                                ^                    |
-                                '-- fenced meanwhile '
+    starting --registered--> fenced --caught up--> unfenced --shut_down--> controlled shutdown
+                                ^                     |                            |
+                                '---fenced again------'               may stop --> stopped
 
-A registration lasts as long as the process: every active controller learns it from the log. To a
-new one the worker registers again, which changes nothing and says that it is there. Only where the
-worker was unregistered meanwhile (it was paused, and its session had expired) it has a new broker
-epoch, and is fenced until it has caught up; nothing is restarted. Heartbeats go
-out at a fixed interval, and at once when there is news: metadata was applied that a fenced worker
-lacked, the worker wants to stop, the controller is another.
+A registration lasts as long as the process; every active controller reads it from the log. The
+worker also registers with each new active controller, which changes nothing but shows that the
+worker is alive. If the worker was unregistered meanwhile (it was paused, and its session had
+expired), it receives a new broker epoch and is fenced until it has caught up; nothing is restarted.
+The worker sends heartbeats at a fixed interval, and immediately if a fenced worker has applied more
+metadata, the worker begins a controlled shutdown, or another controller has become active.
 
-While no controller is active the worker goes on as it was: what it leads it leads, as nobody else
-can have been elected. That is logged once, when it begins and when it ends.
+While no controller is active, the worker remains leader of its partitions, since no other leader
+can be elected. The session logs the beginning and the end of that time once each.
 
 Source: KIP-631; Kafka's BrokerLifecycleManager.
 """
@@ -40,36 +40,36 @@ log = logging.getLogger(__name__)
 CALL_S: Final = 5.0
 RETRY_LEAST_S: Final = 0.02
 RETRY_MOST_S: Final = 1.0
-TELL_S: Final = 3.0  # while starting: how often it is said what is waited for
-DISCONNECTED_LOG_S: Final = 1.0  # an election that takes less is nobody's business
-FORSAKEN_S: Final = 2.0  # without an active controller: nobody will say that this worker may go
-# Between two heartbeats, whatever the news.
+TELL_S: Final = 3.0  # interval of log lines while the worker waits for its registration
+DISCONNECTED_LOG_S: Final = 1.0  # shorter times without an active controller are not logged
+FORSAKEN_S: Final = 2.0  # time without an active controller after which a shutdown stops waiting
+# Least interval between two heartbeats.
 LEAST_HEARTBEAT_S: Final = 0.02
-# Of one that leaves: it asks whether it may, which depends on what the others say.
+# Interval during controlled shutdown: whether the worker may stop depends on other workers.
 LEAVING_HEARTBEAT_S: Final = 0.05
 _UNREGISTERED: Final = frozenset((ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH))
 
 
 class ReplacedError(StorageError):
-    """Another process is registered as this worker: this one may not go on."""
+    """Raised if another process has registered with the id of this worker."""
 
 
 class RefusedError(StorageError):
-    """The controllers will not have this worker."""
+    """Raised if the active controller refuses to register this worker."""
 
 
 class IdentityGuard:
-    """The first of the loader's publishers: nothing is led in the name of another process."""
+    """First publisher of the loader; stops a worker whose id another process has taken over."""
 
     def __init__(self, registration: WorkerRegistration) -> None:
         self._registration = registration
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """ReplacedError where the metadata names another process as this worker."""
+        """Raise ReplacedError if the metadata names another process as this worker."""
         if _names_another(image, self._registration):
             raise ReplacedError(
-                f"another process has registered as worker {self._registration.worker_id}, so that"
-                " this one stops; give each process a node id of its own"
+                f"another process has registered as worker {self._registration.worker_id}; this"
+                " process stops; configure a different node id for each process"
             )
 
 
@@ -79,7 +79,7 @@ def _names_another(image: MetadataImage, registration: WorkerRegistration) -> bo
 
 
 class WorkerSession:
-    """`register`, then `run` in a task; `shut_down` at the end."""
+    """Session of one worker process: `register`, then `run` in a task, `shut_down` at the end."""
 
     def __init__(
         self,
@@ -91,11 +91,14 @@ class WorkerSession:
         offline_log_dirs: Callable[[], tuple[bytes, ...]] = lambda: (),
         granted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`granted` is called with each new broker epoch, before it is used for anything."""
+        """Create a session; it calls `granted` with each new broker epoch before using the epoch.
+
+        `heartbeat_s` is the interval of heartbeats in seconds.
+        """
         self.registration: Final = registration
         self.guard: Final = IdentityGuard(registration)
-        # The one owner of this worker's broker epoch: as it was granted last, whether or not the
-        # metadata that have come here show that registration already. Readers keep no copy.
+        # The broker epoch granted last, even if the metadata applied here does not contain that
+        # registration yet. Readers do not keep copies: this attribute is its only owner.
         self.broker_epoch = -1
         self.is_fenced = True
         self._clock = runtime.clock
@@ -117,9 +120,10 @@ class WorkerSession:
         self._disconnected = trio.Event()
 
     async def register(self) -> int:
-        """Registered for the first time: where the metadata ends that says so. RefusedError.
+        """Register for the first time; return the end offset of the metadata that contains it.
 
-        Waits for an active controller as long as it takes, and says what it waits for.
+        Waits for an active controller without a limit, and logs what it waits for. Raises
+        RefusedError if the controller refuses this worker.
         """
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
         logged_at = self._clock.monotonic()
@@ -134,24 +138,27 @@ class WorkerSession:
                 logged_at = self._clock.monotonic()
             except (CallError, KafkaError) as error:
                 if self._clock.monotonic() - logged_at >= TELL_S:
-                    log.warning("not registered yet: %s", _words(error))
+                    log.warning("cannot register this worker: %s; retrying", _words(error))
                     logged_at = self._clock.monotonic()
                 await sleep(self._clock, backoff.next_s())
 
     async def _register(self, controller_term: ControllerTerm) -> int:
-        """CallError, KafkaError for what may pass; RefusedError."""
+        """Register with `controller_term`; return the end offset of the registration.
+
+        Raises CallError or KafkaError if a retry may succeed, else RefusedError.
+        """
         try:
             changed = await controller_term.call(REGISTER_WORKER, self.registration, CALL_S)
         except KafkaError as error:
             if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REQUEST):
                 raise RefusedError(
-                    f"{controller_term} refused this worker: {error.message}"
+                    f"{controller_term} refused to register this worker: {error.message}"
                 ) from None
             raise
         if changed.answer != self.broker_epoch:
             if self.broker_epoch >= 0:
                 log.warning(
-                    "worker %d had been unregistered, and registers again",
+                    "worker %d was unregistered; it has registered again",
                     self.registration.worker_id,
                 )
             self.broker_epoch = changed.answer
@@ -167,17 +174,19 @@ class WorkerSession:
 
     @property
     def is_replaced(self) -> bool:
-        """The metadata name another process as this worker: this one is about to end."""
+        """Whether the metadata names another process as this worker; then this one soon stops."""
         return _names_another(self._loader.image, self.registration)
 
     async def wait_unfenced(self) -> None:
-        """The worker may serve what it leads."""
+        """Wait until the worker is unfenced and may serve its partitions."""
         await self._unfenced.wait()
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """The last of the loader's publishers: who leaves waits until all others know of it.
+        """Send a heartbeat soon if the metadata changes workers or a worker is shutting down.
 
-        They have to show that they know all that was committed when the controller looked.
+        This is the last publisher of the loader. A worker in controlled shutdown may stop only
+        when the heartbeats of all others show that they have applied the metadata committed when
+        the controller checked.
         """
         if delta.worker_ids or any(
             worker.in_controlled_shutdown and not worker.fenced for worker in image.workers.values()
@@ -185,11 +194,15 @@ class WorkerSession:
             self.heartbeat_soon()
 
     def heartbeat_soon(self) -> None:
-        """There is news for the controller."""
+        """Send the next heartbeat without waiting for the interval."""
         self._news.set()
 
     async def shut_down(self, timeout_s: float) -> bool:
-        """The controller has let this worker go; False: not in time, or by none. Needs `run`."""
+        """Request a controlled shutdown and wait; return whether the controller has granted it.
+
+        Returns False after `timeout_s` seconds, or after FORSAKEN_S seconds without an active
+        controller. `run` must be running.
+        """
         self._wants_shutdown = True
         self.heartbeat_soon()
         async with trio.open_nursery() as nursery:
@@ -200,7 +213,7 @@ class WorkerSession:
         return self._may_go.is_set()
 
     async def _wait_forsaken(self) -> None:
-        """For a while no controller was active: others are stopping, too, or are gone."""
+        """Wait until no controller has been active for FORSAKEN_S seconds."""
         while True:
             try:
                 controller_term = await within(
@@ -211,7 +224,10 @@ class WorkerSession:
             await controller_term.over.wait()
 
     async def run(self) -> None:
-        """The session is kept, for ever. ReplacedError, RefusedError."""
+        """Keep the session until cancelled.
+
+        Raises RefusedError if a controller refuses to register the worker again.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._log_quorum_away)
             await self._keep()
@@ -227,7 +243,7 @@ class WorkerSession:
             except (CallError, KafkaError) as error:
                 if isinstance(error, KafkaError) and error.code in _UNREGISTERED:
                     self._registered_in = None
-                log.debug("no heartbeat to %s: %s", controller_term, _words(error))
+                log.debug("heartbeat to %s failed: %s", controller_term, _words(error))
                 if not controller_term.over.is_set():
                     self._note_disconnected(_words(error))
                 await sleep(self._clock, backoff.next_s())
@@ -257,7 +273,7 @@ class WorkerSession:
 
     def _note(self, answer: HeartbeatAnswer) -> None:
         if answer.is_fenced and not self.is_fenced and not self._wants_shutdown:
-            log.warning("the controller had fenced this worker; catching up")
+            log.warning("the controller has fenced this worker; catching up")
         self.is_fenced = answer.is_fenced
         if answer.is_fenced:
             if self._unfenced.is_set():
@@ -274,7 +290,7 @@ class WorkerSession:
         return self._heartbeat_s
 
     async def _wait_due(self, controller_term: ControllerTerm, answer: HeartbeatAnswer) -> None:
-        """The next heartbeat is due: by time, by news, or as the reign is over."""
+        """Wait until the next heartbeat is due: interval, changed state, or end of the term."""
         waits: list[Callable[[], Awaitable[None]]] = [
             partial(sleep, self._clock, self._interval_s),
             self._news.wait,
@@ -286,7 +302,7 @@ class WorkerSession:
             for wait in waits:
                 nursery.start_soon(_then_cancel, wait, nursery.cancel_scope)
 
-    # While the quorum is away
+    # Logging while no controller is active
 
     def _note_disconnected(self, why: str) -> None:
         if self._disconnected_since is None:
@@ -303,8 +319,8 @@ class WorkerSession:
             if since is not None and not self._disconnected.is_set():
                 self._has_logged_away = True
                 log.warning(
-                    "the quorum is away (%s): what this worker leads it goes on to serve; what"
-                    " needs the quorum waits, or is refused: %s",
+                    "the quorum is unavailable (%s): this worker keeps serving its partitions;"
+                    " requests that need the quorum wait or fail: %s",
                     self._disconnect_reason,
                     self._links.status_text,
                 )
@@ -312,7 +328,7 @@ class WorkerSession:
     def _note_reconnected(self, controller_term: ControllerTerm) -> None:
         if self._has_logged_away and self._disconnected_since is not None:
             log.warning(
-                "the quorum is back after %.1f s: %s",
+                "the quorum is available again after %.1f s: %s",
                 self._clock.monotonic() - self._disconnected_since,
                 controller_term,
             )

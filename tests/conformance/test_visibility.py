@@ -98,12 +98,12 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
         assert first["troubles"] == ["at min ISR", "under-replicated"]
         (missing,) = first["missing"]
         assert missing["node"] == 3
-        assert missing["why"].startswith("its worker is not live: ")
+        assert missing["why"].startswith("its worker is fenced: ")
         assert missing["lag"] == 7
         assert missing["since_ms_ago"] > 0
         text = admin("topics", "describe", whole, "--health")
         assert re.search(
-            r"at min ISR, under-replicated +3: its worker is not live: .*, 7 records", text
+            r"at min ISR, under-replicated +3: its worker is fenced: .*, 7 records", text
         )
         said = {one["about"]: one for one in admin.json("topics", "explain", whole)["sentences"]}
         assert said["now"]["level"] == "bad"
@@ -169,7 +169,7 @@ def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
     wait_until(lambda: in_sync(admin, topic) == [[]])
     wait_until(lambda: told() == ("none", "", "2,3", "2"))
     said = {one["about"]: one for one in admin.json("topics", "explain", topic)["sentences"]}
-    assert "2 or 3 leads when it is back, and nothing acknowledged" in said["now"]["text"]
+    assert "2 or 3 becomes leader when it is back, and nothing acknowledged" in said["now"]["text"]
     text = admin("topics", "describe", topic, "--health")
     assert re.search(r"^ +0 .* offline, under min ISR, under-replicated +2, ?3 +2 ", text, re.M)
 

@@ -241,9 +241,9 @@ def test_a_node_s_configs(admin: Admin) -> None:
     rows = admin.json("configs", "describe", "broker", 1, "--all")
     assert len(rows) > 10
     admin("configs", "describe", "broker", 77, code=1)
-    assert "there is no such node; those there are: 1" in admin.errors
+    assert "there is no such node; the nodes are: 1" in admin.errors
     admin("configs", "describe", "broker", "one", code=1)
-    assert "a node is named by its number" in admin.errors
+    assert "the name of a node must be its node id" in admin.errors
 
 
 def test_a_config_that_is_not_there(admin: Admin) -> None:

@@ -114,7 +114,7 @@ def test_who_is_not_known_is_told_so_in_a_sentence(guarded: Guarded, tmp_path: P
     admin(*guarded.options, "--mechanism", "PLAIN", "topics", "list", code=1)
     assert "it takes: SCRAM-SHA-256, SCRAM-SHA-512" in admin.errors
     stranger = Authority(tmp_path, "stranger").path
-    told(admin, "no TLS with it", *guarded.options, "--tls-authorities", stranger)
+    told(admin, "TLS handshake failed", *guarded.options, "--tls-authorities", stranger)
     assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS" in admin.errors
 
 
@@ -124,9 +124,9 @@ def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
     closed = "the broker closed the connection at the first request; it may expect TLS"
     told(admin, closed, *at)
     tls = ["--tls-authorities", guarded.authority.path]
-    told(admin, "it may want to know who you are", *at, *tls)
+    told(admin, "it may require SASL", *at, *tls)
     assert "set the user name and password with --username and" in admin.errors
-    no_tls = "no TLS with it: it does not seem to speak TLS there"
+    no_tls = "TLS handshake failed: the broker does not seem to use TLS on this port"
     told(admin, no_tls, "-b", guarded.plain, *tls)
 
 

@@ -212,16 +212,16 @@ def test_a_worker_waits_for_the_quorum_and_serves_without_it(new_cluster: NewClu
     create(client, "led", 2)
     for number in cluster.controllers:
         cluster[number].kill()
-    wait_until(lambda: "the quorum is away" in worker.tail())
+    wait_until(lambda: "the quorum is unavailable" in worker.tail())
     values = [b"%d" % value for value in range(100)]
     produce(worker.bootstrap, "led", values)
     assert read(worker.bootstrap, "led", 2, 100) == Counter(values)
     began = time.monotonic()
     with pytest.raises(KafkaException, match=r"REQUEST_TIMED_OUT|_TIMED_OUT"):
         create(client, "refused", 1, 2)
-    assert time.monotonic() - began < PATIENCE_S / 2  # and not for as long as the quorum is away
+    assert time.monotonic() - began < PATIENCE_S / 2  # not for as long as the quorum is unavailable
     cluster.start(*cluster.controllers)
-    wait_until(lambda: "the quorum is back" in worker.tail())
+    wait_until(lambda: "the quorum is available again" in worker.tail())
     create(client, "made", 1)
     wait_until(lambda: set(leaders(client, "led").values()) == {4})
     produce(worker.bootstrap, "led", values)

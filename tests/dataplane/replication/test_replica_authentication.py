@@ -99,7 +99,7 @@ def test_who_has_proved_it_is_one_worker_cannot_become_another() -> None:
     [
         (prove(endpoint(OTHER, OTHER_SECRET), ME, ADDRESS), "another cluster secret"),
         (prove(endpoint(OTHER, cluster_id="Elsewhere"), ME, ADDRESS), "cluster 'Elsewhere'"),
-        (prove(endpoint(OTHER), THIRD, ADDRESS), "wants to reach node 3"),
+        (prove(endpoint(OTHER), THIRD, ADDRESS), "the peer expects node 3"),
         (prove(endpoint(ME), ME, ADDRESS), "1 is no other worker"),
         (prove(endpoint(-1), ME, ADDRESS), "-1 is no other worker"),
         (prove(endpoint(OTHER), ME, ("node-1", 9093)), "dialed another address"),
@@ -153,7 +153,7 @@ def test_what_a_worker_says_when_it_dials_cannot_be_sent_back_to_it() -> None:
     replicas = ReplicaAuthenticator(victim, LISTENER, ADDRESS, lambda: 0.0)
     dialed = prove(victim, OTHER, ADDRESS)
     hello = dialed.data_to_send()
-    with pytest.raises(ReplicaAuthenticationError, match="wants to reach node 2"):
+    with pytest.raises(ReplicaAuthenticationError, match="the peer expects node 2"):
         replicas.respond(client(), hello)
     # Its own hello, and the victim's proof in place of its own.
     who = client()

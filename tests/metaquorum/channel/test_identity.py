@@ -54,9 +54,9 @@ def test_a_secret_of_no_use_is_refused(tmp_path: Path, content: bytes, why: str)
 
 
 def test_a_secret_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SecretError, match=r"nowhere cannot be read: No such file"):
+    with pytest.raises(SecretError, match=r"cannot read .*nowhere: No such file"):
         read_secret(str(tmp_path / "nowhere"))
-    with pytest.raises(SecretError, match="cannot be made"):
+    with pytest.raises(SecretError, match="cannot create"):
         create_secret(str(tmp_path / "nowhere" / "secret"))
 
 
@@ -71,7 +71,7 @@ def test_only_a_node_alone_needs_no_secret() -> None:
     require_secret(None, 1, {1})
     require_secret(b"x" * 16, 2, {1})
     for node_id, controllers in ((2, {1}), (1, {1, 2, 3})):
-        with pytest.raises(SecretError, match="need a cluster secret"):
+        with pytest.raises(SecretError, match="needs a cluster secret"):
             require_secret(None, node_id, controllers)
     with pytest.raises(SecretError, match="fewer than 16"):
         ChannelIdentity("cluster", 1, b"short")

@@ -73,7 +73,7 @@ async def everything(connection: Connection) -> bytes:
     [
         ({"secret": b"quite another secret"}, "another cluster secret"),
         ({"cluster_id": "AnotherCluster"}, "another cluster"),
-        ({"node_id": 7, "dials": 2}, "another node id"),
+        ({"node_id": 7, "dials": 2}, "an unexpected node id"),
     ],
 )
 @in_trio
@@ -90,7 +90,7 @@ async def test_who_does_not_belong_is_told_why_and_logged_without_a_secret(
     lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(lines) == 1  # said once for the three
     assert "refused a connection from 127.0.0.1" in lines[0]
-    assert "it says it is node 7" in lines[0]
+    assert "the peer claims to be node 7" in lines[0]
     assert SECRET.decode() not in caplog.text
 
 
@@ -106,14 +106,14 @@ async def test_strangers_get_no_answer() -> None:
 @in_trio
 async def test_a_port_without_peers_or_calls_says_so() -> None:
     async with listening() as found:
-        with pytest.raises(HandshakeError, match="does not take this kind"):
+        with pytest.raises(HandshakeError, match="does not accept this kind"):
             await endpoint(7).dial(StreamKind.PEER, 1, *found.address)
 
 
 @in_trio
 async def test_a_proof_for_the_listener_between_workers_opens_no_stream_to_a_controller() -> None:
     async with listening() as found:
-        with pytest.raises(HandshakeError, match="does not take this kind"):
+        with pytest.raises(HandshakeError, match="does not accept this kind"):
             await endpoint(7).dial(StreamKind.REPLICA, 1, *found.address)
         assert found.rpc_stream_count == 0
 

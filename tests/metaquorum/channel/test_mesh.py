@@ -277,7 +277,7 @@ async def test_a_voter_s_own_failure_ends_its_listener() -> None:
 async def test_who_is_no_voter_with_a_lower_id_is_refused(node_id: int) -> None:
     async with trio.open_nursery() as nursery:
         _, _, voter, address = await second_voter(nursery)
-        with pytest.raises(HandshakeError, match="does not take this kind"):
+        with pytest.raises(HandshakeError, match="does not accept this kind"):
             await endpoint(node_id).dial(StreamKind.PEER, 2, *address)
         assert voter.events == []
         nursery.cancel_scope.cancel()

@@ -54,32 +54,32 @@ def said(facts: TopicFacts, about: str) -> list[Sentence]:
         (facts(min_isr=1), "acks=all", Level.BAD, "the record is lost with it"),
         (facts(), "acks=1", Level.NOTE, "before another replica has fetched it"),
         (facts(), "acks=0", Level.NOTE, "any failure may lose it"),
-        (facts(), "availability", Level.GOOD, "go on with one worker down"),
-        (facts(min_isr=1), "availability", Level.GOOD, "go on with two workers down"),
+        (facts(), "availability", Level.GOOD, "continue with one worker down"),
+        (facts(min_isr=1), "availability", Level.GOOD, "continue with two workers down"),
         (facts(min_isr=3), "availability", Level.BAD, "refused while any one replica is missing"),
-        (facts(replicas=(1,), min_isr=1), "availability", Level.BAD, "neither read nor written"),
+        (facts(replicas=(1,), min_isr=1), "availability", Level.BAD, "the partition is unavailable"),
         (facts(replicas=(1, 2), min_isr=4), "availability", Level.NOTE, "of 4 counts as 2"),
         (facts(), "elections", Level.GOOD, "waits for one of them and loses nothing"),
-        (facts(unclean=True), "elections", Level.BAD, "records that it lacks are lost"),
-        (facts(flush_messages=1), "power", Level.GOOD, "they survive power cuts"),
-        (facts(), "power", Level.NOTE, "some 30 s of records"),
-        (facts(flush_ms=500), "power", Level.NOTE, "takes the last 500 ms of records"),
+        (facts(unclean=True), "elections", Level.BAD, "records that it does not have are lost"),
+        (facts(flush_messages=1), "power", Level.GOOD, "they survive power loss"),
+        (facts(), "power", Level.NOTE, "not written yet, about 30 s"),
+        (facts(flush_ms=500), "power", Level.NOTE, "loses the last 500 ms of records"),
         (facts(flush_messages=10_000), "power", Level.NOTE, "up to 10,000 records of each"),
         (facts(flush_messages=10, flush_ms=2000), "power", Level.NOTE, "up to 10 records"),
-        (facts(replicas=(1,), min_isr=1), "power", Level.BAD, "a loss of power takes"),
-        (facts(), "racks", Level.GOOD, "Losing one rack for ever loses nothing"),
-        (facts(min_isr=1), "racks", Level.NOTE, "losing it for ever may lose records"),
+        (facts(replicas=(1,), min_isr=1), "power", Level.BAD, "a power loss loses"),
+        (facts(), "racks", Level.GOOD, "The permanent loss of one rack loses nothing"),
+        (facts(min_isr=1), "racks", Level.NOTE, "its permanent loss may lose records"),
         (facts(min_isr=3), "racks", Level.NOTE, "Without one rack, producers"),
         (facts(replicas=(1, 4)), "racks", Level.BAD, "partition 0 are on one rack"),
         (facts(replicas=(1, 2, 4)), "racks", Level.NOTE, "Up to two replicas"),
         (facts(replicas=(1, 2, 4)), "hosts", Level.GOOD, "on the same host"),
-        (facts(places={}), "racks", Level.NOTE, "Not all workers say which rack"),
+        (facts(places={}), "racks", Level.NOTE, "Not all workers have a rack"),
         (facts(), "now", Level.GOOD, "all replicas are in sync"),
         (facts((1, 2, 3), (1, 2, 3), ()), "now", Level.BAD, "partition 2 is offline"),
         (facts((1, 2, 3), (2,)), "now", Level.BAD, "1 1 of 3 is in sync, and producers"),
         (facts((1, 2), (2, 3)), "now", Level.BAD, "0 2 of 3 are in sync, and acks=all"),
         (facts((1, 2), min_isr=1), "now", Level.NOTE, "2 of 3 are in sync."),
-        (facts((2,), min_isr=1), "now", Level.BAD, "and the partition stops with one more"),
+        (facts((2,), min_isr=1), "now", Level.BAD, "and the partition stops if one more fails"),
         (facts(*[(1, 2)] * 20, min_isr=1), "now", Level.NOTE, "replicas of 20 partitions"),
     ],
 )  # fmt: skip
@@ -97,10 +97,12 @@ def test_of_partitions_that_are_offline_it_is_said_who_is_waited_for() -> None:
     ]
     found = [one.text for one in said(replace(topic, partitions=partitions), "now")]
     assert len(found) == 3
-    assert found[0].startswith("Now partitions 0, 3 are offline: 1 or 2 leads when it is back")
-    assert "3 led last, and leads when it is back; what it lacks is lost" in found[1]
+    assert found[0].startswith(
+        "Now partitions 0, 3 are offline: 1 or 2 becomes leader when it is back"
+    )
+    assert "The last leader, 3, becomes leader when it is back; records" in found[1]
     assert "partition 2 is offline" in found[2]
-    assert "by an unclean election" in found[2]
+    assert "by an unclean leader election" in found[2]
 
 
 def test_nothing_is_said_of_what_nobody_knows() -> None:

@@ -101,16 +101,16 @@ def test_a_changed_byte_does_no_harm(value: Outer[tuple[bool, ...]], data: st.Da
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([], "Inner: has 0 items where 1 to 3 belong"),
+        ([], "Inner: has 0 items, expected 1 to 3"),
         (["text"], "Inner.data: is not bytes"),
-        ([b"", 2], "Inner.colour: is no Colour"),
-        ([b"", [1]], "Inner: no msgpack"),
-        ([b"", True], "Inner.colour: is no Colour"),
-        ([b"", 1, [["h"], [5]]], "Inner.places.1.host: is not a text"),
+        ([b"", 2], "Inner.colour: is not a Colour"),
+        ([b"", [1]], "Inner: not msgpack"),
+        ([b"", True], "Inner.colour: is not a Colour"),
+        ([b"", 1, [["h"], [5]]], "Inner.places.1.host: is not a string"),
         ([b"", 1, [["h", 2**63]]], "Inner.places.0.port: is not an integer of 64 bits"),
         ([b"", 1, [["h", True]]], "Inner.places.0.port: is not an integer of 64 bits"),
         ([b"", 1, 5], "Inner.places: is not an array"),
-        ([b"", 1, [], 4], "Inner: has 4 items where 1 to 3 belong"),
+        ([b"", 1, [], 4], "Inner: has 4 items, expected 1 to 3"),
         ({b"": 1}, "Inner: is not an array"),
     ],
 )
@@ -128,12 +128,12 @@ def test_counts_are_bounded_by_the_bytes_there_are() -> None:
 
 
 def test_a_key_twice_is_refused() -> None:
-    with pytest.raises(WireError, match=r"Mapping.1: is there twice"):
+    with pytest.raises(WireError, match=r"Mapping.1: is a duplicate key"):
         Codec(Mapping[int, int], "Mapping").decode(b"\x82\x01\x01\x01\x02")
 
 
 def test_bytes_behind_a_value_are_refused() -> None:
-    with pytest.raises(WireError, match="1 bytes left behind it"):
+    with pytest.raises(WireError, match="1 bytes left after the value"):
         Codec(Place).decode(Codec(Place).encode(Place("h", 1)) + b"\xc0")
 
 

@@ -563,14 +563,14 @@ async def test_nodes_with_and_without_tls_do_not_go_together(
 
     plain, sealed = endpoint(1), endpoint(1, tls=nodes(1))
     await dial(plain, endpoint(7, tls=nodes(7)))
-    assert "it speaks TLS, where plain text was expected" in caplog.text
+    assert "the peer uses TLS, but this node expects plain text" in caplog.text
     await dial(sealed, endpoint(7))
     assert "it does not speak TLS" in caplog.text
     stranger = replace(Authority(tmp_path, "other").files("x"), authorities=nodes(7).authorities)
     await dial(sealed, endpoint(7, tls=stranger))
     assert "its certificate is of an authority we do not know" in caplog.text
     said = await dial(sealed, endpoint(7, tls=nodes(7), secret=b"quite another secret"))
-    assert said == "it has another cluster secret"
+    assert said == "the peer has another cluster secret"
 
 
 @in_trio
