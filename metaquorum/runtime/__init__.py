@@ -1,9 +1,9 @@
-"""The interfaces to the machine (Clock, Network, Disk), and the real ones behind them.
+"""Interfaces to the machine (Clock, Network, Disk), and their real implementations.
 
-Imports nothing of ours; everything above `wire` may import it. `interfaces` does no I/O; `system`
-is the only module that touches sockets, files and clocks for the node, and the simulator has its
-own. `own_processes` starts this program again; `one_line` and `whole_numbers` are for text that
-comes from outside: they stand here because every package above needs them.
+Imports only `wire.primitives`; everything above `wire` may import it. Start with `interfaces`,
+which does no I/O. `system` is the only module through which a node uses sockets, files and clocks;
+the simulator has implementations of its own. `own_processes` starts child processes of this
+program; `one_line` and `whole_numbers` process untrusted text, which every package above needs.
 """
 
 from metaquorum.runtime.interfaces import (

@@ -1,16 +1,16 @@
-"""What a node may ask of its machine, as three small protocols.
+"""Protocols through which a node uses its machine: Clock, Network and Disk.
 
-Everything a node does to the world goes through here, so that a simulator can stand in for the
-world: time that jumps, networks that cut, disks that forget what was not synced. A node therefore
-opens no socket or file, reads no clock and draws no global random number of its own.
+All effects of a node go through these protocols, so that a simulator can replace the machine by
+clocks that jump, networks that fail and disks that lose unsynced bytes. A node therefore never
+opens a socket or file, reads a clock or draws a global random number directly.
 
-The loop and the disk. Operations of `File` and `Disk` are plain functions. Short ones (an append of
-some kilobytes to the page cache, a read of cached bytes, a directory listing) are called in place.
-Whatever may take longer than a slice of the loop (`sync`, a cold read, a big write, a scan) is
-handed to `Disk.run`, which calls it beside the loop and returns when it is done.
+The event loop and the disk: operations of `File` and `Disk` are blocking functions. Short ones (an
+append of some kilobytes to the page cache, a read of cached bytes, a directory listing) are called
+in the event loop. Operations that may block the loop for longer (`sync`, an uncached read, a large
+write, a scan) go through `Disk.run`, which calls them in a worker thread.
 
-Durability. Bytes written are safe from a crash of the process; they are safe from a loss of power
-once `File.sync` has returned; a created, renamed or removed name is, once `Disk.sync_dir` of its
+Durability: written bytes survive a crash of the process. They survive a power loss once `File.sync`
+has returned. A created, renamed or removed name survives a power loss once `Disk.sync_dir` of its
 folder has returned.
 """
 
@@ -26,27 +26,27 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class StorageError(Exception):
-    """A disk or directory does not do its job; the log directory concerned goes offline."""
+    """Raised if a disk or directory fails; the log directory concerned goes offline."""
 
 
 class Clock(Protocol):
-    """One machine's time, which may be skewed against the others'."""
+    """Clock of one machine, which may differ from the clocks of other machines."""
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since 1970 UTC; may jump."""
+        """Return the wall clock in milliseconds since 1970 UTC; it may jump."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary point; never goes back."""
+        """Return seconds since an arbitrary point; the value never decreases."""
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that the calling thread has used."""
+        """Return the seconds of CPU time that the calling thread has used."""
 
     async def sleep_until(self, deadline: float) -> None:
         """Return once `monotonic()` has reached `deadline`. A checkpoint in any case."""
 
 
 class File(Protocol):
-    """An open file, for reading and writing at positions. Every method may raise OSError."""
+    """An open file, read and written at positions in bytes. Every method may raise OSError."""
 
     @property
     def path(self) -> str: ...
@@ -54,47 +54,48 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def read(self, size: int, position: int) -> bytes:
-        """The `size` bytes at `position`; fewer only where the file ends."""
+        """Return `size` bytes from `position`; fewer only at the end of the file."""
 
     def write(self, data: Buffer, position: int) -> None:
-        """All of `data` stands at `position`, as a crash of this process cannot undo.
+        """Write all of `data` at `position`; the bytes then survive a crash of this process.
 
-        On OSError (a full disk) any prefix of it may have been written.
+        After OSError (such as a full disk) any prefix of `data` may have been written.
         """
 
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Bytes and size survive a loss of power (fdatasync). Slow: for `Disk.run`."""
+        """Make bytes and size survive a power loss (fdatasync). Blocking: call by `Disk.run`."""
 
     def is_cached(self, size: int, position: int) -> bool:
-        """Whether a read there would be served from memory; True where nobody can tell."""
+        """Return whether a read there would be served from memory; True if that is unknown."""
 
     def close(self) -> None: ...
 
 
 class FileLock(Protocol):
-    """An exclusive claim on a folder, given up by `release` or by the end of the process."""
+    """An exclusive lock file, held until `release` or the end of the process."""
 
     def release(self) -> None: ...
 
 
 class Disk(Protocol):
-    """One machine's file systems. Paths are absolute. Every method may raise OSError."""
+    """File systems of one machine. Paths are absolute. Every method may raise OSError."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """An existing file (else FileNotFoundError); with `create` it is made if missing."""
+        """Open a file. Raises FileNotFoundError if it is missing, unless `create` creates it."""
 
     def create_private(self, path: str) -> File:
-        """A new, empty file that this process's user alone may read, whatever the umask.
+        """Create an empty file that only the user of this process may access, with any umask.
 
-        A file that stood there is replaced.
+        An existing file is replaced.
         """
 
     def make_private(self, path: str) -> bool:
-        """This process's user alone may use the file or folder (mode 0600, 0700).
+        """Restrict a file or folder to the user of this process (mode 0600 or 0700).
 
-        Whether others could before. PermissionError where it is another user's.
+        Returns whether other users had access before. Raises PermissionError if another user owns
+        the file.
         """
 
     def read_file(self, path: str) -> bytes: ...
@@ -106,12 +107,12 @@ class Disk(Protocol):
     def size(self, path: str) -> int: ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
 
     def make_dirs(self, path: str) -> None: ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; what stood at `target` (a file or an empty folder) is replaced."""
+        """Rename atomically; a file or an empty folder at `target` is replaced."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -119,70 +120,77 @@ class Disk(Protocol):
     def remove_tree(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None:
-        """The names in this folder survive a loss of power. Slow: for `Disk.run`."""
+        """Make the names in a folder survive a power loss. Blocking: call by `Disk.run`."""
 
     def sync_all(self, path: str) -> bool:
-        """All that was written to the file system of `path` survives a loss of power.
+        """Make all bytes written to the file system of `path` survive a power loss.
 
-        False where that cannot be asked for, or would not tell of what failed: then nothing was
-        done. For thousands of files, which one by one take as many waits. Slow: for `Disk.run`.
+        Returns False, without an effect, if the system does not support this or does not report
+        failed writes. Faster than `sync` of thousands of files. Blocking: call by `Disk.run`.
         """
 
     def boot_id(self) -> str:
-        """Another one once what was not synced may be gone: since each start of the machine.
+        """Return an id that changes at each boot, after which unsynced bytes may be lost.
 
-        Empty where nobody can tell.
+        Returns an empty string if the id is unknown.
         """
 
     def lock(self, path: str) -> FileLock:
-        """Claim the lock file at `path`; BlockingIOError while another process holds it."""
+        """Lock the file at `path`. Raises BlockingIOError if another process holds the lock."""
 
     def free_bytes(self, path: str) -> int: ...
 
     def total_bytes(self, path: str) -> int:
-        """The size of the file system that `path` is in."""
+        """Return the size in bytes of the file system that contains `path`."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The result of `function`, called beside the loop; not cancelled once it has begun."""
+        """Call `function` in a worker thread and return its result.
+
+        A call that has begun is not cancelled.
+        """
 
 
 class Connection(Protocol):
-    """A byte stream to a peer. After `close`, all raise OSError or trio.ClosedResourceError."""
+    """A byte stream to a peer.
+
+    After `close`, its methods raise OSError or trio.ClosedResourceError.
+    """
 
     @property
     def peer(self) -> tuple[str, int]:
-        """Host and port of the other end."""
+        """Host and port of the peer."""
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
-        """At least one byte has been put at the start of `buffer`; 0 says that the peer has ended.
+        """Receive at least one byte into `buffer`; return the count, 0 at the end of the stream.
 
-        A checkpoint in any case. OSError: the connection broke.
+        Always a checkpoint. Raises OSError if the connection fails.
         """
 
     def receive_nowait(self, buffer: bytearray | memoryview) -> int:
-        """As `receive_into`, without waiting: -1 when no byte is there."""
+        """Receive like `receive_into`, without waiting; return -1 if no byte is available."""
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        """`step()` was called each time bytes may have come, until it returned False or raised.
+        """Call `step()` whenever bytes may be available, until it returns False or raises.
 
-        What it raises is raised here. For steps that only receive, compute and `send_nowait`: they
-        may be called outside of the waiting task, which saves waking it for each of them.
+        Its error is raised here. A step may only receive, compute and `send_nowait`: it may be
+        called outside of the waiting task, which saves waking the task for each step.
         """
 
     def call_soon(self, step: Callable[[], bool]) -> None:
-        """`step()` is called once under `pump`, in the place of its own, though nothing has come.
+        """Make `pump` call `step()` once in place of its own step, without waiting for bytes.
 
-        Nothing happens if nobody pumps, or if the pump ends before. The last of several counts.
+        Has no effect if no task pumps or if the pump ends first. Of several calls, the last one
+        replaces the others.
         """
 
     def send_nowait(self, data: Buffer) -> int:
-        """How many bytes of `data`, from its start, were taken without waiting; may be 0."""
+        """Send a prefix of `data` without waiting; return its size in bytes, which may be 0."""
 
     async def send(self, data: Buffer) -> None:
-        """All of `data` has been handed to the network."""
+        """Send all of `data`; return when the operating system has accepted it."""
 
     async def send_file(self, file: File, position: int, size: int) -> None:
-        """As `send`, for bytes of a file; EOFError when the file ends before."""
+        """Send `size` bytes of a file. Raises EOFError if the file ends earlier."""
 
     def close(self) -> None: ...
 
@@ -190,7 +198,7 @@ class Connection(Protocol):
 class Listener(Protocol):
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port as bound."""
+        """Host and port to which the listener is bound."""
 
     async def accept(self) -> Connection: ...
 
@@ -199,14 +207,14 @@ class Listener(Protocol):
 
 class Network(Protocol):
     async def listen(self, host: str, port: int) -> Listener:
-        """Listening there; port 0 chooses a free one. OSError (EADDRINUSE ...) says why not."""
+        """Listen on an address; port 0 chooses a free port. Raises OSError (EADDRINUSE etc.)."""
 
     async def connect(self, host: str, port: int) -> Connection: ...
 
 
 @frozen
 class Runtime:
-    """What one node is given of its machine."""
+    """Interfaces of one node to its machine."""
 
     clock: Clock
     network: Network
@@ -219,9 +227,10 @@ async def sleep(clock: Clock, seconds: float) -> None:
 
 
 def write_atomically(disk: Disk, path: str, data: Buffer, *, private: bool = False) -> None:
-    """The file at `path` is `data`, whole and through a loss of power; or it is as before.
+    """Replace the file at `path` by `data`, atomically and durably.
 
-    `private`: the process's user alone may read it. Slow: for `Disk.run`.
+    After OSError or a power loss the file has either its old or its new content. `private`: only
+    the user of this process may read the file. Blocking: call by `Disk.run`.
     """
     temporary = path + ".tmp"
     file = disk.create_private(temporary) if private else disk.open(temporary, create=True)

@@ -1,8 +1,8 @@
-"""How this program starts itself again: the code that runs now, and nothing of the current folder.
+"""Command and environment for child processes that run this program's own code.
 
-`python -m` puts the current folder before all that is installed, so that a `wire.py` which happens
-to lie there would be imported in place of ours. `-P` leaves it out. Only where this program itself
-was found there, by somebody who runs it from its sources, the new process looks there, too.
+`python -m` searches the current folder first, so that a `wire.py` there would be imported in place
+of this project's package. `-P` excludes the current folder. A child process searches the source
+folder only if this process was started from it.
 """
 
 import os
@@ -15,12 +15,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def own_command(module: str) -> list[str]:
-    """The words that run one of our modules; to be started in `own_environment`."""
+    """Return the command that runs a module of this project; start it in `own_environment`."""
     return [sys.executable, "-P", "-m", module]
 
 
 def own_environment() -> Mapping[str, str]:
-    """The environment of a process of ours: this one's, or with the place of our sources, too."""
+    """Return the environment of a child process: this one's, plus the source folder if needed."""
     if sys.flags.safe_path or not sys.path or Path(sys.path[0]).resolve() != ROOT:
         return os.environ
     before = os.environ.get("PYTHONPATH")

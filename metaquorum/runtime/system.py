@@ -1,4 +1,4 @@
-"""The machine itself: the one place that touches sockets, files, clocks and threads."""
+"""Real implementations of Clock, Network and Disk: sockets, files, clocks and threads."""
 
 import contextlib
 import ctypes
@@ -30,17 +30,17 @@ from metaquorum.runtime.interfaces import Buffer, Connection, File, FileLock, Li
 T = TypeVar("T")
 
 LISTEN_BACKLOG: Final = 1024
-# A name that has several addresses: the next one is tried when one is silent for so long.
+# Time to connect to one address of a host name before the next address is tried.
 NEXT_ADDRESS_S: Final = 2.0
-# Steps called before other tasks get their turn; a step answers what one read has brought.
+# Steps called before other tasks run; a step processes the bytes of one read.
 MAX_STEPS_PER_TURN: Final = 64
-# And for so long: those that were called soon, and those of what has become readable. What is left
-# then comes first when trio has been asked for what it has to do.
+# Time limit of each phase: steps requested by `call_soon`, and steps of readable connections. The
+# remaining steps come first after the next check for work of trio.
 MAX_STEPS_S: Final = 0.005
-# sendfile of more than this at once would keep the loop for long when the receiver is fast.
+# A larger sendfile would block the event loop for long if the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = mmap.PAGESIZE
-# What Linux reads ahead, unless it is told otherwise.
+# Default read-ahead of Linux.
 READ_AHEAD_BYTES: Final = 128 * 1024
 _ONE_BYTE: Final = [bytearray(1)]
 _FILE_MODE: Final = 0o644
@@ -53,7 +53,7 @@ class RealClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    # Asked several times a request: no frame of ours in between.
+    # Called several times per request: without a Python frame in between.
     monotonic = staticmethod(trio.current_time)
     cpu_s = staticmethod(time.thread_time)
 
@@ -107,7 +107,7 @@ class RealFile:
         os.fdatasync(self._fd)
 
     def is_cached(self, size: int, position: int) -> bool:
-        # One byte of the first and of the last page, and some between: read-ahead fills the rest.
+        # Probe one byte of the first and last page, and some between: read-ahead fills the rest.
         last = position + max(size, 1) - 1
         fd = self._fd
         try:
@@ -138,7 +138,7 @@ class RealFileLock:
 
 @functools.cache
 def _syncfs() -> Callable[[int], int] | None:
-    """Linux's; None before 5.8, when it did not tell of writes that had failed."""
+    """Return syncfs of Linux; None before Linux 5.8, which did not report failed writes."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
     if sys.platform != "linux" or version is None:
         return None
@@ -154,13 +154,13 @@ class RealDisk:
         return RealFile(path, os.open(path, flags, _FILE_MODE))
 
     def create_private(self, path: str) -> File:
-        # O_EXCL: nobody has opened the file while it had another mode, or as a link to elsewhere.
+        # O_EXCL: no process can have opened the file with another mode, and it is not a link.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
         fd = os.open(path, flags, _PRIVATE_FILE_MODE)
         try:
-            os.fchmod(fd, _PRIVATE_FILE_MODE)  # the umask may have taken the owner's rights, too
+            os.fchmod(fd, _PRIVATE_FILE_MODE)  # the umask may have removed rights of the owner
         finally:
             os.close(fd)
         return self.open(path, create=True)
@@ -247,16 +247,17 @@ class RealDisk:
 
 
 class Poller(trio.abc.Instrument):
-    """Calls steps of connections that have become readable, without a turn of the loop for each.
+    """Instrument of trio that calls the steps of readable connections without waking their tasks.
 
-    A turn of trio's loop, which wakes a task for each socket, costs as much as the request that it
-    brought. So when trio is about to wait (`before_io_wait`: every task has had its turn), the
-    process waits here instead, in an epoll of our own with trio's epoll in it, and calls the steps
-    of whatever becomes readable at once. It goes back when trio has something to do: its epoll is
-    ready, its timeout is over, or a step has said that its connection's task must await something.
+    An iteration of trio's loop, which wakes one task for each readable socket, costs as much as
+    the request itself. Therefore, when trio is about to wait (`before_io_wait`: all tasks have
+    run), the poller waits instead, in its own epoll, which contains trio's epoll, and calls the
+    steps of connections as they become readable. It returns when trio has work: trio's epoll is
+    ready, its timeout has passed, or a step returned False because its task must continue.
 
-    Two things trio keeps to itself: the descriptor of its epoll, and whether somebody waits for all
-    tasks to wait (a test), whom nothing here may disturb. Its version is pinned.
+    The poller uses two private parts of trio, whose version is therefore pinned: the descriptor of
+    its epoll, and whether a test waits until all tasks are blocked, which the poller must not
+    disturb.
     """
 
     def __init__(self) -> None:
@@ -266,11 +267,11 @@ class Poller(trio.abc.Instrument):
         self._token: trio.lowlevel.TrioToken | None = None
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
-        self._soon: dict[int, Callable[[], bool]] = {}  # steps for which nothing has to come
-        self._readable: deque[int] = deque()  # whose steps are still to be called
-        self._stepping = -1  # whose step is being called
+        self._soon: dict[int, Callable[[], bool]] = {}  # steps to call without waiting for bytes
+        self._readable: deque[int] = deque()  # descriptors whose steps are still to be called
+        self._stepping = -1  # descriptor whose step is being called
         self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
-            None  # that step had its own task cancelled
+            None  # set if that step has cancelled its own task
         )
 
     def _start(self) -> select.epoll:
@@ -307,7 +308,7 @@ class Poller(trio.abc.Instrument):
             self._soon[fd] = step
 
     def forget(self, fd: int) -> None:
-        """The descriptor is about to be closed, by the task that would wait for it."""
+        """Unregister a descriptor before its task closes it; no task may be waiting for it."""
         assert fd not in self._steps
         if fd in self._registered:
             self._registered.remove(fd)
@@ -315,7 +316,7 @@ class Poller(trio.abc.Instrument):
             self._epoll.unregister(fd)
 
     def _rest(self, fd: int) -> trio.lowlevel.Task:
-        """Nobody waits for the descriptor now, and it is not looked at."""
+        """Stop polling a descriptor and return the task that waited for it."""
         assert self._epoll is not None
         self._epoll.modify(fd, 0)
         self._soon.pop(fd, None)
@@ -323,7 +324,7 @@ class Poller(trio.abc.Instrument):
         return task
 
     def before_io_wait(self, timeout: float) -> None:
-        """Wait in trio's stead. What happens here must not raise: trio would drop us."""
+        """Wait in place of trio. Must not raise: trio would remove the instrument."""
         epoll, token = self._epoll, self._token
         assert epoll is not None
         assert token is not None
@@ -344,20 +345,20 @@ class Poller(trio.abc.Instrument):
             if trio_is_ready:
                 return
             now = time.monotonic()
-            # A step may have woken any task, not only its own; and what is left may be much.
+            # A step may have woken any task, and many readable connections may be left.
             if runner.runq or now >= until or self._readable:
                 break
-        # Or trio would wait for as long once more. Not in a turn in which it would not: that costs
-        # 10 microseconds, and the last turns of all refuse it.
+        # Keeps trio from waiting for `timeout` a second time. Not done if trio would not wait: it
+        # costs 10 microseconds, and trio refuses it in its last iterations.
         if trio_sleeps and (timeout > 0 or runner.runq or self._readable):
             token.run_sync_soon(_nothing)
 
     def _call_waiting(self) -> None:
-        """Those for which nothing has to come; what they ask for has its turn later."""
+        """Call the steps requested by `call_soon`; steps that these request are called later."""
         soon, until = self._soon, time.monotonic() + MAX_STEPS_S
         for _ in range(len(soon)):
             fd = next(iter(soon), -1)
-            if fd < 0:  # one of them may have made an end of others
+            if fd < 0:  # a step may have removed others
                 break
             step = soon.pop(fd)
             if fd in self._steps:
@@ -366,7 +367,7 @@ class Poller(trio.abc.Instrument):
                     break
 
     def _look(self, epoll: select.epoll, idle_s: float) -> bool:
-        """Whether trio has something to do. What is readable waits for its steps."""
+        """Poll, queue the readable descriptors, and return whether trio's epoll is ready."""
         trio_is_ready = False
         for fd, _ in epoll.poll(idle_s, MAX_STEPS_PER_TURN):
             if fd == self._trio_fd:
@@ -374,8 +375,8 @@ class Poller(trio.abc.Instrument):
             elif fd in self._steps:
                 self._readable.append(fd)
             else:
-                # Hung up while its task is busy: epoll tells of that unasked, and would do so for
-                # ever.
+                # The peer hung up while the task is busy: epoll reports that without being asked,
+                # and would report it forever.
                 epoll.unregister(fd)
                 self._registered.remove(fd)
         return trio_is_ready
@@ -385,7 +386,7 @@ class Poller(trio.abc.Instrument):
         while readable:
             fd = readable.popleft()
             waiting = steps.get(fd)
-            if waiting is None:  # it has come to an end since it was seen
+            if waiting is None:  # its pump has ended since the poll
                 continue
             self._call(fd, waiting[0])
             if readable:
@@ -411,7 +412,7 @@ class Poller(trio.abc.Instrument):
 
 
 def _nothing() -> None:
-    """For its being called."""
+    """Do nothing; scheduling this call wakes trio's loop."""
 
 
 class RealConnection:
@@ -425,7 +426,7 @@ class RealConnection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         host, port = sock.getpeername()[:2]
-        # One of IPv4, by a socket that listens for both.
+        # A dual-stack socket reports IPv4 addresses as ::ffff:a.b.c.d.
         self.peer: tuple[str, int] = (str(host).removeprefix("::ffff:"), int(port))
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
@@ -503,7 +504,7 @@ class RealListener:
                 continue
             try:
                 return RealConnection(sock, self._poller)
-            except OSError:  # gone again before we looked
+            except OSError:  # the client closed the connection before it was accepted
                 sock.close()
 
     def close(self) -> None:
@@ -527,7 +528,7 @@ class RealNetwork:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if (
                 family == socket.AF_INET6
-            ):  # [::] is for both families, whatever the system's default
+            ):  # [::] accepts both families, independent of the default of the system
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             sock.bind(address)
             sock.listen(LISTEN_BACKLOG)

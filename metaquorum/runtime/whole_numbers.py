@@ -1,11 +1,11 @@
-"""Whole numbers as text: of clients, of configs, of command lines."""
+"""Parsing of whole numbers from clients, configs and command lines."""
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """The number that `text` writes in ASCII digits; None if it is none, or above `most`.
+    """Return the number in ASCII digits; None if `text` is not one or the number exceeds `most`.
 
-    `int` alone is not enough: it takes other digits, signs and underscores, and raises ValueError
-    for more than 4300 digits, which a client may send.
+    `int` alone does not suffice: it accepts other digits, signs and underscores, and raises
+    ValueError for more than 4300 digits, which a client may send.
     """
     if not (text.isascii() and text.isdigit()):
         return None

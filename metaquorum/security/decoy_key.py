@@ -1,9 +1,9 @@
-"""The secret from which the salts of SCRAM users that do not exist are derived (`scram`).
+"""Key from which the salts of nonexistent SCRAM users are derived (see `scram`).
 
-All workers of a cluster derive it from the cluster's secret, so that they show the same salts. A
-node that is a cluster of its own needs no secret, and keeps a key in its data directory:
+All workers of a cluster derive the key from the cluster secret, so that they send the same salts.
+A single-node cluster has no secret; the node stores a key in its data directory:
 
-    <data>/decoy.key     32 random bytes; its owner alone may read them
+    <data>/decoy.key     32 random bytes; readable by its owner only
 """
 
 import hmac
@@ -19,14 +19,15 @@ KEY_BYTES: Final = 32
 
 
 def derived_decoy_key(secret: bytes) -> bytes:
-    """The same on every node that has this cluster secret."""
+    """Return the key derived from the cluster secret, which is the same on every node."""
     return hmac.digest(secret, b"SCRAM of users who are not there", "sha256")
 
 
 def kept_decoy_key(disk: Disk, data_dir: str, random: Random) -> bytes:
-    """The same whenever the node of this data directory starts. Slow: for `Disk.run`. StorageError.
+    """Return the key stored in `data_dir`; create it at the first call.
 
-    `random` must be one that nobody can foretell.
+    `random` must be cryptographically secure. Blocking: call by `Disk.run`. Raises StorageError if
+    the file cannot be read or written.
     """
     path = os.path.join(data_dir, DECOY_KEY)
     try:
@@ -38,5 +39,5 @@ def kept_decoy_key(disk: Disk, data_dir: str, random: Random) -> bytes:
         key = random.randbytes(KEY_BYTES)
         write_atomically(disk, path, key, private=True)
     except OSError as error:
-        raise StorageError(f"{path} cannot be used: {error.strerror or error}") from error
+        raise StorageError(f"cannot read or write {path}: {error.strerror or error}") from error
     return key

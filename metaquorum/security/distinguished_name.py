@@ -1,8 +1,9 @@
-"""Whose a certificate is: its subject as text, as Java writes it (RFC 2253), by which Kafka's users
-know principals: `CN=alice,OU=Sales,O=Example`, the most specific part first.
+"""Subject of a certificate as text in Java's form (RFC 2253), which Kafka uses as principal name.
 
-Python's own reading of a certificate drops the structure that this needs (which parts stand
-together, what type a value is), so that it is read here: DER, as far as the subject.
+Example: `CN=alice,OU=Sales,O=Example`, the most specific part first.
+
+The certificate parser of Python drops information that this needs (multi-valued parts, types of
+values). This module therefore parses the DER encoding up to the subject.
 """
 
 import itertools
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAX_PARTS: Final = 100
-# X.520 bounds most attributes at 64 characters, so that honest names have some hundreds. A longer
-# name would be kept for each connection, and could not be named in a quota.
+# X.520 limits most attributes to 64 characters, so that legitimate names have some hundreds. A
+# longer name would use memory for each connection, and could not be the name of a quota entity.
 MAX_SUBJECT_CHARS: Final = 4096
 _SEQUENCE: Final = 0x30
 _SET: Final = 0x31
@@ -41,7 +42,7 @@ _ESCAPED: Final = frozenset(',=+<>#;"\\')
 
 
 class CertificateError(Exception):
-    """The certificate's name cannot be read."""
+    """Raised if the subject of a certificate cannot be parsed."""
 
 
 class _Value(NamedTuple):
@@ -51,28 +52,31 @@ class _Value(NamedTuple):
 
 
 def subject_of(certificate: bytes) -> str:
-    """Of a certificate in DER. CertificateError."""
+    """Return the subject of a certificate in DER. Raises CertificateError if it is malformed."""
     content = certificate
     for _ in range(2):
         outer = next(_values(content), None)
         if outer is None or outer.tag != _SEQUENCE:
-            raise CertificateError("it is no certificate")
+            raise CertificateError("the data is not a certificate")
         content = outer.content
     parts = list(_values(content))
     if parts and parts[0].tag == _VERSION:
         del parts[0]
     if len(parts) <= _FIELDS_BEFORE_SUBJECT:
-        raise CertificateError("it is no certificate")
+        raise CertificateError("the data is not a certificate")
     return name_text(parts[_FIELDS_BEFORE_SUBJECT].content)
 
 
 def name_text(content: bytes) -> str:
-    """Of the content of a name in DER."""
+    """Return the text of a name, given the content of its DER encoding.
+
+    Raises CertificateError if the name is malformed or longer than MAX_SUBJECT_CHARS.
+    """
     names = ["+".join(map(_pair, _parts(relative))) for relative in _values(content)]
     text = ",".join(reversed(names))
     if len(text) > MAX_SUBJECT_CHARS:
         raise CertificateError(
-            f"its subject has {len(text)} characters, and may have {MAX_SUBJECT_CHARS}"
+            f"the subject has {len(text)} characters, above the limit of {MAX_SUBJECT_CHARS}"
         )
     return text
 
@@ -80,14 +84,14 @@ def name_text(content: bytes) -> str:
 def _parts(relative: _Value) -> list[_Value]:
     pairs = list(_values(relative.content))
     if relative.tag != _SET or not pairs:
-        raise CertificateError("its name makes no sense")
+        raise CertificateError("the subject is malformed")
     return pairs
 
 
 def _pair(pair: _Value) -> str:
     both = list(_values(pair.content))
     if len(both) != 2 or both[0].tag != _OBJECT_ID:
-        raise CertificateError("its name makes no sense")
+        raise CertificateError("the subject is malformed")
     kind, value = both
     oid = _object_id(kind.content)
     keyword, encoding = _KEYWORDS.get(oid), _ENCODINGS.get(value.tag)
@@ -96,7 +100,7 @@ def _pair(pair: _Value) -> str:
     try:
         return f"{keyword}={_escaped(value.content.decode(encoding))}"
     except UnicodeDecodeError:
-        raise CertificateError("its name is no text") from None
+        raise CertificateError("a part of the subject is not valid text") from None
 
 
 def _escaped(text: str) -> str:
@@ -115,38 +119,39 @@ def _object_id(content: bytes) -> str:
             numbers.append(number)
             number = 0
     if not numbers or len(content) > MAX_PARTS:
-        raise CertificateError("its name makes no sense")
+        raise CertificateError("the subject is malformed")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
 
 
 def _values(data: bytes) -> Iterator[_Value]:
-    """What stands in a DER structure, one after another. CertificateError: it is too much.
+    """Yield the values of a DER structure.
 
-    A subject without its last parts would be the name of another client.
+    Raises CertificateError if the structure is malformed or has more than MAX_PARTS values: a
+    truncated subject could be the name of another client.
     """
     position = 0
     for count in itertools.count():
         if position >= len(data):
             return
         if count == MAX_PARTS:
-            raise CertificateError(f"a field of it has more than {MAX_PARTS} parts")
+            raise CertificateError(f"a field of the certificate has more than {MAX_PARTS} parts")
         start, tag = position, data[position]
         length, position = _length(data, position + 1)
         if length > len(data) - position:
-            raise CertificateError("it ends too early")
+            raise CertificateError("the certificate is truncated")
         position += length
         yield _Value(tag, data[position - length : position], data[start:position])
 
 
 def _length(data: bytes, position: int) -> tuple[int, int]:
     if position >= len(data):
-        raise CertificateError("it ends too early")
+        raise CertificateError("the certificate is truncated")
     first = data[position]
     position += 1
     if first < 0x80:
         return first, position
     count = first & 0x7F
     if not 0 < count <= 4 or position + count > len(data):
-        raise CertificateError("a length in it makes no sense")
+        raise CertificateError("a length field of the certificate is invalid")
     return int.from_bytes(data[position : position + count], "big"), position + count

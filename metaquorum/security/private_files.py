@@ -1,8 +1,8 @@
-"""Files with credentials of users: the process's user alone may read them.
+"""Access modes of files with user credentials: only the user of the process may read them.
 
-The metadata log and its snapshots hold the salted keys of SCRAM users, and so do the records that a
-new cluster begins with. Versions before this rule created them readable to everybody, so modes are
-checked at every start. Partition logs keep the modes that the umask gives, as with Kafka.
+The metadata log, its snapshots and the bootstrap records contain the salted keys of SCRAM users.
+Older versions created these files readable by all users, so that their modes are checked at every
+start. Partition logs keep the modes that the umask gives, as in Kafka.
 """
 
 import logging
@@ -14,9 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def keep_private(disk: Disk, paths: Iterable[str]) -> None:
-    """No other user may use these files and folders, or the log says of which that failed. OSError.
+    """Restrict these files and folders to the user of this process.
 
-    Slow: for `Disk.run`.
+    Logs a warning for files that another user owns. Blocking: call by `Disk.run`. Raises OSError
+    if the disk fails.
     """
     opened: list[str] = []
     for path in paths:
@@ -25,8 +26,8 @@ def keep_private(disk: Disk, paths: Iterable[str]) -> None:
                 opened.append(path)
         except PermissionError as error:
             log.warning(
-                "%s holds credentials of users, and its mode cannot be changed (%s): as its owner,"
-                " run `chmod go= %s`",
+                "cannot restrict the mode of %s, which contains user credentials: %s; run `chmod"
+                " go= %s` as its owner",
                 path,
                 error.strerror,
                 path,
@@ -34,8 +35,8 @@ def keep_private(disk: Disk, paths: Iterable[str]) -> None:
     if opened:
         others = f" and {len(opened) - 1} more" if len(opened) > 1 else ""
         log.warning(
-            "other users of this machine could use %s%s, with credentials of users in it; they"
-            " cannot any more; if one has read them, change the passwords",
+            "%s%s with user credentials was accessible to other users of this machine; the mode is"
+            " now restricted; change the passwords if another user may have read them",
             opened[0],
             others,
         )

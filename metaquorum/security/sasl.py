@@ -1,7 +1,7 @@
-"""SASL mechanisms as plain state: PLAIN (RFC 4616) and SCRAM, the server's side and the client's.
+"""SASL mechanisms PLAIN (RFC 4616) and SCRAM, server side and client side, without I/O.
 
-A server's mechanism answers the client's messages until it `is_complete`; a client's makes them.
-Neither does I/O, and neither puts a secret into an error.
+A server mechanism answers messages of the client until it `is_complete`; a client mechanism creates
+them. Errors never contain a secret.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ _USER_PREFIX: Final = "user_"
 
 
 class AuthenticationError(Exception):
-    """The client is not who it says, or says nothing that makes sense; words for both sides' logs.
+    """Raised if authentication fails.
 
-    `reason` is for ours alone.
+    The message may be sent to the peer and logged; `reason` has details for the local log only.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -46,13 +46,13 @@ class ServerMechanism(Protocol):
 
     @property
     def username(self) -> str:
-        """Whom the client says it is; it has shown so once `is_complete`."""
+        """User name that the client claims; authenticated once `is_complete`."""
 
     @property
     def is_complete(self) -> bool: ...
 
     def respond(self, message: bytes) -> bytes:
-        """AuthenticationError."""
+        """Return the answer to a message. Raises AuthenticationError if authentication fails."""
 
 
 class ClientMechanism(Protocol):
@@ -62,11 +62,17 @@ class ClientMechanism(Protocol):
     def first(self) -> bytes: ...
 
     def respond(self, message: bytes) -> bytes | None:
-        """The next message; None: the server has shown what it has to. AuthenticationError."""
+        """Return the next message, or None if the exchange is complete.
+
+        Raises AuthenticationError if the server fails to authenticate itself.
+        """
 
 
 class PlainServer:
-    """One message holds it all in plain text: for listeners with TLS, or wires one trusts."""
+    """Server side of PLAIN.
+
+    The message contains the password in plain text: use it with TLS or on a trusted network.
+    """
 
     name: Final = PLAIN
 
@@ -79,7 +85,7 @@ class PlainServer:
         try:
             parts = message.decode().split("\0")
         except UnicodeDecodeError:
-            raise _invalid("the message is no text") from None
+            raise _invalid("the message is not valid UTF-8") from None
         if len(parts) != 3 or not parts[1] or not parts[2]:
             raise _invalid("the message is not an authorization id, a name and a password")
         authorization, self.username, password = parts
@@ -89,7 +95,7 @@ class PlainServer:
                 " from username"
             )
         expected = self._passwords.get(self.username)
-        # An unknown user costs as much as a wrong password: digests are of one length.
+        # An unknown user takes as long as a wrong password: all digests have the same length.
         is_right = hmac.compare_digest(_digest(password), _digest(expected or "\0"))
         if expected is None or not is_right:
             raise _invalid("no such user" if expected is None else "the password is wrong")
@@ -174,11 +180,14 @@ class ScramClientMechanism:
 
 
 def client_mechanism(name: str, username: str, password: str, random: Random) -> ClientMechanism:
-    """`random` must be one that nobody can foretell. ValueError for an unknown mechanism."""
+    """Return the client side of the mechanism `name`.
+
+    `random` must be cryptographically secure. Raises ValueError if the mechanism is unknown.
+    """
     if name == PLAIN:
         return PlainClient(username, password)
     if name not in BY_SASL_NAME:
-        raise ValueError(f"{name} is no SASL mechanism of ours: there are {', '.join(MECHANISMS)}")
+        raise ValueError(f"{name} is not a supported SASL mechanism: {', '.join(MECHANISMS)}")
     return ScramClientMechanism(BY_SASL_NAME[name], username, password, random)
 
 
@@ -187,9 +196,9 @@ def _nonce(random: Random) -> str:
 
 
 def jaas_options(text: str) -> dict[str, str]:
-    """The options of a login module as Kafka's configs have it: `Module required a="b" c="d";`.
+    """Return the options of a login module in the form of Kafka: `Module required a="b" c="d";`.
 
-    ValueError says what is wrong, and holds none of it.
+    Raises ValueError, whose message contains no part of `text`, if the form is wrong.
     """
     if not _JAAS_END.search(text):
         raise ValueError("must end with a semicolon")
@@ -209,7 +218,7 @@ def jaas_options(text: str) -> dict[str, str]:
 
 
 def plain_users(options: Mapping[str, str]) -> dict[str, str]:
-    """Passwords by user: what is called `user_NAME` there."""
+    """Return passwords by user name, from the options named `user_NAME`."""
     return {
         name.removeprefix(_USER_PREFIX): value
         for name, value in options.items()

@@ -1,21 +1,23 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677), both sides, as plain state.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677), both sides, without I/O.
 
     client                                  server
     n,,n=alice,r=A                 ->
                                    <-       r=AB,s=<salt>,i=4096
-    c=biws,r=AB,p=<proof>          ->       the client has the password
-                                   <-       v=<signature>: and the server what it was made into
+    c=biws,r=AB,p=<proof>          ->       proves that the client has the password
+                                   <-       v=<signature>: proves that the server has the ServerKey
 
     SaltedPassword = PBKDF2(password, salt, i)
     StoredKey      = H(HMAC(SaltedPassword, "Client Key"))
     ServerKey      = HMAC(SaltedPassword, "Server Key")
 
-The server keeps salt, i, StoredKey and ServerKey: enough to check a proof, not to make one. A user
-that does not exist gets as far as one that does. Its server-first-message is a *decoy*: a salt that
-depends on the name and a secret alone, and the iteration count of a new user. A deleted user is
-shown with the salt and the count it had. The server does the same operations for all of them. As in
-Kafka there is no channel binding, and names and passwords are their UTF-8 bytes
-as they come (no SASLprep).
+The server stores salt, i, StoredKey and ServerKey, which suffice to check a proof but not to create
+one. A client cannot distinguish a nonexistent user from an existing one before the last message:
+the server-first-message of a nonexistent user is a *decoy* with a salt derived from the name and a
+secret, and the iteration count of a new user. A deleted user keeps the salt and the count that it
+had. The server does the same operations in all cases.
+
+Deliberately absent, as in Kafka: channel binding, and SASLprep; names and passwords are used as
+unmodified UTF-8 bytes.
 """
 
 import base64
@@ -31,12 +33,12 @@ from typing import Final
 from wire.primitives.frozen import frozen
 
 MIN_ITERATIONS: Final = 4096  # KIP-84
-MAX_ITERATIONS: Final = 16_384  # Kafka's, for what it stores
-# Of a new user, where whoever creates it asks for no other count; of decoys, too.
+MAX_ITERATIONS: Final = 16_384  # Kafka's limit for stored credentials
+# Default count for a new user, and count of decoys.
 DEFAULT_ITERATIONS: Final = 8192
-MAX_CLIENT_ITERATIONS: Final = 1_000_000  # what a server may make a client compute
+MAX_CLIENT_ITERATIONS: Final = 1_000_000  # most iterations that a client computes for a server
 MAX_SALT_BYTES: Final = 1024
-# Names and nonces are shorter; a message of half a megabyte would keep the loop for 60 ms.
+# Names and nonces are shorter; a message of half a megabyte would block the event loop for 60 ms.
 MAX_MESSAGE_BYTES: Final = 8192
 NONCE_BITS: Final = 192
 SALT_BYTES: Final = 24
@@ -59,7 +61,7 @@ _SERVER_FINAL: Final = re.compile(
 
 
 class ScramMechanism(IntEnum):
-    """Numbered as in the protocol's requests (KIP-554)."""
+    """SCRAM mechanisms, numbered as in the requests of the protocol (KIP-554)."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
@@ -81,12 +83,12 @@ BY_SASL_NAME: Final = {mechanism.sasl_name: mechanism for mechanism in ScramMech
 
 
 class ScramError(Exception):
-    """The other side's message makes no sense, or does not show what it has to."""
+    """Raised if a message of the peer is malformed or its proof is wrong."""
 
 
 @frozen
 class ScramCredential:
-    """What a server keeps of a password."""
+    """Credential that a server stores in place of a password."""
 
     salt: bytes
     iterations: int
@@ -96,7 +98,7 @@ class ScramCredential:
 
 @frozen
 class ScramChallenge:
-    """What a server-first-message shows of a user that was deleted."""
+    """Salt and iteration count of a deleted user, for the server-first-message."""
 
     salt: bytes
     iterations: int
@@ -105,21 +107,21 @@ class ScramChallenge:
 def salted_password(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
 ) -> bytes:
-    """Milliseconds of work, which is its purpose."""
+    """Return the salted password (PBKDF2). Takes milliseconds of CPU time, by design."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, _utf8(password), salt, iterations)
 
 
 def credential(
     mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
-    """Of a salted password."""
+    """Return the credential for a salted password."""
     client_key = _hmac(mechanism, salted, b"Client Key")
     server_key = _hmac(mechanism, salted, b"Server Key")
     return ScramCredential(salt, iterations, _hash(mechanism, client_key), server_key)
 
 
 class ScramServer:
-    """`first`, then `final`; who has done both with success is `username`."""
+    """Server side of one exchange: `first`, then `final`, which authenticates `username`."""
 
     def __init__(
         self,
@@ -128,9 +130,11 @@ class ScramServer:
         nonce: str,
         decoy_key: bytes,
     ) -> None:
-        """`credential_of` a name: a ScramChallenge for a deleted user, None for an unknown one.
+        """Begin an exchange.
 
-        `decoy_key`: the secret from which the salts of unknown users are derived.
+        `credential_of` returns the credential of a user name, a ScramChallenge for a deleted user,
+        None for an unknown one. `decoy_key`: secret from which the salts of unknown users are
+        derived.
         """
         self.username = ""
         self._mechanism = mechanism
@@ -142,7 +146,7 @@ class ScramServer:
         self._gs2 = self._bare = self._nonce = self._server_first = ""
 
     def first(self, message: bytes) -> bytes:
-        """The answer to a client's first message. ScramError."""
+        """Return the answer to the client-first-message. Raises ScramError if it is malformed."""
         asked = _match(_CLIENT_FIRST, message, "client-first-message")
         if asked["binding"].startswith("p="):
             raise ScramError("channel binding is not supported")
@@ -152,7 +156,7 @@ class ScramServer:
             raise ScramError("mandatory extensions are not supported")
         self.username = _name(asked["name"])
         if asked["authorization"] and _name(asked["authorization"]) != self.username:
-            raise ScramError("the authorization id is another than the user's name")
+            raise ScramError("the authorization id differs from the user name")
         decoy = self._decoy()  # derived for existing users too: no difference in time
         found = self._credential_of(self.username)
         self._is_known = isinstance(found, ScramCredential)
@@ -166,14 +170,17 @@ class ScramServer:
         return self._server_first.encode()
 
     def final(self, message: bytes) -> bytes:
-        """The answer to a client's last message; it has shown that it knows. ScramError."""
+        """Return the answer to the client-final-message; the client is then authenticated.
+
+        Raises ScramError if the message is malformed or the proof is wrong.
+        """
         known = self._credential
-        assert known is not None, "first comes first"
+        assert known is not None, "`first` must be called before `final`"
         asked = _match(_CLIENT_FINAL, message, "client-final-message")
         if _bytes(asked["binding"]) != self._gs2.encode():
-            raise ScramError("the channel binding is not that of the first message")
+            raise ScramError("the channel binding differs from the first message")
         if asked["nonce"] != self._nonce:
-            raise ScramError("the nonce is another")
+            raise ScramError("the nonce differs from the first message")
         said = f"{self._bare},{self._server_first},{asked['unproved']}".encode()
         signature = _hmac(self._mechanism, known.stored_key, said)
         client_key = _xor(_bytes(asked["proof"]), signature)
@@ -189,7 +196,7 @@ class ScramServer:
 
 
 class ScramClient:
-    """`first`, then `final` with the server's answer to it, then `finish` with the last one."""
+    """Client side of one exchange: `first`, then `final`, then `finish` with the last answer."""
 
     def __init__(self, mechanism: ScramMechanism, username: str, password: str, nonce: str) -> None:
         self._mechanism = mechanism
@@ -203,11 +210,15 @@ class ScramClient:
         return _GS2_HEADER + _utf8(self._bare)
 
     def final(self, message: bytes) -> bytes:
-        """ScramError where the server is not to be talked to."""
+        """Return the client-final-message for the server-first-message.
+
+        Raises ScramError if the message is malformed, its nonce is wrong, or its iteration count
+        is not from MIN_ITERATIONS to MAX_CLIENT_ITERATIONS.
+        """
         answer = _match(_SERVER_FIRST, message, "server-first-message")
         nonce, salt, iterations = answer["nonce"], answer["salt"], int(answer["iterations"])
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
-            raise ScramError("the server's nonce does not go on from ours")
+            raise ScramError("the server's nonce does not begin with the client's nonce")
         if not MIN_ITERATIONS <= iterations <= MAX_CLIENT_ITERATIONS:
             raise ScramError(f"the server asks for {iterations} iterations")
         salted = salted_password(self._mechanism, self._password, _bytes(salt), iterations)
@@ -220,12 +231,12 @@ class ScramClient:
         return f"{unproved},p={_base64(_xor(client_key, signature))}".encode()
 
     def finish(self, message: bytes) -> None:
-        """The server has shown that it knows, too. ScramError."""
+        """Verify the server-final-message. Raises ScramError if its signature is wrong."""
         answer = _match(_SERVER_FINAL, message, "server-final-message")
         if answer["signature"] is None:
-            raise ScramError(f"the server says {answer['error']!r}")
+            raise ScramError(f"the server reports error {answer['error']!r}")
         if not hmac.compare_digest(_bytes(answer["signature"]), self._signature):
-            raise ScramError("the server does not know the password either")
+            raise ScramError("the server does not have the user's credential")
 
 
 def _match(pattern: re.Pattern[str], message: bytes, what: str) -> re.Match[str]:
@@ -233,7 +244,7 @@ def _match(pattern: re.Pattern[str], message: bytes, what: str) -> re.Match[str]
         raise ScramError(f"a {what} of {len(message)} bytes is too long")
     found = pattern.fullmatch(_text(message))
     if found is None:
-        raise ScramError(f"no {what}")
+        raise ScramError(f"the message is not a {what}")
     return found
 
 
@@ -241,7 +252,7 @@ def _text(message: bytes) -> str:
     try:
         return message.decode()
     except UnicodeDecodeError:
-        raise ScramError("the message is no text") from None
+        raise ScramError("the message is not valid UTF-8") from None
 
 
 def _utf8(text: str) -> bytes:
@@ -250,7 +261,7 @@ def _utf8(text: str) -> bytes:
 
 def _name(escaped: str) -> str:
     if re.search("=(?!2C|3D)", escaped):
-        raise ScramError("the user's name is badly escaped")
+        raise ScramError("the user name has an invalid escape sequence")
     return escaped.replace("=2C", ",").replace("=3D", "=")
 
 
@@ -258,7 +269,7 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise ScramError("not base 64") from None
+        raise ScramError("a value is not base64") from None
 
 
 def _base64(data: bytes) -> str:
@@ -275,5 +286,5 @@ def _hash(mechanism: ScramMechanism, data: bytes) -> bytes:
 
 def _xor(one: bytes, other: bytes) -> bytes:
     if len(one) != len(other):
-        raise ScramError("the proof is not as long as a key")
+        raise ScramError("the proof does not have the length of a key")
     return bytes(a ^ b for a, b in zip(one, other, strict=True))

@@ -1,26 +1,26 @@
-"""TLS over any `Connection`, without a socket of its own.
+"""TLS over any `Connection`, by OpenSSL's memory buffers.
 
     inner.receive_nowait -> _incoming -> SSLObject.read  -> receive_nowait, receive_into, pump
     send, send_file      -> SSLObject.write -> _outgoing -> inner.send
 
-Two rules follow from there being a state machine between the bytes. First, what the inner
-connection has brought may hold more than one reader asked for, and nothing inside will become
-readable for it again: `pump` therefore asks until all of it was handed out, and the inner
-connection had no more than that. Second, what was encrypted has to leave, in order and as it is:
-when `send_nowait` could not get rid of all of it, it says of the last piece that it was not taken,
-and expects it again.
+The TLS state between the two byte streams leads to two rules. First, one receive of the inner
+connection may contain more plaintext than the reader requested, for which the inner connection
+does not become readable again: `pump` therefore calls its step until all plaintext is read and the
+inner connection has no more bytes. Second, encrypted bytes must be sent in order and unchanged: if
+`send_nowait` cannot send all of them, it reports the last piece as not sent, and the caller must
+pass the same bytes again.
 
-What the peer sends costs the loop no more than a few milliseconds at once. A step of a handshake
-takes half a millisecond of arithmetic, and a turn of the loop sees one of them, however many
-connections are at it. A change of keys (TLS 1.3) costs 40 microseconds and 27 bytes, and an answer
-that has to be kept until the peer takes it: few records are decrypted in a row, and a connection
-may have some hundred of these answers in its life. (Java's changes keys after 2^37 bytes.)
+A peer can occupy the event loop for a few milliseconds at a time only. A handshake step takes half
+a millisecond of CPU time; all connections together take one step per iteration of the loop. A key
+update (TLS 1.3) costs 40 microseconds, and an answer of 27 bytes that is kept until the peer reads
+it: therefore few records are decrypted in a row, and a connection may cause about a hundred such
+answers. (Java updates its keys after 2^37 bytes.)
 
-Once hands are shaken OpenSSL is given whole records only: when it has none it need not be asked,
-and its "no" is an exception that costs as much as decrypting a small request.
+After the handshake OpenSSL receives whole records only: without a whole record it is not called,
+since its SSLWantReadError costs as much as decrypting a small request.
 
-A peer that ends without saying so in TLS has ended. Whether a message is whole is for the protocol
-above to know, and all of ours say the sizes of theirs.
+A peer that closes without close_notify has ended its stream: the protocols above contain the sizes
+of their messages, and detect a truncated message themselves.
 """
 
 import ssl
@@ -31,40 +31,40 @@ import trio
 
 from metaquorum.runtime.interfaces import Buffer, Connection, File
 
-# One receive of the inner connection: some records.
+# Size of one receive of the inner connection; some records.
 RECEIVE_BYTES: Final = 64 * 1024
-# Encrypted before it is sent and others have their turn.
+# Bytes encrypted by `send` before they are sent and other tasks run.
 SEND_BYTES: Final = 128 * 1024
-# Encrypted and sent at once, where what was not taken is expected again.
+# Bytes encrypted at a time by `send_nowait`; an unsent piece must be passed again.
 SEND_AT_ONCE_BYTES: Final = 64 * 1024
-# More than one TLS record may have: OpenSSL is to see at once that this is none.
+# Above the largest TLS record: OpenSSL then rejects the bytes before a whole record arrives.
 MAX_RECORD_BYTES: Final = 17 * 1024
 # Records that are decrypted in a row.
 RECORDS_AT_ONCE: Final = 64
 RECORD_HEADER_BYTES: Final = 5
-# Answers that reading makes, of a connection: those to changes of keys, of 27 bytes each.
+# Limit of the answers to key updates on one connection, of 27 bytes each.
 MAX_ANSWER_BYTES: Final = 4096
-# Steps in a row for what has been decrypted already.
+# Steps in a row for plaintext that is available already.
 MAX_STEPS_PER_TURN: Final = 16
 
 
 class TlsError(OSError):
-    """The two sides do not agree; one sentence says why."""
+    """Raised if TLS fails; the message gives the cause."""
 
 
-# Where bytes of a connection are on their way into TLS; nothing of them stays.
+# Buffer for received bytes on their way into OpenSSL; empty between calls.
 _receive_buffer: Final = trio.lowlevel.RunVar[bytearray | None]("TLS receive buffer")
 
 
 def _shared_buffer() -> bytearray:
-    """One for all connections of a loop: ten thousand idle ones must be cheap."""
+    """Return the buffer that all connections of a loop share, to save memory of idle ones."""
     buffer = _receive_buffer.get(None)
     if buffer is None:
         _receive_buffer.set(buffer := bytearray(RECEIVE_BYTES))
     return buffer
 
 
-# Who may take the next step of its handshake.
+# Held by the connection that takes the next handshake step.
 _handshake_turn: Final = trio.lowlevel.RunVar[trio.Lock | None]("TLS handshakes take turns")
 
 
@@ -79,21 +79,21 @@ _NOTHING: Final = memoryview(b"")
 
 
 class _Records:
-    """Where records end, in a stream that comes in pieces.
+    """Boundaries of TLS records in a stream that arrives in pieces.
 
-    `has_more`: behind what was taken last stands one that can be.
+    `has_more`: another record is available after those taken last.
     """
 
     __slots__ = ("_left", "has_more")
 
     def __init__(self) -> None:
-        self._left = 0  # of the record under way
+        self._left = 0  # bytes left of the current record
         self.has_more = False
 
     def take(self, data: memoryview, *, whole: bool) -> int:
-        """So many bytes hold RECORDS_AT_ONCE records at most, and no part of a header.
+        """Return the size of a prefix of at most RECORDS_AT_ONCE records, without partial headers.
 
-        `whole`: nor part of a record that begins here.
+        `whole`: also without a partial record that begins in `data`.
         """
         at, size = self._left, len(data)
         count = 0
@@ -113,7 +113,7 @@ class _Records:
 
 
 class TlsConnection:
-    """The seam's `Connection` over another one. `handshake` comes first, then all the rest.
+    """`Connection` with TLS over another `Connection`. Call `handshake` first.
 
     One task may send while another receives, as with any connection.
     """
@@ -125,7 +125,7 @@ class TlsConnection:
         *,
         server_hostname: str | None = None,
     ) -> None:
-        """A `server_hostname` makes this the client's side."""
+        """Create the server side, or with `server_hostname` the client side."""
         self.peer: tuple[str, int] = inner.peer
         self._inner = inner
         self._incoming = ssl.MemoryBIO()
@@ -139,29 +139,30 @@ class TlsConnection:
         )
         self._buffer = _shared_buffer()
         self._records = _Records()
-        self._unfed = b""  # has come, and is to be decrypted later
-        self._is_secret = False  # hands are shaken
-        self._emptied = False  # the inner connection had no more, when it was last asked
+        self._unfed = b""  # received bytes that OpenSSL has not got yet
+        self._is_secret = False  # whether the handshake is complete
+        self._emptied = False  # the last receive took all bytes of the inner connection
         self._answer_bytes = 0
-        self._unsent = _NOTHING  # encrypted, and on its way out
-        self._sending = False  # somebody waits until the inner connection takes `_unsent`
-        self._repeated_bytes = 0  # encrypted, and said not to have been taken
-        self._ended = False  # the peer has
-        self._drained = False  # the last receive found nothing
-        self._going = False  # somebody pumps
+        self._unsent = _NOTHING  # encrypted bytes that are still to be sent
+        self._sending = False  # a task waits until the inner connection accepts `_unsent`
+        self._repeated_bytes = 0  # encrypted bytes that were reported as not sent
+        self._ended = False  # the peer has ended its stream
+        self._drained = False  # the last receive found no more bytes
+        self._going = False  # a task pumps
         self._soon: Callable[[], bool] | None = None
-        self._broken = False  # what the peer got ends in the middle of a record
+        self._broken = False  # the sent bytes end in the middle of a record
         self._closed = False
 
     @property
     def ssl(self) -> ssl.SSLObject:
-        """For what has been agreed: version, cipher, the peer's certificate."""
+        """TLS state of the connection: version, cipher, certificate of the peer."""
         return self._ssl
 
     async def handshake(self) -> None:
-        """Both sides are who their certificates say. TlsError, OSError.
+        """Run the TLS handshake.
 
-        It takes as long as the peer likes: limit the time.
+        Raises TlsError if the handshake fails, and OSError if the connection fails. The peer may
+        delay the handshake without a limit: use a timeout.
         """
         while True:
             try:
@@ -171,10 +172,10 @@ class TlsConnection:
                 await self._flush()
                 if not await self._fill():
                     raise TlsError(
-                        "the other side closed in the middle of the TLS handshake"
+                        "the peer closed the connection during the TLS handshake"
                     ) from None
             except ssl.SSLError as error:
-                self._flush_nowait()  # tells the other side why
+                self._flush_nowait()  # sends the alert
                 raise _tls_error(error) from None
             else:
                 await self._flush()
@@ -182,7 +183,7 @@ class TlsConnection:
                 return
 
     async def _fill(self) -> bool:
-        """Some bytes have come, or there are none to come."""
+        """Pass received bytes to OpenSSL; return False at the end of the stream."""
         if self._records.has_more:
             self._fill_nowait()
             await trio.lowlevel.checkpoint()
@@ -221,7 +222,7 @@ class TlsConnection:
             count = self._read(view[got:] if got else view)
             got += count
             if count == 0 and not self._ended:
-                # Its end is for the next one who asks, or for the inner connection to tell.
+                # The next receive, or the inner connection, reports the end of the stream.
                 if got and self._emptied and not self._records.has_more:
                     self._drained = True
                     return got
@@ -232,7 +233,7 @@ class TlsConnection:
         return got
 
     def _read(self, view: memoryview) -> int:
-        """So many bytes were there, decrypted; 0: there are none, or the peer `_ended`."""
+        """Decrypt into `view`; return the count, 0 without a record or if the peer `_ended`."""
         if self._is_secret and not (
             self._incoming.pending or self._incoming.eof or self._ssl.pending()
         ):
@@ -246,17 +247,17 @@ class TlsConnection:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._ended = True
         except ssl.SSLError as error:
-            self._flush_nowait()  # tells the other side why
+            self._flush_nowait()  # sends the alert
             raise _tls_error(error) from None
-        if self._outgoing.pending > unsent_bytes:  # the answer to a change of keys
+        if self._outgoing.pending > unsent_bytes:  # the answer to a key update
             self._answer_bytes += self._outgoing.pending - unsent_bytes
             self._flush_nowait()
             if self._answer_bytes > MAX_ANSWER_BYTES:
-                raise TlsError("no TLS with the other side: it changes keys again and again")
+                raise TlsError("TLS failed: the peer sends too many key updates")
         return count
 
     def _fill_nowait(self) -> int:
-        """How many bytes have come; 0: no more ever; -1: none yet."""
+        """Receive and pass bytes to OpenSSL; return their count, 0 at the end, -1 if none yet."""
         unfed = self._unfed
         if self._records.has_more:
             data, count = memoryview(unfed), len(unfed)
@@ -319,7 +320,7 @@ class TlsConnection:
     def send_nowait(self, data: Buffer) -> int:
         self._check()
         view = memoryview(data).cast("B")
-        assert len(view) >= self._repeated_bytes, "what was not taken has to be offered again"
+        assert len(view) >= self._repeated_bytes, "bytes that were not sent must be passed again"
         if not self._flush_nowait():
             return 0
         taken, self._repeated_bytes = self._repeated_bytes, 0
@@ -336,7 +337,7 @@ class TlsConnection:
         self._check()
         view = memoryview(data).cast("B")
         position, self._repeated_bytes = self._repeated_bytes, 0
-        assert len(view) >= position, "what was not taken has to be offered again"
+        assert len(view) >= position, "bytes that were not sent must be passed again"
         while True:
             self._encrypt(view[position : position + SEND_BYTES])
             position += SEND_BYTES
@@ -361,7 +362,7 @@ class TlsConnection:
             view = view[self._ssl.write(view) :]
 
     async def _flush(self) -> None:
-        """All that was encrypted has been handed to the inner connection."""
+        """Send all encrypted bytes to the inner connection."""
         if self._sending:
             raise trio.BusyResourceError("another task is already sending")
         self._sending = True
@@ -376,7 +377,7 @@ class TlsConnection:
             self._sending = False
 
     def _flush_nowait(self) -> bool:
-        """Whether all that was encrypted has left."""
+        """Send encrypted bytes without waiting; return whether none are left."""
         if self._sending:
             return False
         while self._unsent or self._outgoing.pending:
@@ -391,7 +392,7 @@ class TlsConnection:
     # Ending
 
     def close(self) -> None:
-        """The peer is told so, if that takes no wait."""
+        """Close the connection; send close_notify if that does not block."""
         if self._closed:
             return
         self._closed = True
@@ -407,7 +408,7 @@ class TlsConnection:
         except (
             ssl.SSLError,
             ValueError,
-        ):  # it also wants to read the peer's, which is not waited for
+        ):  # unwrap also expects the close_notify of the peer, which is not awaited
             pass
         try:
             self._flush_nowait()
@@ -425,22 +426,22 @@ _SELF_SIGNED: Final = 18
 _SELF_SIGNED_IN_CHAIN: Final = 19
 _NO_LOCAL_ISSUER: Final = 20
 _VERIFY_SENTENCES: Final = {
-    _EXPIRED: "its certificate has expired",
-    _NOT_YET_VALID: "its certificate is not valid yet",
-    _SELF_SIGNED: "its certificate is signed by itself, not by an authority we know",
-    _SELF_SIGNED_IN_CHAIN: "its certificate is of an authority we do not know",
-    _NO_LOCAL_ISSUER: "its certificate is of an authority we do not know",
+    _EXPIRED: "the peer's certificate has expired",
+    _NOT_YET_VALID: "the peer's certificate is not valid yet",
+    _SELF_SIGNED: "the peer's certificate is self-signed and not trusted",
+    _SELF_SIGNED_IN_CHAIN: "the authority of the peer's certificate is not trusted",
+    _NO_LOCAL_ISSUER: "the authority of the peer's certificate is not trusted",
 }
 _REASON_SENTENCES: Final = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS, or an old version of it",
-    "HTTP_REQUEST": "it speaks HTTP without TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks only old versions of TLS",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not know the authority of our certificate",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept our certificate",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate of ours",
-    "NO_SHARED_CIPHER": "it knows no cipher that we do",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer sent no certificate",
+    "WRONG_VERSION_NUMBER": "the peer does not use TLS, or an old version of it",
+    "HTTP_REQUEST": "the peer speaks HTTP without TLS",
+    "UNSUPPORTED_PROTOCOL": "the peer supports only old versions of TLS",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer does not trust the authority of this node's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer does not accept this node's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer reports that this node's certificate has expired",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate of this node",
+    "NO_SHARED_CIPHER": "the peer supports no common cipher",
 }
 
 
@@ -450,4 +451,4 @@ def _tls_error(error: ssl.SSLError) -> TlsError:
     else:
         reason = error.reason or str(error)
         words = _REASON_SENTENCES.get(reason, reason.lower().replace("_", " "))
-    return TlsError(f"no TLS with the other side: {words}")
+    return TlsError(f"TLS failed: {words}")

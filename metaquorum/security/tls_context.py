@@ -1,8 +1,8 @@
-"""Files of keys and certificates, the contexts of TLS made of them, and contexts that follow them.
+"""TLS contexts from files of keys and certificates, reloaded when the files change.
 
-Whoever renews a certificate replaces the files. New connections take what has come; those there are
-go on. Files that cannot be used leave what was in force, with a line in the log; but only at the
-second look, as a key and its certificate may be replaced one after the other.
+To renew a certificate, replace the files: new connections use the new ones, and open connections
+continue. If the new files cannot be used, the previous context stays in use and an error is logged;
+only at the second check, since a key and its certificate may be replaced one after the other.
 """
 
 import logging
@@ -22,43 +22,52 @@ ClientCertificates: TypeAlias = Literal["none", "requested", "required"]
 
 
 class TlsFilesError(Exception):
-    """The files for TLS cannot be used; one sentence that names the file."""
+    """Raised if TLS files cannot be used; the message names the file."""
 
 
 @frozen
 class TlsFiles:
     """Paths of PEM files."""
 
-    certificate: str  # this node's, and those between it and an authority
+    certificate: str  # certificate of this node, followed by intermediate certificates
     key: str
-    authorities: str | None = None  # whose certificates are believed
-    verify_hostname: bool = True  # a server's certificate has to name the host that was dialed
+    authorities: str | None = None  # trusted authorities
+    verify_hostname: bool = True  # whether a server's certificate must contain the dialed host
 
 
 def server_context(
     files: TlsFiles, *, client_certificates: ClientCertificates = "none"
 ) -> ssl.SSLContext:
-    """For those who are dialed. TlsFilesError."""
+    """Return a context for accepted connections. Blocking: reads the files.
+
+    Raises TlsFilesError if a file cannot be used.
+    """
     context = _own_context(ssl.PROTOCOL_TLS_SERVER, files)
     if client_certificates != "none":
         if files.authorities is None:
             raise TlsFilesError(
-                "certificates of clients cannot be checked: no file of authorities is given"
+                "client certificates cannot be checked: no file of trusted authorities is"
+                " configured"
             )
         _load_authorities(context, files.authorities)
         context.verify_mode = (
             ssl.CERT_REQUIRED if client_certificates == "required" else ssl.CERT_OPTIONAL
         )
-    context.num_tickets = 0  # nobody resumes, and a ticket to one who has gone breaks his stream
+    context.num_tickets = (
+        0  # no client resumes sessions, and a ticket breaks the stream of a client that has closed
+    )
     return context
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """For those who dial and have a certificate to show. TlsFilesError."""
+    """Return a context for dialed connections with a client certificate. Blocking: reads files.
+
+    Raises TlsFilesError if a file cannot be used.
+    """
     context = _own_context(ssl.PROTOCOL_TLS_CLIENT, files)
     if files.authorities is None:
         raise TlsFilesError(
-            "certificates of servers cannot be checked: no file of authorities is given"
+            "server certificates cannot be checked: no file of trusted authorities is configured"
         )
     _load_authorities(context, files.authorities)
     context.check_hostname = files.verify_hostname
@@ -66,19 +75,22 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _own_context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
-    """With this node's own certificate and key, which fit and are in date. TlsFilesError."""
+    """Return a context with the certificate and key of this node.
+
+    Raises TlsFilesError if they cannot be read, do not match, or are not valid today.
+    """
     for what, path in (("certificate", files.certificate), ("key", files.key)):
         _check_readable(what, path)
     context = _context(protocol)
     try:
-        # Without a password: OpenSSL would ask for one on the terminal, and the node would hang.
+        # Without this callback OpenSSL would prompt on the terminal, and the node would hang.
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except ssl.SSLError as error:
         raise TlsFilesError(_load_failure(error, files)) from None
     except _EncryptedKeyError:
         raise TlsFilesError(
-            f"the key in {files.key} is encrypted: give one that is not, which only this user may"
-            " read"
+            f"the key in {files.key} is encrypted: configure an unencrypted key that only this user"
+            " may read"
         ) from None
     _check_dates(files)
     return context
@@ -104,18 +116,18 @@ def _check_readable(what: str, path: str) -> None:
         with open(path, "rb") as file:
             file.read(1)
     except OSError as error:
-        raise TlsFilesError(f"the {what} file {path} cannot be read: {error.strerror}") from None
+        raise TlsFilesError(f"cannot read the {what} file {path}: {error.strerror}") from None
 
 
 def _load_failure(error: ssl.SSLError, files: TlsFiles) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"the key in {files.key} is not that of the certificate in {files.certificate}"
+        return f"the key in {files.key} does not match the certificate in {files.certificate}"
     for what, path in (("certificate", files.certificate), ("private key", files.key)):
         marks = (b"-----BEGIN CERTIFICATE",) if what == "certificate" else (b"PRIVATE KEY-----",)
         with open(path, "rb") as file:
             data = file.read()
         if not any(mark in data for mark in marks):
-            return f"{path} holds no {what} in PEM form"
+            return f"{path} contains no {what} in PEM format"
     return (
         f"the certificate in {files.certificate} and the key in {files.key} cannot be used:"
         f" {error.reason or error}"
@@ -127,13 +139,15 @@ def _load_authorities(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise TlsFilesError(f"{path} holds no certificates of authorities in PEM form") from None
+        raise TlsFilesError(
+            f"{path} contains no certificates of authorities in PEM format"
+        ) from None
 
 
 def _check_dates(files: TlsFiles) -> None:
-    """TlsFilesError when the node's own certificate is not valid today.
+    """Raise TlsFilesError if the certificate of this node is not valid today.
 
-    It is shown to a client that believes in nothing but this very certificate.
+    Runs a handshake in memory with a client that trusts this certificate only.
     """
     server = _context(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files.certificate, files.key)
@@ -155,7 +169,7 @@ def _check_dates(files: TlsFiles) -> None:
             except ssl.SSLCertVerificationError as error:
                 if (words := _OUT_OF_DATE.get(error.verify_code)) is not None:
                     raise TlsFilesError(f"the certificate in {files.certificate} {words}") from None
-                return  # unusual, but whoever it is shown to judges that
+                return  # unusual; the peers decide whether they accept the certificate
             except ssl.SSLError:
                 return
 
@@ -163,16 +177,16 @@ def _check_dates(files: TlsFiles) -> None:
 _EXPIRED: Final = 10  # OpenSSL's X509_V_ERR_...
 _NOT_YET_VALID: Final = 9
 _OUT_OF_DATE: Final = {
-    _EXPIRED: "has expired: put a new one in its place",
-    _NOT_YET_VALID: "is not valid yet: is the clock right?",
+    _EXPIRED: "has expired: replace it",
+    _NOT_YET_VALID: "is not valid yet: check the clock of this machine",
 }
 
 
 class ReloadedContext:
-    """`current` is made of the files as they were when they were looked at last."""
+    """TLS context that follows its files. `current`: context of the last usable files."""
 
     def __init__(self, files: TlsFiles, make: Callable[[], ssl.SSLContext]) -> None:
-        """TlsFilesError."""
+        """Create the first context. Raises TlsFilesError if a file cannot be used."""
         self._paths = {path for path in (files.certificate, files.key, files.authorities) if path}
         self._make = make
         self._seen = self._versions()
@@ -180,7 +194,7 @@ class ReloadedContext:
         self.current = make()
 
     def reload(self) -> None:
-        """What was replaced is in force; or it is of no use, and said so once."""
+        """Reload changed files; if they cannot be used, log an error once and keep `current`."""
         versions = self._versions()
         if versions == self._seen:
             return
@@ -189,11 +203,11 @@ class ReloadedContext:
         except TlsFilesError as error:
             if versions == self._refused:
                 self._seen = versions
-                log.error("TLS goes on with what was there: %s", error)
+                log.error("cannot reload TLS files: %s; the previous ones stay in use", error)
             self._refused = versions
         else:
             self._seen = versions
-            log.info("TLS: new contents of %s are in force", ", ".join(sorted(self._paths)))
+            log.info("reloaded TLS files %s", ", ".join(sorted(self._paths)))
 
     def _versions(self) -> "dict[str, _Version | None]":
         return {path: _version(path) for path in self._paths}

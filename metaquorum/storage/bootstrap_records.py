@@ -1,9 +1,9 @@
-"""What a new cluster's metadata log begins with: written down by `format`, on each controller.
+"""First records of a new cluster's metadata log, written on each controller by `format`.
 
-    <data>/first.records     one record a line, in hexadecimal
+    <data>/first.records     one record per line, in hexadecimal
 
-Read at every start, and of use only to the controller that founds the cluster. The file holds
-credentials of users: its owner alone may read it.
+Read at every start, but used only by the controller that bootstraps the cluster. The file contains
+user credentials: only its owner may read it.
 """
 
 import os
@@ -19,20 +19,23 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 def write_first_records(disk: Disk, data_dir: str, records: Sequence[MetadataRecord]) -> None:
-    """Slow: for `Disk.run`. OSError."""
+    """Write the file durably. Blocking: call by `Disk.run`. Raises OSError if the disk fails."""
     text = "".join(encode_record(record).hex() + "\n" for record in records)
     write_atomically(disk, os.path.join(data_dir, FIRST_RECORDS), text.encode(), private=True)
 
 
 def read_first_records(disk: Disk, data_dir: str) -> list[MetadataRecord]:
-    """None where there is no such file. Slow: for `Disk.run`. StorageError."""
+    """Return the records; an empty list if there is no file. Blocking: call by `Disk.run`.
+
+    Raises StorageError if the file is damaged.
+    """
     path = os.path.join(data_dir, FIRST_RECORDS)
     if not disk.exists(path):
         return []
     keep_private(disk, [path])
     try:
         if disk.size(path) > MAX_FILE_BYTES:
-            raise ValueError("it is too large")
+            raise ValueError("the file is too large")
         lines = disk.read_file(path).decode().split()
         return [decode_record(bytes.fromhex(line)) for line in lines]
     except (ValueError, RecordError) as error:

@@ -1,12 +1,12 @@
-"""Whose a data directory is: cluster, node and format, written down before anything else in it.
+"""Identity of a data directory: cluster, node and format, written before any other file in it.
 
-    <data>/.lock             held while a process uses the directory; says which one
-    <data>/meta.properties   as Kafka's, with one line more: the format of what lies beside it
-    <data>/metadata/         the metadata log's journal and snapshots
+    <data>/.lock             locked while a process uses the directory; names the process
+    <data>/meta.properties   as in Kafka, with an additional line for the format of the directory
+    <data>/metadata/         journal and snapshots of the metadata log
     <data>/<topic>-<n>/      partition logs
 
-A directory of another cluster or node, or of a newer format, is refused: starting on it would mix
-what must never mix.
+A node refuses a directory of another cluster or node, or of a newer format, since starting on it
+would mix the data of different nodes or clusters.
 """
 
 import base64
@@ -27,7 +27,7 @@ METADATA_DIR: Final = "metadata"
 MAX_PROPERTIES_BYTES: Final = 64 << 10
 _FORMAT_KEY: Final = "metaquorum.format"
 _NO_DATA: Final = frozenset({LOCK_FILE, META_PROPERTIES + ".tmp", "lost+found"})
-# What a file system, or a folder, of others says.
+# Errors of folders that belong to other users, or to file systems without fsync.
 _NOT_SYNCED: Final = frozenset(
     (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
 )
@@ -36,12 +36,12 @@ _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class StorageIdentityError(StorageError):
-    """The data directory is not this node's to use; the message is one sentence for a person."""
+    """Raised if this node may not use the data directory; the message says what to do."""
 
 
 @frozen
 class MetaProperties:
-    """What `meta.properties` says. Ids are 22 characters of URL-safe base 64, as Kafka's."""
+    """Content of `meta.properties`. Ids are 22 characters of URL-safe base64, as in Kafka."""
 
     cluster_id: str
     node_id: int
@@ -55,7 +55,7 @@ class MetaProperties:
 
 
 def new_id(random: Random) -> str:
-    """An id for a cluster or directory; never one that a command line takes for an option."""
+    """Return a new id of a cluster or directory, which never begins with "-" like an option."""
     while True:
         text = base64.urlsafe_b64encode(new_topic_id(random)).decode().rstrip("=")
         if not text.startswith("-"):
@@ -63,7 +63,7 @@ def new_id(random: Random) -> str:
 
 
 class Storage:
-    """A data directory that is this node's, and locked."""
+    """A locked data directory of this node."""
 
     def __init__(
         self, data_dir: str, properties: MetaProperties, lock: FileLock, *, is_new: bool
@@ -71,11 +71,11 @@ class Storage:
         self.data_dir: Final = data_dir
         self.metadata_dir: Final = os.path.join(data_dir, METADATA_DIR)
         self.properties: Final = properties
-        self.is_new: Final = is_new  # formatted just now
+        self.is_new: Final = is_new  # whether it was formatted at this start
         self._lock = lock
 
     def close(self) -> None:
-        """Others may use the directory."""
+        """Unlock the directory for other processes."""
         self._lock.release()
 
 
@@ -89,22 +89,23 @@ def open_storage(
     cluster_id: str | None = None,
     may_found: bool = True,
 ) -> Storage:
-    """The directory is this node's, and locked; it is formatted where there was nothing.
+    """Lock a data directory and check its identity; format an empty one.
 
-    `owner` says who locks it ("process 4711"). `cluster_id` None: any that stands there, or a new
-    one where this node `may_found` a cluster. Slow: for `Disk.run`. StorageIdentityError, or
-    StorageError where the disk fails.
+    `owner` names the locking process ("process 4711"). `cluster_id` None: accept the cluster id in
+    the directory, or create one if this node `may_found` a cluster. Blocking: call by `Disk.run`.
+    Raises StorageIdentityError if this node may not use the directory, and StorageError if the
+    disk fails.
     """
     try:
         lock = _locked(disk, data_dir, owner)
     except (FileExistsError, NotADirectoryError) as error:
         raise StorageError(
-            f"{data_dir} is a file, or lies in one; choose another data directory"
+            f"{data_dir} is a file, or is inside of one; choose another data directory"
         ) from error
     except OSError as error:
         raise StorageError(
-            f"{data_dir} cannot be used: {error.strerror or error}; choose another data directory"
-            " or change its permissions"
+            f"cannot use {data_dir}: {error.strerror or error}; choose another data directory or"
+            " change its permissions"
         ) from error
     try:
         properties = _read(disk, data_dir)
@@ -112,8 +113,8 @@ def open_storage(
         if properties is None:
             if cluster_id is None and not may_found:
                 raise StorageIdentityError(
-                    f"{data_dir} is empty, and the cluster has other nodes, so that its id must be"
-                    " given (--cluster-id): the same to each of them"
+                    f"{data_dir} is empty, and the cluster has other nodes: pass the same"
+                    " --cluster-id to each node"
                 )
             properties = MetaProperties(cluster_id or new_id(random), node_id, new_id(random))
             _format(disk, data_dir, properties)
@@ -122,7 +123,7 @@ def open_storage(
         _check_identity(data_dir, properties, node_id, cluster_id)
     except OSError as error:
         lock.release()
-        raise StorageError(f"{data_dir} cannot be used: {error.strerror or error}") from error
+        raise StorageError(f"cannot use {data_dir}: {error.strerror or error}") from error
     except BaseException:
         lock.release()
         raise
@@ -130,7 +131,7 @@ def open_storage(
 
 
 def is_formatted(disk: Disk, data_dir: str) -> bool:
-    """Whether the directory is there and says whose it is. OSError where nobody can tell."""
+    """Return whether the directory exists and is formatted. Raises OSError if the disk fails."""
     return disk.is_dir(data_dir) and META_PROPERTIES in disk.list(data_dir)
 
 
@@ -142,8 +143,8 @@ def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
     except BlockingIOError:
         holder = disk.read_file(path)[:100].decode("utf-8", "replace").strip()
         raise StorageIdentityError(
-            f"{data_dir} is in use by {holder or 'another process'}; stop that one, or give this"
-            " node a data directory of its own"
+            f"{data_dir} is in use by {holder or 'another process'}; stop that process, or"
+            " configure another data directory for this node"
         ) from None
     try:
         file = disk.open(path, create=True)
@@ -153,7 +154,7 @@ def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
         finally:
             file.close()
     except OSError as error:
-        if error.errno not in _FULL:  # the name is for people; what is stored here can be read
+        if error.errno not in _FULL:  # the owner is information only; a full disk can be read
             lock.release()
             raise
     return lock
@@ -163,27 +164,29 @@ def _format(disk: Disk, data_dir: str, properties: MetaProperties) -> None:
     strangers = [name for name in disk.list(data_dir) if name not in _NO_DATA]
     if strangers:
         raise StorageIdentityError(
-            f"{data_dir} holds {strangers[0]} but no {META_PROPERTIES}, so nobody knows whose it"
-            " is; choose an empty directory"
+            f"{data_dir} contains {strangers[0]} but no {META_PROPERTIES}, so that its node is"
+            " unknown; choose an empty directory"
         )
     _sync_parents(disk, data_dir)
     write_atomically(disk, os.path.join(data_dir, META_PROPERTIES), properties.text().encode())
 
 
 def _sync_names(disk: Disk, data_dir: str) -> None:
-    """Names that a killed process made, removed or changed here survive a loss of power. OSError.
+    """Sync names that a killed process has created, removed or renamed in `data_dir`.
 
-    This process relies on them, and makes none of them again: a log that is open in a folder syncs
-    what is in the folder, and a mark of a clean stop that was removed may not come back.
+    This process relies on these names without creating them again: a log syncs only the content of
+    its folder, and a removed marker of a clean shutdown must not reappear after a power loss.
+    Raises OSError if the disk fails.
     """
     disk.sync_dir(data_dir)
 
 
 def _sync_parents(disk: Disk, data_dir: str) -> None:
-    """The directory, and those around it that were made for it, survive a loss of power. OSError.
+    """Sync the parent directories of `data_dir`, so that the directory survives a power loss.
 
-    Before it is formatted, as who finds it formatted relies on that. An earlier process may have
-    made them, and been killed: nobody knows which are new. One that cannot be synced is not.
+    Done before formatting, since a formatted directory is assumed to be durable. All parents are
+    synced, since an earlier process that was killed may have created any of them; those that this
+    process may not sync are skipped. Raises OSError if the disk fails.
     """
     path = data_dir
     while (parent := os.path.dirname(path)) != path:
@@ -200,12 +203,15 @@ def _read(disk: Disk, data_dir: str) -> MetaProperties | None:
     if not disk.exists(path):
         return None
     if disk.size(path) > MAX_PROPERTIES_BYTES:
-        raise StorageIdentityError(f"{path} is too large to be what its name says")
+        raise StorageIdentityError(f"{path} is too large to be a properties file")
     return parse_properties(path, disk.read_file(path))
 
 
 def parse_properties(path: str, data: bytes) -> MetaProperties:
-    """What the file says; StorageIdentityError."""
+    """Return the content of the file.
+
+    Raises StorageIdentityError if the file is damaged, of a newer format, or from Apache Kafka.
+    """
     values: dict[str, str] = {}
     for line in data.decode("utf-8", "replace").splitlines():
         key, equals, value = line.strip().partition("=")
@@ -213,14 +219,14 @@ def parse_properties(path: str, data: bytes) -> MetaProperties:
             values[key.strip()] = value.strip()
     if _FORMAT_KEY not in values and "cluster.id" in values:
         raise StorageIdentityError(
-            f"{path} was written by Apache Kafka, whose data this server does not take over;"
-            " choose another data directory"
+            f"{path} was written by Apache Kafka, whose data this server cannot use; choose another"
+            " data directory"
         )
     form = _number(path, values, _FORMAT_KEY)
     if form > FORMAT:
         raise StorageIdentityError(
-            f"{path} has format {form}, written by a newer version of this server, which reads up"
-            f" to {FORMAT}; start the newer version"
+            f"{path} has format {form} of a newer version of this server; this version reads"
+            f" formats up to {FORMAT}; start the newer version"
         )
     _number(path, values, "version")
     return MetaProperties(
@@ -232,7 +238,7 @@ def parse_properties(path: str, data: bytes) -> MetaProperties:
 
 def _damaged(path: str, what: str) -> StorageIdentityError:
     return StorageIdentityError(
-        f"{path} is damaged: it gives no {what}; put it back as it was, or choose another data"
+        f"{path} is damaged: it contains no {what}; restore the file, or choose another data"
         " directory"
     )
 
@@ -246,7 +252,7 @@ def _text(path: str, values: Mapping[str, str], key: str) -> str:
 def _number(path: str, values: Mapping[str, str], key: str) -> int:
     text = values.get(key, "")
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise _damaged(path, f"number as {key}")
+        raise _damaged(path, f"number for {key}")
     return int(text)
 
 

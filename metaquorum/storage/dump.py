@@ -1,10 +1,10 @@
-"""What a journal segment or a snapshot says, as plain data for people and machines.
+"""Content of a journal segment or a snapshot as rows of plain data, for `log dump`.
 
-Files are only read, and may be those of a running node: what it is writing then looks like a tear
-at the end. Nothing is guessed behind damage: a row says where it is, and the rest is not shown.
+Files are only read, and may belong to a running node, whose incomplete write then appears as a torn
+tail. Content after damage is not decoded: the last row gives the position of the damage.
 
-A batch takes effect where the log stands at its expected offset, in the term it was decided in; the
-others are dropped by every replica, and so marked here where that can be told (`Offsets`).
+A batch takes effect if the log ends at its expected offset and the batch was proposed in the term
+of its entry. Every replica drops other batches; the rows mark them if that is known (`Offsets`).
 """
 
 import os
@@ -33,13 +33,13 @@ from wire.primitives.types import uuid_to_text
 
 Row: TypeAlias = dict[str, Any]
 
-MAX_SEGMENT_BYTES: Final = 64 << 20  # several times what a segment grows to
+MAX_SEGMENT_BYTES: Final = 64 << 20  # several times the size of a full segment
 MAGIC_BYTES: Final = len(JOURNAL_MAGIC)
 
 
 @dataclass
 class Offsets:
-    """Where the metadata ends behind each entry read, as far as can be told."""
+    """End offset of the metadata after each entry, where it is known."""
 
     end: int | None = None
     by_index: dict[int, int] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Offsets:
         self.end = self.by_index.get(end_index - 1)
 
     def dropped(self, entry: Entry, batch: Batch) -> str | None:
-        """Why the batch changes nothing; None where it does, or that is not known."""
+        """Return why replicas drop the batch; None if it takes effect or if that is unknown."""
         if batch.term != entry.term:
-            return f"it was decided in term {batch.term}"
+            return f"it was proposed in term {batch.term}"
         if self.end is not None and batch.expected_offset != self.end:
-            return f"the log stood at offset {self.end}"
+            return f"the log ended at offset {self.end}"
         self.end = batch.end_offset
         return None
 
@@ -73,7 +73,7 @@ def is_snapshot(head: bytes) -> bool:
 
 
 def journal_rows(data: bytes, offsets: Offsets) -> Iterator[Row]:
-    """A row for each operation; one with `damage` or `torn_bytes` is the last."""
+    """Yield a row for each operation; a row with `damage` or `torn_bytes` is the last."""
     position = 0
     while position < len(data):
         frame = read_frame(JOURNAL_MAGIC, data, position)
@@ -82,7 +82,7 @@ def journal_rows(data: bytes, offsets: Offsets) -> Iterator[Row]:
             if position and is_torn(JOURNAL_MAGIC, data, position):
                 yield {"position": position, "torn_bytes": left}
             else:
-                yield _damage(position, "a frame that cannot be read")
+                yield _damage(position, "unreadable frame")
             return
         try:
             ops = decode_ops(frame.body)
@@ -127,7 +127,7 @@ def _vote(vote: int) -> int | None:
 
 def _entry_row(entry: Entry, offsets: Offsets) -> Row:
     row: Row = {"op": "entry", "index": entry.index, "term": entry.term}
-    if entry.payload:  # else it only marks the beginning of a term
+    if entry.payload:  # an entry without payload marks the beginning of a term
         try:
             row["batch"] = _batch_row(entry, decode_batch(entry.payload), offsets)
         except RecordError as error:
@@ -149,7 +149,7 @@ def _batch_row(entry: Entry, batch: Batch, offsets: Offsets) -> Row:
 
 
 def snapshot_rows(path: str) -> Iterator[Row]:
-    """A row for the header, for each record, and for the end; or for damage, which is the last."""
+    """Yield a row for the header, each record, and the end; a row with `damage` is the last."""
     count = position = sequence = 0
     with open(path, "rb") as file:
         while True:
@@ -157,7 +157,7 @@ def snapshot_rows(path: str) -> Iterator[Row]:
             size = frame_bytes(SNAPSHOT_MAGIC, header)
             frame = size and read_frame(SNAPSHOT_MAGIC, header + file.read(size - HEADER_BYTES), 0)
             if not frame or frame.sequence != sequence:
-                yield _damage(position, "a frame that cannot be read")
+                yield _damage(position, "unreadable frame")
                 return
             kind, body = bytes(frame.body[:1]), bytes(frame.body[1:])
             try:
@@ -170,14 +170,14 @@ def snapshot_rows(path: str) -> Iterator[Row]:
             position += frame.end
             if is_end:
                 if left := os.fstat(file.fileno()).st_size - position:
-                    yield _damage(position, f"{left} bytes behind the end")
+                    yield _damage(position, f"{left} bytes after the end")
                 return
             count += len(rows) if kind == b"R" else 0
             sequence += 1
 
 
 def _snapshot_frame(kind: bytes, body: bytes, count: int) -> tuple[list[Row], bool]:
-    """Its rows, and whether nothing comes behind it. RecordError."""
+    """Return the rows of a frame, and whether it is the last. Raises RecordError if malformed."""
     if kind == b"R":
         rows = [{"op": "record", "record": record_row(each)} for each in unpack_records(body)]
         return rows, False
@@ -188,8 +188,8 @@ def _snapshot_frame(kind: bytes, body: bytes, count: int) -> tuple[list[Row], bo
         case (int(records),) if kind == b"F" and records == count:
             return [{"op": "end", "records": records}], True
         case (int(records),) if kind == b"F":
-            raise RecordError(f"{count} records where {records} were written")
-    raise RecordError("a frame of no known kind")
+            raise RecordError(f"{count} records, expected {records}")
+    raise RecordError("frame of unknown kind")
 
 
 def _damage(position: int, what: str) -> Row:
@@ -197,7 +197,7 @@ def _damage(position: int, what: str) -> Row:
 
 
 def record_row(record: MetadataRecord) -> Row:
-    """The record's kind and fields; ids as Kafka's tools write them."""
+    """Return the type and fields of a record, with ids in the form of Kafka's tools."""
     schema = schema_of(record)
     fields = {
         each.name: "[hidden]" if each.is_secret else _plain(getattr(record, each.name))

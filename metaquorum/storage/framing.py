@@ -1,12 +1,13 @@
-"""Frames: the pieces of which journal segments and snapshots are made, each checked by itself.
+"""Frames of journal segments and snapshots, each with its own checksums.
 
     magic 4 | body bytes 4 | sequence 8 | CRC-32C of the body 4 | CRC-32C of these 20 bytes 4 | body
 
-Torn or damaged? A frame that cannot be read is either the last thing written before power went (it
-never was acknowledged, and goes) or bytes that were once synced and have changed since (they may
-have been acknowledged, and nothing may be guessed). A file only ever grows by one frame between two
-syncs, so the frame is torn when nothing readable follows it and part of it never reached the disk:
-the file ends before it, or one of its sectors is still all zero, as what a file grew by reads then.
+An unreadable frame is either torn or damaged. A torn frame is the last write before a power loss:
+it was never acknowledged, and recovery removes it. A damaged frame was synced and has changed
+since: it may have been acknowledged, and recovery must not guess its content. A file grows by one
+frame between two syncs. A frame is therefore torn if no readable frame follows and a part of it
+never reached the disk: the file ends before the frame does, or one of its sectors is all zeros,
+which is the content of a sector that was allocated but not written.
 """
 
 import struct
@@ -23,13 +24,13 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class DamagedError(StorageError):
-    """A file holds other bytes than were written; the message names file and position."""
+    """Raised if a file does not contain the bytes written; the message gives file and position."""
 
 
 class Frame(NamedTuple):
     sequence: int
     body: memoryview
-    end: int  # the position behind it
+    end: int  # position after the frame
 
 
 def encode_frame(magic: bytes, sequence: int, body: bytes) -> bytes:
@@ -39,7 +40,7 @@ def encode_frame(magic: bytes, sequence: int, body: bytes) -> bytes:
 
 
 def frame_bytes(magic: bytes, header: Buffer) -> int | None:
-    """The size of the frame that begins with `header`; None when that is no header."""
+    """Return the size of the frame that begins with `header`; None if it is not a header."""
     if len(header) < HEADER_BYTES:
         return None
     found, body_bytes, _, _, header_crc = _HEADER.unpack_from(header)
@@ -54,7 +55,7 @@ def frame_bytes(magic: bytes, header: Buffer) -> int | None:
 
 
 def read_frame(magic: bytes, data: Buffer, position: int) -> Frame | None:
-    """The frame that stands at `position`, whole and unharmed; None when there is none."""
+    """Return the frame at `position`; None if there is no complete and valid frame."""
     view = memoryview(data)
     size = frame_bytes(magic, view[position : position + HEADER_BYTES])
     if size is None or position + size > len(view):
@@ -67,7 +68,7 @@ def read_frame(magic: bytes, data: Buffer, position: int) -> Frame | None:
 
 
 def is_torn(magic: bytes, data: bytes, position: int) -> bool:
-    """Whether what follows `position`, where no frame can be read, never was synced."""
+    """Return whether the bytes after `position`, which are no valid frame, were never synced."""
     size = frame_bytes(magic, data[position : position + HEADER_BYTES])
     end = len(data) if size is None else position + size
     if end > len(data) or len(data) - position < HEADER_BYTES:

@@ -1,21 +1,23 @@
-"""The journal: the replicated log's entries and a voter's hard state, on one disk.
+"""Journal of a voter: entries of the replicated log and the hard state (term and vote), on disk.
 
-Segments are rows of frames (`framing.py`) of operations (`journal_ops.py`), and are only ever
-appended to; a suffix of the log that has to go is struck out by an operation, and a prefix goes by
-removing segments. Operations are *staged* by plain calls, and `sync` alone writes them: what stands
-behind its `await` may rely on them, and nothing else can be mistaken for durable.
+Segments are append-only sequences of frames (`framing.py`) of operations (`journal_ops.py`). An
+operation truncates a suffix of the log; removing segments drops a prefix. Callers *stage*
+operations, and only `sync` writes them: after `await journal.sync()` all staged operations are
+durable.
 
-Order of the disk's operations, between any two of which power may go:
+Order of disk operations, with a possible power loss between any two:
 
-    sync        write one frame at the end; fdatasync. No second frame before the first is synced.
-    roll        a `.tmp` with the first frame; fdatasync; rename; sync the folder; only then used
-    removal     the oldest segment; sync the folder; then the next
-    opening     stray `.tmp` go; a torn tail is cut off; the last frame is written once more (after
-                a failed fdatasync the kernel takes it for clean, though the disk never had it);
-                fdatasync, sync the folder; only then used
+    sync        write one frame at the end; fdatasync; only then write the next frame
+    roll        write a `.tmp` with the first frame; fdatasync; rename; sync the folder; only then
+                use the segment
+    removal     remove the oldest segment; sync the folder; then the next
+    opening     remove stray `.tmp` files; cut off a torn tail; write the last frame again (after a
+                failed fdatasync the kernel considers the pages clean, though the disk never got
+                them); fdatasync; sync the folder; only then use the journal
 
-A segment is named by the sequence number of its first frame, and that frame repeats where the log
-stood: a segment that is missing, or another log's, is noticed.
+The name of a segment is the sequence number of its first frame. That frame also contains the last
+log position and the hard state before the segment, so that `open` detects a missing segment or a
+segment of another log.
 """
 
 import errno
@@ -60,52 +62,52 @@ MAX_FRAME_BYTES: Final = MAX_PAYLOAD_BYTES + (4 << 20)
 
 
 class JournalFullError(StorageError):
-    """There is no room; what was staged is not written, never will be, and is staged no more."""
+    """Raised if the disk is full; the staged operations are dropped and not written."""
 
 
 class Journal:
-    """One voter's journal. One task owns it. Indices count from 1, without a gap.
+    """Journal of one voter, owned by one task. Indexes start at 1 and have no gaps.
 
-    `append`, `truncate`, `reset` and `set_hard_state` stage, in that order, what `sync` makes
-    durable in one stroke; `durable` says what is.
+    `append`, `truncate`, `reset` and `set_hard_state` stage operations in the order of the calls;
+    `sync` makes them durable. `durable` is the last durable position.
     """
 
     def __init__(
         self, disk: Disk, directory: str, cluster_id: str, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """Not to be used before `open`."""
+        """Create a journal, which must be opened by `open` before use."""
         self._disk = disk
         self._directory = directory
         self._cluster_id = cluster_id
         self._segment_bytes = segment_bytes
         self._index = JournalIndex()
-        self._segments: list[int] = []  # sequence of the first frame of each
-        self._sequence = 0  # of the next frame
+        self._segments: list[int] = []  # sequence number of the first frame of each
+        self._sequence = 0  # sequence number of the next frame
         self._file: File | None = None
-        self._size_bytes = 0  # of the newest segment
+        self._size_bytes = 0  # size of the newest segment
         self._total_bytes = 0
         self._staged: list[Op] = []
         self._failure: str | None = "it is not open"
-        self.torn_bytes = 0  # that `open` cut off
+        self.torn_bytes = 0  # size of the torn tail that `open` cut off
 
     @property
     def base(self) -> LogPosition:
-        """The position before the first entry that is held."""
+        """Position before the first entry of the journal."""
         return self._index.base
 
     @property
     def last(self) -> LogPosition:
-        """The position of the last entry, staged ones included."""
+        """Position of the last entry, including staged ones."""
         return self._index.last
 
     @property
     def durable(self) -> LogPosition:
-        """The position of the last entry that a loss of power leaves."""
+        """Position of the last entry that survives a power loss."""
         return self._index.durable
 
     @property
     def hard_state(self) -> HardState:
-        """As set last, staged or not."""
+        """Hard state as set last, even if it is only staged."""
         return self._index.hard_state
 
     @property
@@ -114,26 +116,27 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """Of all segments."""
+        """Size of all segments."""
         return self._total_bytes
 
     def term_at(self, index: int) -> int:
-        """The term of the entry at `index`, or of the base."""
+        """Return the term of the entry at `index`, or of the base."""
         return self._index.term_at(index)
 
     # Reading
 
     def read(self, first_index: int, last_index: int) -> list[Entry]:
-        """The entries from one index to the other. Slow unless they are new: for `Disk.run`.
+        """Return the entries from `first_index` to `last_index`, both included.
 
-        How many is the caller's to bound. StorageError.
+        The caller limits the number of entries. Blocking unless the entries are recent: call by
+        `Disk.run`. Raises StorageError if a segment cannot be read.
         """
         assert self.base.index < first_index
         assert last_index <= self.last.index
         return list(self.entries(first_index, last_index))
 
     def entries(self, first_index: int, last_index: int) -> Iterator[Entry]:
-        """As `read`, one frame in memory at a time."""
+        """Yield the entries like `read`, with one frame in memory at a time."""
         while first_index <= last_index:
             cached = self._index.cached(first_index, last_index)
             if cached is not None:
@@ -156,32 +159,32 @@ class Journal:
             finally:
                 file.close()
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+            raise StorageError(f"cannot read {path}: {error}") from error
         frame = read_frame(MAGIC, data, 0)
         if frame is None:
-            raise _damaged(path, position, "a frame that cannot be read")
+            raise _damaged(path, position, "unreadable frame")
         return _decoded(path, position, frame.body)
 
     # Staging
 
     def append(self, entry: Entry) -> None:
-        """The entry is staged behind the last one."""
+        """Stage an entry after the last one."""
         assert entry.index == self.last.index + 1
         assert entry.term >= self.last.term
         assert len(entry.payload) <= MAX_PAYLOAD_BYTES
         self._stage(entry)
 
     def truncate(self, end_index: int) -> None:
-        """Staged: the entries from `end_index` on are gone."""
+        """Stage the removal of the entries from `end_index` on."""
         assert self.base.index < end_index <= self.last.index
         self._stage(Truncate(end_index, self.term_at(end_index - 1)))
 
     def reset(self, position: LogPosition) -> None:
-        """Staged: all entries are gone, and the next one comes behind `position`, a snapshot's."""
+        """Stage the removal of all entries; the next entry follows `position`, of a snapshot."""
         self._stage(Reset(position.index, position.term))
 
     def set_hard_state(self, term: int, vote: int = NO_VOTE) -> None:
-        """Staged: the voter is in `term`, and voted for `vote` in it."""
+        """Stage the hard state: the current term, and the vote in it."""
         assert term >= self.hard_state.term
         self._stage(HardState(term, vote))
 
@@ -193,10 +196,11 @@ class Journal:
     # Writing
 
     async def sync(self) -> None:
-        """Everything staged survives a loss of power.
+        """Write all staged operations durably.
 
-        JournalFullError: nothing of it does, and the journal is as before it was staged.
-        StorageError: nobody knows; the journal is of no use until it is opened again.
+        Raises JournalFullError if the disk is full: the staged entries that are not written yet
+        are dropped, and the journal stays usable. Raises StorageError for other failures: the
+        durable state is unknown, and the journal cannot be used until it is opened again.
         """
         self._check_usable()
         while self._staged:
@@ -220,12 +224,15 @@ class Journal:
             self._unstage()
             raise
         except OSError as error:
-            raise self._fail(f"writing to {self._directory} failed: {error}") from error
+            raise self._fail(f"cannot write to {self._directory}: {error}") from error
 
     def _unstage(self) -> None:
-        """The log is as written. Only entries can be given up; without a vote no voter goes on."""
+        """Drop the staged entries.
+
+        Only entries may be dropped: without a durable vote or truncation a voter must stop.
+        """
         if not all(isinstance(op, Entry) for op in self._staged):
-            raise self._fail(f"no room in {self._directory} for a vote or a truncation")
+            raise self._fail(f"no space left in {self._directory} for a vote or a truncation")
         self._staged.clear()
         written = self._index.written
         self._index.cut(written.index + 1, written.term)
@@ -239,10 +246,10 @@ class Journal:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # Not one of the entries may come back from the dead once they are reported as refused.
+            # No entry may reappear after a restart once it was reported as refused.
             file.truncate(self._size_bytes)
             file.sync()
-            raise JournalFullError(f"no room in {self._directory}") from error
+            raise JournalFullError(f"no space left in {self._directory}") from error
         file.sync()
 
     def _make_segment(self, sequence: int) -> None:
@@ -259,12 +266,12 @@ class Journal:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise JournalFullError(f"no room in {self._directory}") from error
+            raise JournalFullError(f"no space left in {self._directory}") from error
         self._disk.rename(path + TEMPORARY, path)
         self._disk.sync_dir(self._directory)
 
     def _rolled(self) -> None:
-        """The segment just made is the newest one."""
+        """Make the segment just created the newest one."""
         if self._file is not None:
             self._file.close()
         if self._segments:
@@ -277,7 +284,10 @@ class Journal:
         self._sequence += 1
 
     async def drop_prefix(self, index: int) -> None:
-        """Segments without entries behind `index` are removed; a durable snapshot reaches there."""
+        """Remove segments without entries after `index`, up to which a durable snapshot reaches.
+
+        Raises StorageError if a segment cannot be removed.
+        """
         self._check_usable()
         assert not self._staged
         while len(self._segments) > 1 and not self._index.needed(self._segments[0], index):
@@ -292,21 +302,21 @@ class Journal:
             try:
                 self._total_bytes -= await self._disk.run(remove)
             except OSError as error:
-                raise self._fail(f"{path} cannot be removed: {error}") from error
+                raise self._fail(f"cannot remove {path}: {error}") from error
             self._index.removed(self._segments.pop(0))
 
     async def close(self) -> None:
-        """Closed in good order: whatever is found unreadable from now on is damage, not a tear."""
+        """Write the end marker and close. Unreadable bytes are then damage, not a torn write."""
         if self._failure is None:
             self._staged.append(Closed())
             try:
                 await self.sync()
             except StorageError:
-                pass  # the mark is all that is missing
+                pass  # only the end marker is missing
         self.abandon()
 
     def abandon(self) -> None:
-        """Closed as it is; what is staged is lost."""
+        """Close without writing staged operations."""
         self._failure = self._failure or "it is closed"
         if self._file is not None:
             self._file.close()
@@ -326,9 +336,10 @@ class Journal:
     # Opening
 
     def open(self) -> None:
-        """The journal holds what its folder does; a new one is begun where there is none.
+        """Recover the journal from its folder, or create a new one.
 
-        Slow: for `Disk.run`. DamagedError, StorageError.
+        Blocking: call by `Disk.run`. Raises DamagedError if a segment is damaged or missing, and
+        StorageError if the disk fails or the journal is of another cluster or a newer format.
         """
         self._failure = "it could not be opened"
         try:
@@ -344,11 +355,11 @@ class Journal:
             else:
                 self._disk.sync_dir(self._directory)
         except OSError as error:
-            raise StorageError(f"{self._directory} cannot be used: {error}") from error
+            raise StorageError(f"cannot open the journal in {self._directory}: {error}") from error
         self._failure = None
 
     def _make_directory(self) -> None:
-        """The directory exists, and the process's user alone may use it: it holds credentials."""
+        """Create the directory, accessible to this user only, since it contains credentials."""
         disk, directory = self._disk, self._directory
         if not disk.exists(directory):
             disk.make_dirs(directory)
@@ -358,7 +369,7 @@ class Journal:
         keep_private(disk, (directory, *files))
 
     def _tidy_up(self) -> list[int]:
-        """The segments there are, oldest first."""
+        """Remove unfinished segments and return the others, oldest first."""
         found = []
         for name in self._disk.list(self._directory):
             if name.endswith(SUFFIX + TEMPORARY):
@@ -372,8 +383,8 @@ class Journal:
         if self._segments:
             if segment != self._sequence:
                 raise DamagedError(
-                    f"{self._path(self._sequence)} is missing: {path} does not follow on"
-                    f" {self._path(self._segments[-1])}, or that one has lost its end"
+                    f"{self._path(self._sequence)} is missing: {path} does not continue"
+                    f" {self._path(self._segments[-1])}, or the latter has lost its end"
                 )
             self._index.left(self._segments[-1])
         self._segments.append(segment)
@@ -384,7 +395,7 @@ class Journal:
         self._total_bytes += end
         if not newest:
             if end < len(data):
-                raise _damaged(path, end, "a frame that cannot be read")
+                raise _damaged(path, end, "unreadable frame")
             return
         self._file = self._disk.open(path)
         if end < len(data):
@@ -394,17 +405,21 @@ class Journal:
         self._file.sync()
 
     def _replay(self, path: str, data: bytes) -> tuple[int, int]:
-        """The segment's operations are in the index; where its last whole frame begins and ends."""
+        """Add the operations of a segment to the index.
+
+        Returns the begin and the end of its last complete frame. Raises DamagedError if the
+        segment is damaged.
+        """
         last_frame = position = 0
         while position < len(data):
             frame = read_frame(MAGIC, data, position)
             if frame is None:
                 if position == 0 or not is_torn(MAGIC, data, position):
-                    raise _damaged(path, position, "a frame that cannot be read")
+                    raise _damaged(path, position, "unreadable frame")
                 break
             if frame.sequence != self._sequence:
                 raise _damaged(
-                    path, position, f"frame {frame.sequence} where {self._sequence} belongs"
+                    path, position, f"frame {frame.sequence}, expected frame {self._sequence}"
                 )
             ops = _decoded(path, position, frame.body)
             for number, op in enumerate(ops):
@@ -415,30 +430,30 @@ class Journal:
             self._sequence += 1
             last_frame, position = position, frame.end
         if position == 0:
-            raise _damaged(path, 0, "nothing")
+            raise _damaged(path, 0, "the segment is empty")
         return last_frame, position
 
     def _complaint(self, op: Op, *, first: bool) -> str | None:
-        """Why the operation cannot come next; None when it can."""
+        """Return why the operation cannot come next; None if it can."""
         if isinstance(op, Begin) != first:
-            return "a segment's beginning in the wrong place"
+            return "segment header in the wrong place"
         match op:
             case Begin():
                 return self._begin_complaint(op)
             case Entry() if op.index != self.last.index + 1 or op.term < self.last.term:
-                return f"entry {op.index} of term {op.term} behind {self.last}"
+                return f"entry {op.index} of term {op.term} after {self.last}"
             case HardState() if op.term < self.hard_state.term:
-                return f"term {op.term} behind term {self.hard_state.term}"
+                return f"term {op.term} after term {self.hard_state.term}"
             case Truncate() if not 0 < op.end_index <= self.last.index:
-                return f"a truncation to {op.end_index} behind {self.last}"
+                return f"truncation to {op.end_index} after {self.last}"
         return None
 
     def _begin_complaint(self, op: Begin) -> str | None:
         position = LogPosition(op.index, op.term)
         if op.format > FORMAT:
             raise StorageError(
-                f"{self._directory} has format {op.format}, written by a newer version; this one"
-                f" reads format {FORMAT}"
+                f"{self._directory} has format {op.format} of a newer version; this version reads"
+                f" format {FORMAT}"
             )
         if op.cluster_id != self._cluster_id:
             raise StorageError(
@@ -449,12 +464,12 @@ class Journal:
             self._index.stage(op.hard_state)
             self._index.wrote([Reset(op.index, op.term), op.hard_state], self._segments[0], 0)
         elif position != self.last or op.hard_state != self.hard_state:
-            return f"a segment that follows on {position}, not on {self.last}"
+            return f"the segment continues {position}, not {self.last}"
         return None
 
 
 def _one_frame(staged: list[Op]) -> list[Op]:
-    """As many operations as one frame takes; what strikes out entries begins a frame."""
+    """Return the next operations that fit into one frame; a truncation or reset begins a frame."""
     ops: list[Op] = []
     size_bytes = 0
     for op in staged:
@@ -475,6 +490,6 @@ def _decoded(path: str, position: int, body: memoryview) -> list[Op]:
 
 def _damaged(path: str, position: int, what: str) -> DamagedError:
     return DamagedError(
-        f"{path} is damaged at byte {position}: {what}; nothing behind it can be trusted, so this"
-        " node does not start on it"
+        f"{path} is damaged at byte {position}: {what}; this node does not start, since the data"
+        " after it cannot be trusted"
     )

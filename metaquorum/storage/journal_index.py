@@ -1,4 +1,4 @@
-"""What a journal holds and where: plain state, without the bytes of older entries."""
+"""Index of a journal: log positions, terms, and frame locations, with a cache of new entries."""
 
 from bisect import bisect_right
 from collections import deque
@@ -14,46 +14,46 @@ from metaquorum.storage.journal_ops import (
     Truncate,
 )
 
-CACHE_BYTES: Final = 8 << 20  # of payloads of the newest entries, kept for reading
+CACHE_BYTES: Final = 8 << 20  # payload bytes of the newest entries that are kept in memory
 
 
 class JournalIndex:
-    """The log as operations are staged (`stage`), and its place on disk as they are written.
+    """State of the log with staged operations (`stage`), and frame locations of written ones.
 
-    `last` is where the log stands, `written` where it stands on disk; `durable` is the last
-    position up to which both agree. They are one when nothing is staged.
+    `last` is the end of the log with staged operations, `written` its end on disk; `durable` is the
+    last position up to which both agree. All three are equal if no operations are staged.
     """
 
     def __init__(self) -> None:
-        self.base = LogPosition(0, 0)  # before the first entry held
+        self.base = LogPosition(0, 0)  # position before the first entry
         self.last = LogPosition(0, 0)
         self.hard_state = HardState(0, NO_VOTE)
         self.written = LogPosition(0, 0)
         self.durable = LogPosition(0, 0)
         self.written_hard_state = HardState(0, NO_VOTE)
         self._terms: list[tuple[int, int]] = []  # (first index, term) of each run of one term
-        # (first index, segment, position) of each frame that holds entries, in order.
+        # (first index, segment, position) of each frame with entries, in order.
         self._frames: list[tuple[int, int, int]] = []
-        # Of every segment but the newest, the last index in it that still counts.
+        # Last valid index of each segment except the newest.
         self._left_at: dict[int, int] = {}
-        self._cache: deque[Entry] = deque()  # the newest entries, without a gap
+        self._cache: deque[Entry] = deque()  # newest entries, without gaps
         self._cache_bytes = 0
 
     def term_at(self, index: int) -> int:
-        """The term of the entry at `index`, or of the base."""
+        """Return the term of the entry at `index`, or of the base."""
         assert self.base.index <= index <= self.last.index
         number = bisect_right(self._terms, index, key=lambda run: run[0])
         return self._terms[number - 1][1] if number else self.base.term
 
     def cached(self, first_index: int, last_index: int) -> list[Entry] | None:
-        """Those entries, if all of them are at hand."""
+        """Return the entries if all of them are in the cache, else None."""
         if not self._cache or first_index < self._cache[0].index:
             return None
         skip = first_index - self._cache[0].index
         return [self._cache[skip + k] for k in range(last_index - first_index + 1)]
 
     def frames(self, first_index: int, last_index: int) -> list[tuple[int, int, int, int]]:
-        """(first index, last index, segment, position) of the frames that hold those entries."""
+        """Return (first index, last index, segment, position) of the frames with the entries."""
         number = bisect_right(self._frames, first_index, key=lambda frame: frame[0]) - 1
         found = []
         while number < len(self._frames) and self._frames[number][0] <= last_index:
@@ -81,12 +81,12 @@ class JournalIndex:
                 self.base = self.last = LogPosition(op.index, op.term)
 
     def cut(self, end_index: int, last_term: int) -> None:
-        """The entries from `end_index` on are forgotten; the one before is of `last_term`."""
+        """Drop the entries from `end_index` on; the entry before them has the term `last_term`."""
         self.last = LogPosition(max(end_index - 1, 0), last_term)
         if self.durable.index >= end_index:
             self.durable = self.last
         if self.last.index < self.base.index:
-            # The struck out entries began in a segment that is gone already.
+            # The truncated entries began in a segment that is removed already.
             self.base = self.last
         while self._terms and self._terms[-1][0] >= end_index:
             self._terms.pop()
@@ -104,7 +104,7 @@ class JournalIndex:
     # Writing
 
     def wrote(self, ops: list[Op], segment: int, position: int) -> None:
-        """These operations, staged before, are on disk in one frame there."""
+        """Note that staged operations were written in one frame at this position."""
         first: int | None = None
         for op in ops:
             match op:
@@ -124,19 +124,19 @@ class JournalIndex:
             self._frames.append((first, segment, position))
 
     def settle(self) -> None:
-        """Nothing is staged any more."""
+        """Note that no operations are staged."""
         self.durable = self.written
 
     def left(self, segment: int) -> None:
-        """Nothing more will be written to this segment."""
+        """Note that this segment is complete."""
         self._left_at[segment] = self.written.index
 
     def needed(self, segment: int, index: int) -> bool:
-        """Whether the segment holds entries behind `index`."""
+        """Return whether the segment contains entries after `index`."""
         return segment not in self._left_at or self._left_at[segment] > index
 
     def removed(self, segment: int) -> None:
-        """The oldest segment is gone."""
+        """Note that the oldest segment was removed."""
         index = self._left_at.pop(segment)
         if index > self.base.index:
             self.base = LogPosition(index, self.term_at(index))

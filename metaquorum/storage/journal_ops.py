@@ -1,14 +1,14 @@
-"""What a journal's frames say: operations on a replicated log, as msgpack arrays.
+"""Operations in the frames of a journal, as msgpack arrays.
 
-Format 1. A frame's body is the array of its operations:
+Format 1. The body of a frame is the array of its operations:
 
-    [0, index, term, payload]     the entry at `index`, one behind the last
-    [1, term, vote]               the hard state; vote -1 is none
-    [2, end_index, term]          entries from `end_index` on are gone; `term` is of the one before
-    [3, index, term]              all entries are gone; the next one comes behind (index, term)
+    [0, index, term, payload]     entry at `index`, which follows the last one
+    [1, term, vote]               hard state; vote -1 means no vote
+    [2, end_index, term]          removal of entries from `end_index` on; `term` of the one before
+    [3, index, term]              removal of all entries; the next one follows (index, term)
     [4, format, cluster_id, index, term, term', vote]
-                                  a segment begins: the last entry so far, and the hard state
-    [5]                           closed in good order
+                                  header of a segment: the last entry so far, and the hard state
+    [5]                           end marker of a clean shutdown
 """
 
 from typing import Any, Final, TypeAlias
@@ -27,7 +27,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 @frozen
 class LogPosition:
-    """A place in the replicated log: everything up to `index`, whose entry is of `term`."""
+    """A position in the replicated log: after the entry at `index`, which has the term `term`."""
 
     index: int
     term: int
@@ -44,7 +44,7 @@ class Entry:
 
 @frozen
 class HardState:
-    """What a voter must never forget: its term, and whom it voted for in it."""
+    """Durable state of a voter: its current term, and its vote in that term."""
 
     term: int
     vote: int
@@ -52,7 +52,7 @@ class HardState:
 
 @frozen
 class Truncate:
-    """Entries from `end_index` on are gone; the one before them is of `last_term`."""
+    """Removal of the entries from `end_index` on; the one before them has the term `last_term`."""
 
     end_index: int
     last_term: int
@@ -60,7 +60,7 @@ class Truncate:
 
 @frozen
 class Reset:
-    """All entries are gone; the next one comes behind this position."""
+    """Removal of all entries; the next one follows this position."""
 
     index: int
     term: int
@@ -68,7 +68,7 @@ class Reset:
 
 @frozen
 class Begin:
-    """A segment begins: where the log stood, and the hard state."""
+    """Header of a segment: the last log position before it, and the hard state."""
 
     format: int
     cluster_id: str
@@ -79,14 +79,14 @@ class Begin:
 
 @frozen
 class Closed:
-    """Closed in good order."""
+    """End marker of a clean shutdown."""
 
 
 Op: TypeAlias = Entry | HardState | Truncate | Reset | Begin | Closed
 
 
 def op_bytes(op: Op) -> int:
-    """About how many bytes the operation takes in a frame, and no less."""
+    """Return an upper bound of the bytes that the operation takes in a frame."""
     return (
         64
         + (len(op.payload) if isinstance(op, Entry) else 0)
@@ -118,7 +118,10 @@ def _row(op: Op) -> tuple[object, ...]:
 
 
 def decode_ops(body: memoryview) -> list[Op]:
-    """ValueError saying what is wrong, which in a frame that is whole is no torn write."""
+    """Return the operations of a frame.
+
+    Raises ValueError if they are malformed, which is damage, since the frame is complete.
+    """
     try:
         rows = msgpack.unpackb(
             body,
@@ -130,7 +133,7 @@ def decode_ops(body: memoryview) -> list[Op]:
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"no msgpack ({error})") from None
+        raise ValueError(f"not msgpack ({error})") from None
     if type(rows) is not tuple:
         raise ValueError("not an array of operations")
     return [_op(row) for row in rows]
@@ -157,9 +160,9 @@ def _op(row: Any) -> Op:
             return Closed()
         case (4, int(form), *_) if form > FORMAT:
             return Begin(form, "", 0, 0, HardState(0, NO_VOTE))
-    raise ValueError("an operation that format 1 does not have")
+    raise ValueError("an operation that format 1 does not define")
 
 
 def _check(*numbers: int) -> None:
     if any(type(number) is not int or not 0 <= number <= _INT64_MAX for number in numbers):
-        raise ValueError("a number out of range")
+        raise ValueError("a number is out of range")

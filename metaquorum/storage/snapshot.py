@@ -1,15 +1,17 @@
-"""Snapshots: a whole image on disk, so that the journal before it need not be kept.
+"""Snapshots of the metadata image on disk, which replace the journal before them.
 
-A file of frames (`framing.py`), numbered from 0; the first byte of each body says what it is:
+A snapshot is a file of frames (`framing.py`), numbered from 0; the first byte of each body is its
+kind:
 
-    H  msgpack `[format, cluster_id, end_offset, index, term]`: the image's end offset, and the
-       position of the last entry of the replicated log that it holds
-    R  metadata records, packed one behind the other
-    F  msgpack `[records]`: how many there were; nothing comes behind it
+    H  msgpack `[format, cluster_id, end_offset, index, term]`: end offset of the image, and
+       position of the last entry of the replicated log that it contains
+    R  metadata records, packed one after the other
+    F  msgpack `[records]`: number of records; the last frame
 
-A snapshot is written under a temporary name, synced, renamed, and its folder synced; so one that
-stands under its name is whole, or was damaged later. The newest two are kept, and the journal back
-to the older one: when the newer one is found damaged, the older one and the journal give its image.
+A snapshot is written to a temporary file, synced, renamed, and its folder synced: a file with a
+final name is complete, unless it was damaged later. The newest two snapshots are kept, and the
+journal from the older one on: if the newer snapshot is damaged, the older one and the journal
+contain the same image.
 """
 
 import os
@@ -44,14 +46,14 @@ MAGIC: Final = b"MQS\x01"
 SUFFIX: Final = ".snapshot"
 TEMPORARY: Final = ".tmp"
 DAMAGED: Final = ".damaged"
-CHUNK_BYTES: Final = 16 << 10  # of records in a frame, and one record more: about 3 ms to replay
+CHUNK_BYTES: Final = 16 << 10  # records of a frame, plus one record; takes about 3 ms to replay
 MAX_CHUNK_RECORDS: Final = 500
 SNAPSHOTS_KEPT: Final = 2
 
 
 @frozen
 class SnapshotName:
-    """A snapshot's file. Its name says what it holds; its header says so, too."""
+    """File of a snapshot. Its name contains the end offset and position, as does its header."""
 
     path: str
     end_offset: int
@@ -71,7 +73,7 @@ def snapshot_path(directory: str, end_offset: int, position: LogPosition) -> str
 
 
 def snapshots(disk: Disk, directory: str) -> list[SnapshotName]:
-    """The snapshots there are, newest first. Files that are none of ours are passed over."""
+    """Return the snapshots in a directory, newest first, ignoring other files."""
     found = []
     for name in disk.list(directory):
         parts = name.removesuffix(SUFFIX).split("-")
@@ -85,9 +87,10 @@ def snapshots(disk: Disk, directory: str) -> list[SnapshotName]:
 def write_snapshot(
     disk: Disk, directory: str, image: MetadataImage, position: LogPosition
 ) -> SnapshotName:
-    """The snapshot is on disk, whole and durable. Slow: for `Disk.run`. OSError: it is not there.
+    """Write a snapshot durably.
 
-    `position`: of the log entry whose batch was the last to be replayed into `image`.
+    `position`: position of the log entry whose batch was the last to be replayed into `image`.
+    Blocking: call by `Disk.run`. Raises OSError, without a snapshot, if the disk fails.
     """
     path = snapshot_path(directory, image.end_offset, position)
     temporary = path + TEMPORARY
@@ -117,7 +120,7 @@ def _bodies(image: MetadataImage, position: LogPosition) -> Iterator[bytes]:
     count = 0
     chunk = bytearray(b"R")
     chunk_records = 0
-    encode = RecordEncoder(image.features).encode  # other voters may be sent it
+    encode = RecordEncoder(image.features).encode  # the snapshot may be sent to other voters
     for record in image.records():
         chunk += encode(record)
         chunk_records += 1
@@ -131,9 +134,9 @@ def _bodies(image: MetadataImage, position: LogPosition) -> Iterator[bytes]:
 
 
 def tidy_up(disk: Disk, directory: str, keep: int = SNAPSHOTS_KEPT) -> list[SnapshotName]:
-    """Only the newest `keep` snapshots are left, which are returned, and no unfinished ones.
+    """Remove unfinished snapshots and all but the newest `keep`, which are returned.
 
-    Slow: for `Disk.run`.
+    Blocking: call by `Disk.run`.
     """
     for name in disk.list(directory):
         if name.endswith(SUFFIX + TEMPORARY):
@@ -146,15 +149,16 @@ def tidy_up(disk: Disk, directory: str, keep: int = SNAPSHOTS_KEPT) -> list[Snap
 
 
 def set_aside(disk: Disk, path: str) -> None:
-    """The damaged snapshot is none any more, but can be looked at. Slow: for `Disk.run`."""
+    """Rename a damaged snapshot so that it is no longer used. Blocking: call by `Disk.run`."""
     disk.rename(path, path + DAMAGED)
     disk.sync_dir(os.path.dirname(path))
 
 
 class SnapshotReader:
-    """One snapshot, read in slices: `header`, then `next_records` until it returns None.
+    """Reader of one snapshot: `header`, then `next_records` until it returns None.
 
-    Every method may be slow (for `Disk.run`) and raises DamagedError, or StorageError.
+    All methods, and the constructor, are blocking (call them by `Disk.run`) and raise DamagedError
+    if the snapshot is damaged, or StorageError if it cannot be read.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -165,7 +169,7 @@ class SnapshotReader:
         try:
             self._file: Final[File] = disk.open(path)
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+            raise StorageError(f"cannot read {path}: {error}") from error
         try:
             self.header = self._read_header()
         except BaseException:
@@ -173,7 +177,7 @@ class SnapshotReader:
             raise
 
     def next_records(self) -> list[MetadataRecord] | None:
-        """The next records; None when all were read, and as many as were written."""
+        """Return the next records; None after the last one, if their number is as written."""
         start = self._position
         kind, body = self._next_body()
         try:
@@ -183,13 +187,13 @@ class SnapshotReader:
                 return records
             if kind == b"F":
                 if unpack(body) != (self._count,):
-                    raise RecordError(f"{self._count} records are not what was written")
+                    raise RecordError(f"the number of records, {self._count}, is not as written")
                 if self._file.size() != self._position:
-                    raise RecordError("bytes behind the end")
+                    raise RecordError("bytes after the end")
                 return None
-            raise RecordError("a frame of no known kind")
+            raise RecordError("frame of unknown kind")
         except NewerVersionError as error:
-            raise StorageError(f"{self._path} cannot be read: {error}") from None
+            raise StorageError(f"cannot read {self._path}: {error}") from None
         except RecordError as error:
             raise self._damaged(start, str(error)) from None
 
@@ -205,12 +209,12 @@ class SnapshotReader:
         match row:
             case (int(form), *_) if kind == b"H" and form > FORMAT:
                 raise StorageError(
-                    f"{self._path} has format {form}, written by a newer version; this one reads"
-                    f" format {FORMAT}"
+                    f"{self._path} has format {form} of a newer version; this version reads format"
+                    f" {FORMAT}"
                 )
             case (1, str(cluster_id), int(end_offset), int(index), int(term)) if kind == b"H":
                 return SnapshotHeader(cluster_id, end_offset, LogPosition(index, term))
-        raise self._damaged(0, "no snapshot header")
+        raise self._damaged(0, "the snapshot header is malformed")
 
     def _next_body(self) -> tuple[bytes, bytes]:
         try:
@@ -218,9 +222,9 @@ class SnapshotReader:
             size_bytes = frame_bytes(MAGIC, header) or 0
             frame = read_frame(MAGIC, self._file.read(size_bytes, self._position), 0)
         except OSError as error:
-            raise StorageError(f"{self._path} cannot be read: {error}") from error
+            raise StorageError(f"cannot read {self._path}: {error}") from error
         if frame is None or frame.sequence != self._sequence:
-            raise self._damaged(self._position, "a frame that cannot be read")
+            raise self._damaged(self._position, "unreadable frame")
         self._position += frame.end
         self._sequence += 1
         return bytes(frame.body[:1]), bytes(frame.body[1:])
@@ -230,7 +234,7 @@ class SnapshotReader:
 
 
 def unpack_records(data: bytes) -> list[MetadataRecord]:
-    """The records that are packed in `data`, one behind the other; RecordError."""
+    """Return the records packed in `data`. Raises RecordError if they are malformed."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), **UNPACK_LIMITS)
     unpacker.feed(data)
     records = []
@@ -238,5 +242,5 @@ def unpack_records(data: bytes) -> list[MetadataRecord]:
         while unpacker.tell() < len(data):
             records.append(record_from(unpacker.unpack()))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError(f"no msgpack ({error!r})") from None
+        raise RecordError(f"not msgpack ({error!r})") from None
     return records

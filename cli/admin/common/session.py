@@ -156,7 +156,7 @@ class Session:
                     " trusted certificate authorities",
                     err=True,
                 )
-            elif "who you are" in str(error):
+            elif "SASL" in str(error):
                 click.echo(f"  {_NEXT[ErrorCode.SASL_AUTHENTICATION_FAILED]}", err=True)
         if isinstance(error, UnreachableError | InterruptedChangeError):
             sys.exit(UNREACHABLE)

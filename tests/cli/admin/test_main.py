@@ -311,7 +311,7 @@ def test_where_reading_begins_and_ends(admin: Admin) -> None:
     assert read("--from-time", "1h") == ""
     assert read("-p", 0) == "0123456789"
     admin("consume", name, "--from", 11, code=1)
-    assert "it begins at 0 and ends before 10 (OFFSET_OUT_OF_RANGE)" in admin.errors
+    assert "the partition begins at 0 and ends before 10 (OFFSET_OUT_OF_RANGE)" in admin.errors
     admin("consume", name, "-p", 5, code=1)
     assert "there is no such partition" in admin.errors
 

@@ -112,7 +112,7 @@ def test_who_is_not_known_is_told_so_in_a_sentence(guarded: Guarded, tmp_path: P
     assert "SASL_AUTHENTICATION_FAILED" in admin.errors
     assert "wr0ng" not in admin.errors
     admin(*guarded.options, "--mechanism", "PLAIN", "topics", "list", code=1)
-    assert "it takes: SCRAM-SHA-256, SCRAM-SHA-512" in admin.errors
+    assert "only: SCRAM-SHA-256, SCRAM-SHA-512" in admin.errors
     stranger = Authority(tmp_path, "stranger").path
     told(admin, "TLS handshake failed", *guarded.options, "--tls-authorities", stranger)
     assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS" in admin.errors

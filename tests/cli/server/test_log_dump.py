@@ -108,14 +108,14 @@ def test_batches_that_changed_nothing_are_marked(tmp_path: Path) -> None:
     assert dropped == [
         None,
         None,
-        "the log stood at offset 2",
-        "it was decided in term 1",
+        "the log ended at offset 2",
+        "it was proposed in term 1",
         None,
     ]
     text = run("log", "dump", path)
     assert "entry 1 of term 1: start of the term" in text
     assert "entries from 3 on are truncated" in text
-    assert "DROPPED: the log stood at offset 2" in text
+    assert "DROPPED: the log ended at offset 2" in text
 
 
 def test_damage_is_said_with_its_place_and_nothing_is_shown_behind_it(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_damage_is_said_with_its_place_and_nothing_is_shown_behind_it(tmp_path: 
     data[starts[2] + 30] ^= 1
     path.write_bytes(data)
     text = run("log", "dump", path, code=1)
-    assert f"{starts[2]:>10}  DAMAGED: a frame that cannot be read" in text
+    assert f"{starts[2]:>10}  DAMAGED: unreadable frame" in text
     assert "entry 1" in text
     assert "entry 3" not in text
 
@@ -152,9 +152,9 @@ def test_a_snapshot_shows_every_record_and_its_damage(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert "DAMAGED: a frame that cannot be read" in run("log", "dump", path, code=1)
+    assert "DAMAGED: unreadable frame" in run("log", "dump", path, code=1)
     path.write_bytes(data[: len(data) // 2])
-    assert "DAMAGED: a frame that cannot be read" in run("log", "dump", path, code=1)
+    assert "DAMAGED: unreadable frame" in run("log", "dump", path, code=1)
 
 
 def test_what_is_no_log_gets_a_sentence(tmp_path: Path) -> None:

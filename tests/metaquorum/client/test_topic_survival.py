@@ -57,7 +57,7 @@ def said(facts: TopicFacts, about: str) -> list[Sentence]:
         (facts(), "availability", Level.GOOD, "continue with one worker down"),
         (facts(min_isr=1), "availability", Level.GOOD, "continue with two workers down"),
         (facts(min_isr=3), "availability", Level.BAD, "refused while any one replica is missing"),
-        (facts(replicas=(1,), min_isr=1), "availability", Level.BAD, "the partition is unavailable"),
+        (facts(replicas=(1,), min_isr=1), "availability", Level.BAD, "partition is unavailable"),
         (facts(replicas=(1, 2), min_isr=4), "availability", Level.NOTE, "of 4 counts as 2"),
         (facts(), "elections", Level.GOOD, "waits for one of them and loses nothing"),
         (facts(unclean=True), "elections", Level.BAD, "records that it does not have are lost"),

@@ -164,14 +164,14 @@ def test_who_is_not_there_does_not_come_in_with_the_decoy_s_keys() -> None:
     ("first", "complaint"),
     [
         (b"", "client-first"),
-        (b"\xff", "no text"),
+        (b"\xff", "not valid UTF-8"),
         (b"n,,n=alice", "client-first"),
         (b"n,,n=,r=c", "client-first"),
         (b"p=tls-unique,,n=alice,r=c", "channel binding"),
         (b"n,,n=alice,r=\xc3\xa9", "not printable"),
         (b"n,,n=alice,r=c,m=x", "mandatory"),
         (b"n,a=bob,n=alice,r=c", "authorization id"),
-        (b"n,,n=al=ice,r=c", "badly escaped"),
+        (b"n,,n=al=ice,r=c", "invalid escape"),
         (b"n,,n=alice,r=" + b"c" * 513, "not printable"),
     ],
 )
@@ -185,8 +185,8 @@ def test_a_first_message_that_makes_no_sense_is_refused(first: bytes, complaint:
     [
         (lambda text: text.replace("c=biws", "c=eSws"), "channel binding"),
         (lambda text: text.replace("r=client", "r=other"), "nonce"),
-        (lambda text: text[:-8], "client-final|base 64|long"),
-        (lambda text: text.split(",p=")[0] + ",p=AAAA", "as long"),
+        (lambda text: text[:-8], "client-final|base64|length"),
+        (lambda text: text.split(",p=")[0] + ",p=AAAA", "the length of a key"),
         (lambda text: text.split(",p=")[0], "client-final"),
         (lambda text: "", "client-final"),
     ],
@@ -203,8 +203,8 @@ def test_a_last_message_that_does_not_fit_the_first_is_refused(
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (b"r=other,s=c2FsdA==,i=4096", "does not go on"),
-        (b"r=client,s=c2FsdA==,i=4096", "does not go on"),
+        (b"r=other,s=c2FsdA==,i=4096", "does not begin with"),
+        (b"r=client,s=c2FsdA==,i=4096", "does not begin with"),
         (b"r=clientserver,s=c2FsdA==,i=4095", "4095 iterations"),
         (b"r=clientserver,s=c2FsdA==,i=%d" % (MAX_CLIENT_ITERATIONS + 1), "iterations"),
         (b"r=clientserver,s=c2FsdA==,i=99999999999999", "server-first"),
@@ -223,7 +223,7 @@ def test_a_client_does_not_talk_to_a_server_that_does_it_wrong(
 def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
     client, server = ScramClient(SHA_256, "alice", "secret", "client"), server_of(ALICE)
     client.final(server.first(client.first()))
-    with pytest.raises(ScramError, match="does not know the password"):
+    with pytest.raises(ScramError, match="does not have the user's credential"):
         client.finish(b"v=" + base64.b64encode(bytes(32)))
     with pytest.raises(ScramError, match="the server says 'unknown-user'"):
         client.finish(b"e=unknown-user")

@@ -67,9 +67,12 @@ def test_another_nodes_or_clusters_directory_is_refused(
     [
         ("metaquorum.format=2\nversion=1\ncluster.id=c\nnode.id=1", "format 2, written by a newer"),
         ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=d", "written by Apache Kafka"),
-        ("metaquorum.format=1\nversion=1\nnode.id=1\ndirectory.id=d", "it gives no cluster.id"),
-        ("metaquorum.format=1\nversion=1\ncluster.id=c\nnode.id=x", "it gives no number as node"),
-        ("", "it gives no number as metaquorum.format"),
+        ("metaquorum.format=1\nversion=1\nnode.id=1\ndirectory.id=d", "it contains no cluster.id"),
+        (
+            "metaquorum.format=1\nversion=1\ncluster.id=c\nnode.id=x",
+            "it contains no number for node",
+        ),
+        ("", "it contains no number for metaquorum.format"),
         ("\x00\xff", "damaged"),
     ],
 )
@@ -87,7 +90,7 @@ def test_the_file_is_read_as_it_is_written() -> None:
 def test_a_directory_with_data_of_nobody_is_refused() -> None:
     disk = CrashDisk()
     disk.make_dirs("/data/topic-0")
-    with pytest.raises(StorageIdentityError, match=r"holds topic-0 but no meta\.properties"):
+    with pytest.raises(StorageIdentityError, match=r"contains topic-0 but no meta\.properties"):
         opened(disk)
 
 
@@ -145,7 +148,7 @@ def test_a_directory_on_a_full_disk_is_opened(number: int, is_opened: bool) -> N
                     opens(runtime)
                 again.close()
             else:
-                with pytest.raises(StorageError, match="cannot be used"):
+                with pytest.raises(StorageError, match="cannot use"):
                     opens(runtime)
                 machine.faults.refusing = None
                 opens(runtime).close()  # the lock was given back
