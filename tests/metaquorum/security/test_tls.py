@@ -383,9 +383,9 @@ def test_files_that_cannot_be_used_are_named_in_a_sentence(
     cases = [
         (
             replace(files, certificate="/nowhere.pem"),
-            "certificate cannot read the certificate file /nowhere.pem",
+            "cannot read the certificate file /nowhere.pem",
         ),
-        (replace(files, key=str(tmp_path)), "key file .* cannot be read: Is a directory"),
+        (replace(files, key=str(tmp_path)), "cannot read the key file .*: Is a directory"),
         (replace(files, key=other.key), "does not match the certificate in"),
         (replace(files, certificate=files.key), r"contains no certificate in PEM form"),
         (replace(files, key=files.certificate), r"contains no private key in PEM form"),
@@ -394,7 +394,7 @@ def test_files_that_cannot_be_used_are_named_in_a_sentence(
         (replace(files, authorities=str(text)), "contains no certificates of authorities"),
         (
             replace(files, authorities="/nowhere.pem"),
-            "authorities cannot read the certificate file /nowhere.pem",
+            "cannot read the authorities file /nowhere.pem",
         ),
         (replace(files, authorities=None), "no file of authorities is given"),
         (authority.files("expired", valid_days=-1), "has expired"),
