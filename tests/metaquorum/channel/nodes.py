@@ -1,4 +1,4 @@
-"""Ends of streams for tests: on this machine's loopback, or in a simulated world."""
+"""Stream endpoints for tests, on the loopback interface or in a simulated world."""
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +30,7 @@ _runtime = trio.lowlevel.RunVar[Runtime | None]("the machine's runtime", None)
 
 
 def shared_runtime() -> Runtime:
-    """The real one; a loop has one poller, which waits for all its connections."""
+    """Return the real runtime, shared since each event loop has one poller."""
     runtime = _runtime.get()
     if runtime is None:
         _runtime.set(runtime := real_runtime())
@@ -38,7 +38,7 @@ def shared_runtime() -> Runtime:
 
 
 def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The test is run in a loop of its own, which ends when it takes suspiciously long."""
+    """Run an async test in its own event loop, with a time limit."""
 
     @functools.wraps(test)
     def run(*args: object, **kwargs: object) -> None:
@@ -52,7 +52,7 @@ def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class Changes:
-    """Lets a test wait for what it has to see."""
+    """Wakes tests that wait for a condition."""
 
     def __init__(self) -> None:
         self._changed = trio.Event()
@@ -86,13 +86,13 @@ def endpoint(
     tls: TlsFiles | None = None,
 ) -> Endpoint:
     me = identity(node_id, secret=secret, cluster_id=cluster_id, tls=tls)
-    if runtime is None:  # in real time, in which a test may stand still
+    if runtime is None:  # real time, in which a paused test must not fail
         return Endpoint(shared_runtime(), me, timings or PATIENT)
     return Endpoint(runtime, me, timings or ChannelTimings())
 
 
 class Voter(Changes):
-    """What a voter has seen of its transport."""
+    """Record of the connections and messages of one voter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ async def rpc_server(
     ended: Ended = lambda _caller, _end: None,
     server: Endpoint | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
-    """Where a controller (1) on this machine answers calls."""
+    """Serve calls as controller 1 on this machine; yield its address."""
     async with trio.open_nursery() as nursery:
         listener = ChannelListener(server or endpoint(1), rpc=RpcServer(answer, ended=ended))
         await listener.listen(HOST, 0)
@@ -146,7 +146,7 @@ async def rpc_pair(
     server: Endpoint | None = None,
     client: Endpoint | None = None,
 ) -> AsyncIterator[RpcClient]:
-    """A worker (7) connected with a controller (1) on this machine."""
+    """Connect worker 7 to controller 1 on this machine."""
     async with (
         rpc_server(answer, ended=ended, server=server) as address,
         trio.open_nursery() as nursery,
@@ -160,7 +160,7 @@ async def rpc_pair(
 async def meshes(
     nursery: trio.Nursery, node_ids: tuple[int, ...]
 ) -> dict[int, tuple[PeerMesh, Voter]]:
-    """Voters on this machine that are about to connect."""
+    """Start the meshes of voters on this machine."""
     ends = {node_id: endpoint(node_id) for node_id in node_ids}
     listeners = {}
     addresses = {node_id: (HOST, free_port()) for node_id in node_ids}

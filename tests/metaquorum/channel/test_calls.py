@@ -1,4 +1,4 @@
-"""Calls and replies as bytes."""
+"""Encoding of calls and replies."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What an end of streams draws, and what it does not let be told."""
+"""Random numbers of an endpoint, and secrets that it must not reveal."""
 
 import random
 
@@ -23,7 +23,7 @@ async def test_the_secret_is_in_no_text_of_an_endpoint() -> None:
 
 @in_trio
 async def test_a_node_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
-    """Its kernel takes the connection; its process is held."""
+    """The kernel of the node accepts the connection while its process is paused."""
     listener = await shared_runtime().network.listen(HOST, 0)
     me = endpoint(7, timings=ChannelTimings(dial_s=0.3))
     with pytest.raises(TimeoutError, match=r"not done within 0\.3 s"):

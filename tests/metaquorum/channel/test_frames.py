@@ -18,7 +18,7 @@ def sealed(messages: list[bytes], key: bytes = KEY) -> list[bytes]:
 
 
 def opened(data: bytes, key: bytes = KEY) -> list[bytes]:
-    """What is delivered before the first frame that is not believed."""
+    """Return the messages before the first frame that is not authentic."""
     frames, opener, found = FrameBuffer(MAX_FRAME_BYTES), Opener(key), []
     rest = memoryview(data)
     while True:

@@ -1,4 +1,4 @@
-"""Two sides without a network: who is believed, and what strangers can do."""
+"""Handshakes without a network: authentication, and attacks by peers without the secret."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def accepting(me: ChannelIdentity | None = None, nonce: bytes = b"a" * 32) -> Ac
 
 
 def offer(side: DialerHandshake | AcceptorHandshake, data: bytes) -> None:
-    """As a network would: never more than there is room for."""
+    """Pass bytes like a network, never more than the receiver has room for."""
     while data and side.established is None:
         size = side.room
         side.receive(data[:size])
@@ -44,7 +44,7 @@ def offer(side: DialerHandshake | AcceptorHandshake, data: bytes) -> None:
 def shake(
     dialer: DialerHandshake, acceptor: AcceptorHandshake, size: int = 1000
 ) -> tuple[bytes, bytes]:
-    """All that each has sent, in pieces of `size` at most."""
+    """Run the handshake in pieces of at most `size` bytes; return the bytes that each side sent."""
     there = back = b""
     while dialer.established is None or acceptor.established is None:
         before = len(there) + len(back)
@@ -121,7 +121,7 @@ def test_an_acceptor_that_is_not_who_was_dialed_is_not_believed() -> None:
     ):
         dialer = dialing()
         posing = accepting(other)
-        # It answers whatever it is asked.
+        # The acceptor answers any dialer.
         asked = hello(addressee=other.node_id, cluster_id=other.cluster_id)
         dialer.data_to_send()
         posing.receive(asked.encode())
@@ -134,7 +134,7 @@ def test_a_stranger_is_given_nothing_to_guess_the_secret_from() -> None:
     acceptor = accepting()
     acceptor.receive(hello().encode())
     said = acceptor.data_to_send()
-    # Nothing in it depends on the secret.
+    # The answer does not depend on the secret.
     other = accepting(identity(1, secret=b"another secret here"))
     other.receive(hello().encode())
     assert said == other.data_to_send()
@@ -144,12 +144,12 @@ def test_a_stranger_is_given_nothing_to_guess_the_secret_from() -> None:
 
 
 def test_a_proof_sent_back_to_whom_it_came_from_proves_nothing() -> None:
-    # Somebody without the secret is dialed, dials back, and passes on what he hears.
+    # A peer without the secret is dialed, dials back, and relays the messages that it receives.
     dialer = dialing()
     opening = dialer.data_to_send()
     mirrored = AcceptorHandshake(identity(7), 1, b"d" * 32, lambda _: None)
     with pytest.raises(HandshakeError):
-        mirrored.receive(opening)  # meant for another
+        mirrored.receive(opening)  # a hello for another node
     # The dialer's own proof, sent back as the acceptor's.
     acceptor = accepting()
     acceptor.receive(opening)

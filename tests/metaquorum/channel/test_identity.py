@@ -1,4 +1,4 @@
-"""The cluster's secret: where it is kept, and who needs it."""
+"""The cluster secret: its file, and the nodes that need it."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Who knocks at a controller's quorum address, and what he gets."""
+"""Connections to the listener of a controller, and its answers."""
 
 import contextlib
 import logging
@@ -59,7 +59,7 @@ async def knock(address: tuple[str, int]) -> Connection:
 
 
 async def everything(connection: Connection) -> bytes:
-    """What it says until it closes."""
+    """Return all bytes that the listener sends until it closes."""
     data, buffer = b"", bytearray(1000)
     with contextlib.suppress(ConnectionError):
         while count := await connection.receive_into(buffer):
@@ -88,7 +88,7 @@ async def test_who_does_not_belong_is_told_why_and_logged_without_a_secret(
                 await endpoint(7, **change).dial(StreamKind.RPC, dials, *found.address)  # type: ignore[arg-type]
         assert found.rpc_stream_count == 0
     lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(lines) == 1  # said once for the three
+    assert len(lines) == 1  # one line for the three attempts
     assert "refused a connection from 127.0.0.1" in lines[0]
     assert "the peer claims to be node 7" in lines[0]
     assert SECRET.decode() not in caplog.text
@@ -138,7 +138,7 @@ async def test_a_node_gets_in_however_many_strangers_wait() -> None:
             strangers.append(await knock(found.address))
             if number % 50 == 0:
                 (await endpoint(7).dial(StreamKind.RPC, 1, *found.address)).close()
-        # The first were closed to make room, the last still have their time.
+        # The oldest connections were closed; the newest are still open.
         assert await everything(strangers[0]) == b""
         assert found.in_handshake_count <= MAX_IN_HANDSHAKE
         (await endpoint(7).dial(StreamKind.RPC, 1, *found.address)).close()
@@ -166,7 +166,7 @@ async def test_a_controller_with_too_many_connections_says_so(
 @in_trio
 async def test_an_idle_stream_lives() -> None:
     async def lives() -> bool:
-        """False also where this process has stood still meanwhile."""
+        """Return whether the connection stays open; False also if this process was paused."""
         async with rpc_pair(
             echo, server=endpoint(1, timings=QUICK), client=endpoint(7, timings=QUICK)
         ) as client:
@@ -195,7 +195,7 @@ async def test_one_to_a_vanished_node_ends() -> None:
         found = ChannelListener(endpoint(1, timings=QUICK), rpc=server)
         await found.listen(HOST, 0)
         nursery.start_soon(found.run)
-        # It is believed, and never heard of again.
+        # The peer authenticates, and then sends nothing.
         stream = await endpoint(7).dial(StreamKind.RPC, 1, *found.address)
         await stranded.wait()
         assert [(end.cause, end.is_evidence) for end in ends] == [(Cause.SILENT, False)]

@@ -1,4 +1,4 @@
-"""Voters on this machine: one stream for each pair, in order, without holes."""
+"""Meshes of voters on this machine: one stream per pair, in order, without gaps."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def ignore(_: bytes) -> None:
 async def second_voter(
     nursery: trio.Nursery, voter: Voter | None = None
 ) -> tuple[Endpoint, PeerMesh, Voter, tuple[str, int]]:
-    """Voter 2 of 1, 2, 3, which is dialed by a test as voter 1."""
+    """Run voter 2 of 1, 2, 3, which a test dials as voter 1."""
     end, voter = endpoint(2), voter or Voter()
     mesh = PeerMesh(end, {1: (HOST, 1), 2: (HOST, 2), 3: (HOST, 3)})
     mesh.attach(voter)
@@ -103,7 +103,7 @@ async def test_large_messages_arrive() -> None:
 
 @in_trio
 async def test_a_full_queue_closes_the_connection_which_is_then_made_anew() -> None:
-    """The other voter is there, and reads nothing."""
+    """The other voter is connected, but does not read."""
     listener = await shared_runtime().network.listen(HOST, 0)
     accepted: list[Stream] = []
 
@@ -123,7 +123,7 @@ async def test_a_full_queue_closes_the_connection_which_is_then_made_anew() -> N
             sent += 1
             await trio.testing.wait_all_tasks_blocked()
         assert sent * len(message) >= MAX_QUEUED_BYTES
-        assert voter.events == [("connected", 2)]  # nothing is told out of `send`
+        assert voter.events == [("connected", 2)]  # `send` does not call back
         assert not mesh.send(2, b"small")
         await voter.wait_until(lambda: len(voter.events) == 3)
         assert voter.events[1:] == [("disconnected", 2), ("connected", 2)]
@@ -141,7 +141,7 @@ async def test_a_new_process_of_a_voter_replaces_its_half_open_connection() -> N
         before = await endpoint(1).dial(StreamKind.PEER, 2, *address)
         await voter.wait_until(lambda: 1 in voter.connected_ids)
         assert mesh.send(1, b"to the dead one")
-        # The old process says nothing any more: it lost power.
+        # The old process sends nothing more, since it lost power.
         after = await endpoint(1).dial(StreamKind.PEER, 2, *address)
         await voter.wait_until(lambda: len(voter.events) == 3)
         assert voter.events[1:] == [("disconnected", 1), ("connected", 1)]
@@ -181,7 +181,7 @@ async def test_what_a_process_dialed_before_does_not_replace_what_it_dialed_late
 
 
 class Watch:
-    """Notes what it is told of processes."""
+    """Records the notifications about voters."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -235,7 +235,7 @@ async def test_what_this_side_closed_says_nothing_of_the_other() -> None:
 
 
 class Strict(Voter):
-    """A voter that does not take every message."""
+    """A voter that rejects some messages."""
 
     def __init__(self, error: Callable[[], Exception]) -> None:
         super().__init__()

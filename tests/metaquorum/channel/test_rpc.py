@@ -43,7 +43,7 @@ TIMEOUT_S = PATIENCE_S
 
 
 class Desk(Changes):
-    """A handler: "echo" is answered at once, all else when it is let go."""
+    """A handler that answers "echo" immediately and other methods when it is released."""
 
     def __init__(self) -> None:
         super().__init__()

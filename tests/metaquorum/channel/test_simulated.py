@@ -1,4 +1,4 @@
-"""Whole meshes in a simulated world: cuts, kills, loss of power, pauses."""
+"""Meshes in a simulated world: network failures, kills, power loss, pauses."""
 
 import os
 import struct
@@ -30,11 +30,11 @@ from tests.metaquorum.channel.nodes import SECRET, Voter
 PORT = 9093
 NAMES = {1: "one", 2: "two", 3: "three"}
 ADDRESSES = {node_id: (name, PORT) for node_id, name in NAMES.items()}
-# A stream whose other side cannot be heard ends within so many seconds, and a new one is there in
-# so many once it could be.
+# Seconds within which a stream to an unreachable peer ends, and within which a new one is open
+# once the peer is reachable.
 SILENCE_S = 3.5
-RECONNECT_S = 2.6  # an attempt that was begun in vain may last its two seconds
-_TAG = struct.Struct(">QQQ")  # process, its connection, message
+RECONNECT_S = 2.6  # a failed attempt may take its two seconds
+_TAG = struct.Struct(">QQQ")  # process, connection, message number
 
 
 class CountingVoter(Voter):
@@ -181,7 +181,7 @@ def test_a_voter_that_lost_power_and_is_back_replaces_its_connections(node_id: i
         cluster = Trio3(world)
         await cluster.all_linked()
         cluster.machines[node_id].power_cut()
-        await world.sleep(0.3)  # nobody has noticed yet
+        await world.sleep(0.3)  # no voter has noticed yet
         others = [voter for other, voter in cluster.voters.items() if other != node_id]
         assert all(node_id in voter.connected_ids for voter in others)
         cluster.start(node_id)
@@ -217,7 +217,7 @@ def test_a_process_that_was_held_does_not_take_its_pause_for_the_others_silence(
 
 
 async def troubles(world: World) -> None:
-    """Whatever happens, each connection delivers in order and without a hole; then all is well."""
+    """With any faults, each connection delivers in order, without gaps; then all reconnect."""
     draw = world.stream("troubles")
     cluster = Trio3(world)
     cut: list[tuple[str, str]] = []
@@ -247,7 +247,7 @@ async def troubles(world: World) -> None:
     for way in cut:
         world.internet.heal(*way)
     await cluster.within(2 * SILENCE_S, lambda: len(cluster.linked()) == 6, "all connected")
-    await world.sleep(SILENCE_S)  # the dead ones that looked alive are gone
+    await world.sleep(SILENCE_S)  # streams to dead peers have ended
     await cluster.all_linked()
     for machine in cluster.machines.values():
         assert machine.fate.error is None, machine.fate.error

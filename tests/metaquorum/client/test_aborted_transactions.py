@@ -1,4 +1,4 @@
-"""AbortedTransactions, wherever a fetch response begins."""
+"""AbortedTransactions, for fetch responses that begin at any offset."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from wire.records.records import (
 )
 
 ABORT, COMMIT = ControlType.ABORT, ControlType.COMMIT
-# Of two producers: batches (None) and markers, one offset each.
+# Batches (None) and markers of two producers, one offset each.
 LOG: Sequence[tuple[int, ControlType | None]] = [
     (1, None),
     (2, None),

@@ -1,4 +1,4 @@
-"""The admin API: every fact against our node and against a real Kafka."""
+"""The admin client, tested against this project's node and Apache Kafka."""
 
 import socket
 import threading
@@ -134,7 +134,7 @@ def test_keys_go_where_kafka_s_own_client_puts_them(either: Peer, admin: Blockin
     theirs = confluent_kafka.Producer(
         {"bootstrap.servers": either.bootstrap, "partitioner": "murmur2_random"}
     )
-    for key in keys[1:]:  # librdkafka sends an empty key anywhere
+    for key in keys[1:]:  # librdkafka sends records with an empty key to any partition
         theirs.produce(topic, b"theirs", key)
     assert theirs.flush(PATIENCE_S) == 0
     ours = BlockingProducer(Producer(admin.client.cluster))
@@ -181,8 +181,8 @@ def test_a_batch_that_is_sent_again_is_not_appended_again(
 @pytest.mark.parametrize("acks", [0, 1])
 def test_fewer_acks(cluster: Cluster, admin: BlockingAdmin, acks: int) -> None:
     topic = new_topic(admin)
-    # Nobody hears of a record sent with acks=0 to a broker that does not lead the topic yet, and
-    # Kafka's metadata tell of a leader before it is one: its word on the offsets shows that it is.
+    # A broker that is not leader yet silently drops a record sent with acks=0, and Kafka's
+    # metadata name a leader before it serves: its answer to ListOffsets shows that it does.
     assert read_all(cluster, topic) == []
     producer = BlockingProducer(Producer(cluster, acks=acks, idempotent=False))
     producer.send(topic, [ProducerRecord(b"1")])
@@ -297,7 +297,7 @@ def served(admin: BlockingAdmin, key: int) -> bool:
 
 
 def when_served(admin: BlockingAdmin, key: int, do: Callable[[], object]) -> bool:
-    """Whether it was done; where the API is not served, that is said in one sentence."""
+    """Return whether the call succeeded; False if the cluster does not serve the API."""
     if served(admin, key):
         do()
         return True
@@ -398,13 +398,17 @@ def test_on_trio(either: Peer) -> None:
             consumer = Consumer(cluster)
             await consumer.assign({TopicPartition(name, 0): Start.beginning()})
             with trio.fail_after(PATIENCE_S):
-                while not (found := await consumer.poll()):  # a new topic's leader may be late
+                while not (
+                    found := await consumer.poll()
+                ):  # the leader of a new topic may not serve yet
                     pass
             assert [r.value for r in found] == [b"v"]
             with trio.move_on_after(0.05) as scope:
                 while await consumer.poll(10) == []:
                     pass
-            assert scope.cancelled_caught  # and the connection that was waited on is not used again
+            assert (
+                scope.cancelled_caught
+            )  # the connection with the outstanding response is not used again
             assert await consumer.poll(0.01) == []
 
     trio.run(main)
@@ -424,7 +428,7 @@ def test_a_taken_wrong_address_is_told_at_once() -> None:
 
 @contextmanager
 def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Something that listens and does with each connection what it likes."""
+    """Run a server that handles each connection with `serve`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -471,9 +475,9 @@ def test_silence_ends_at_the_deadline() -> None:
 
 @contextmanager
 def hung(events: list[str]) -> Iterator[str]:
-    """A broker that takes connections and says nothing, as one does that was stopped.
+    """Run a broker that accepts connections and never answers, like a paused process.
 
-    What happens to each of them is told in `events`, in order.
+    `events` records what happens to each connection, in order.
     """
 
     def wait_end(connection: socket.socket) -> None:
@@ -489,7 +493,7 @@ def hung(events: list[str]) -> Iterator[str]:
 
 
 def tell_answers(cluster: Cluster, events: list[str], address: str) -> None:
-    """In `events`, when a connection to `address` has agreed upon versions."""
+    """Record in `events` when a connection to `address` has negotiated versions."""
     opened = cluster._open
 
     async def open_and_tell(place: tuple[str, int], deadline: float) -> BrokerConnection:
@@ -503,7 +507,7 @@ def tell_answers(cluster: Cluster, events: list[str], address: str) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but an answer elsewhere ends the wait for a broker that hangs."""
+    """Wait for a hanging broker until another broker answers."""
     monkeypatch.setattr("metaquorum.client.cluster.CONNECT_TIMEOUT_S", PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""Which partitions are called unhealthy, and what is said of those that are missing."""
+"""Problems of partitions, and the causes given for replicas that are not in sync."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +22,13 @@ OFFLINE, UNDER_MIN, AT_MIN, UNDER = Trouble
     ("leader", "replicas", "isr", "min_isr", "found"),
     [
         (1, (1, 2, 3), (1, 2, 3), 2, []),
-        (1, (1, 2, 3), (1, 2, 3), 3, []),  # as it was asked for
+        (1, (1, 2, 3), (1, 2, 3), 3, []),  # at its configured min.insync.replicas
         (1, (1, 2, 3), (1, 2), 1, [UNDER]),
         (1, (1, 2, 3), (1, 2), 2, [AT_MIN, UNDER]),
         (1, (1, 2, 3), (1,), 2, [UNDER_MIN, UNDER]),
         (None, (1, 2, 3), (1,), 2, [OFFLINE, UNDER_MIN, UNDER]),
         (None, (1,), (1,), 1, [OFFLINE]),
-        (1, (1,), (1,), 2, []),  # no more replicas than there are
+        (1, (1,), (1,), 2, []),  # min.insync.replicas above the number of replicas
         (1, (1, 2), (1,), 3, [UNDER_MIN, UNDER]),
         (1, (1, 2), (1,), None, [UNDER]),
     ],

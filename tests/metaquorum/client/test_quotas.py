@@ -1,4 +1,4 @@
-"""Client quotas by the admin API: every fact against our node and against a real Kafka."""
+"""Client quotas by the admin client, tested against this project's node and Apache Kafka."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What is said of a topic is true of it: one row for each way in which topics differ."""
+"""Sentences about a topic, with one row for each way in which topics differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

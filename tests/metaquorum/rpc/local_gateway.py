@@ -1,4 +1,4 @@
-"""Changes by a controller in this process, and the wait until they are visible; nothing else."""
+"""Client of a controller in this process: makes changes and waits until they are visible."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LocalGateway:
-    """Everything that changes the metadata, asked of the controller in this process. KafkaError."""
+    """Client for all metadata changes of a controller in this process."""
 
     def __init__(self, controller: Controller, loader: MetadataLoader) -> None:
         self._controller = controller
@@ -61,10 +61,10 @@ class LocalGateway:
         return committed.answer
 
     async def register_worker(self, worker: WorkerRegistration) -> int:
-        """The broker epoch. Not waited for: that anything of it is visible here.
+        """Register and return the broker epoch, without waiting until the metadata is visible here.
 
-        A worker publishes nothing before it is registered, or it would lead in an epoch of its
-        predecessor.
+        A worker publishes metadata only after its registration, or it would lead in a leader epoch
+        of its predecessor.
         """
         return (await self._controller.worker_lifecycle.register_worker(worker)).answer
 

@@ -1,4 +1,4 @@
-"""Values of our types survive the way over the wire; bytes of nobody's are refused by name."""
+"""Values survive encoding and decoding; the decoder refuses random bytes and names the field."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +49,7 @@ class Outer(Generic[T]):
 
 
 INT = st.integers(-(2**63), 2**63 - 1)
-TEXT = st.text(alphabet=st.characters(), max_size=8)  # lone surrogates too
+TEXT = st.text(alphabet=st.characters(), max_size=8)  # including lone surrogates
 PLACE = st.builds(Place, TEXT, INT)
 INNER = st.builds(
     Inner, st.binary(max_size=8), st.sampled_from(Colour), st.lists(PLACE, max_size=2).map(tuple)

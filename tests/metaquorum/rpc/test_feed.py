@@ -1,4 +1,4 @@
-"""What followers are handed: recent batches without a gap, or a snapshot of the same image."""
+"""Metadata for followers: recent batches without gaps, or a snapshot of the same image."""
 
 from random import Random
 
@@ -73,7 +73,7 @@ def test_the_parts_of_a_snapshot_make_the_image(seed: int, monkeypatch: pytest.M
         while not is_last:
             part = await parts.part(number)
             assert part is not None
-            assert part == await parts.part(number)  # asked for again
+            assert part == await parts.part(number)  # requested again
             data, is_last = part
             steps.apply(unpack_records(data))
             number += 1

@@ -1,4 +1,4 @@
-"""A controller and a worker without one, as they find, follow and ask each other over streams."""
+"""A controller and a worker in different processes: discovery, metadata fetches and calls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -58,7 +58,7 @@ async def controller(
     recent: RecentBatches | None = None,
     configs: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[ControllerRole, MetadataLoader, tuple[str, int]]]:
-    """Controller 1 alone, where it listens, and its image."""
+    """Run controller 1 alone; yield its address and its image."""
     folder.mkdir(exist_ok=True)
     port = port or free_port()
     loader = MetadataLoader(CLUSTER)
@@ -77,7 +77,7 @@ async def controller(
 
 
 class Follower:
-    """Worker 7: all of a worker that is about metadata."""
+    """Worker 7, with only the components that process metadata."""
 
     def __init__(self, address: tuple[str, int], incarnation: int = 1) -> None:
         runtime = shared_runtime()
@@ -103,7 +103,7 @@ class Follower:
 
 @asynccontextmanager
 async def following(address: tuple[str, int], *, beats: bool = True) -> AsyncIterator[Follower]:
-    """A worker that is registered and live; or registered, if it sends no heartbeats."""
+    """Run a worker that is registered and, if it sends heartbeats, unfenced."""
     worker = Follower(address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.run)
@@ -217,7 +217,7 @@ SOON_EXPIRED = {"broker.session.timeout.ms": "300", "broker.heartbeat.interval.m
 
 
 async def until_unregistered(role: ControllerRole) -> None:
-    """Worker 7 is unregistered, once its session has expired."""
+    """Unregister worker 7 once its session has expired."""
     while True:
         try:
             await role.controller.worker_lifecycle.unregister_worker(7)
@@ -231,7 +231,7 @@ async def until_unregistered(role: ControllerRole) -> None:
 
 @in_trio
 async def test_a_worker_that_was_unregistered_registers_again(tmp_path: Path) -> None:
-    """With the new broker epoch in force, and noted, before the first heartbeat under it."""
+    """The worker stores the new broker epoch before its first heartbeat with it."""
     async with (
         controller(tmp_path / "1", configs=SOON_EXPIRED) as (role, loader, address),
         following(address, beats=False) as worker,
@@ -272,7 +272,7 @@ Script = list[Callable[[], Awaitable[Committed[list[TopicOutcome]]]]]
 async def scripted(
     script: Script,
 ) -> AsyncIterator[tuple[ControllerClient, list[CREATE_TOPICS.request]]]:  # type: ignore[valid-type]
-    """A gateway to a controller that does as the script says, and what it was asked."""
+    """Yield a client of a controller that follows the script, and the requests that it received."""
     asked: list[object] = []
 
     async def answer(caller: Caller, method: str, payload: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The machine's own network under trio: what the process does while trio believes it waits."""
+"""The real network: the poller that calls steps while trio waits."""
 
 import contextlib
 import itertools
@@ -15,12 +15,12 @@ from metaquorum.runtime import Connection, system
 from metaquorum.runtime.system import RealNetwork
 from tests.nodes import PATIENCE_S, needs_ipv6
 
-# So long trio would sleep if nobody told it; a wake-up takes some 50 microseconds.
+# Seconds that trio would sleep without a wake-up, which takes about 50 microseconds.
 LOST_S = PATIENCE_S
 
 
 async def _pair(network: RealNetwork) -> tuple[Connection, socket.socket]:
-    """A connection of ours, and the other end of it."""
+    """Return a `RealConnection` and the socket of its peer."""
     listener = await network.listen("127.0.0.1", 0)
     other = socket.create_connection(listener.address)
     ours = await listener.accept()
@@ -36,7 +36,7 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
         def step() -> bool:
             if connection.receive_nowait(bytearray(10)) > 0:
                 woken_by_step.set()
-            return True  # this connection's own task has nothing to do
+            return True  # the task of this connection has nothing to do
 
         await connection.pump(step)
 
@@ -46,7 +46,7 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump, ours)
             await trio.testing.wait_all_tasks_blocked()
-            # Nothing but the step can end this wait, or else its timeout.
+            # Only the step, or the timeout, ends this wait.
             with trio.move_on_after(LOST_S) as limit:
                 other.send(b"records")
                 await woken_by_step.wait()
@@ -60,7 +60,7 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
 
 
 class _Resolver(trio.abc.HostnameResolver):
-    """Every name has these addresses."""
+    """Resolves every name to these addresses."""
 
     def __init__(self, *addresses: tuple[str, int]) -> None:
         self._addresses = addresses
@@ -83,7 +83,7 @@ def test_where_one_address_of_a_name_is_silent_or_refuses_the_next_one_is_tried(
         with contextlib.ExitStack() as stack:
             silent = stack.enter_context(socket.socket())
             silent.bind(("127.0.0.1", 0))
-            silent.listen(0)  # whoever comes beyond one or two is not answered
+            silent.listen(0)  # more than one or two connections are not answered
             for _ in range(4):
                 sock = stack.enter_context(socket.socket())
                 sock.setblocking(False)
@@ -131,7 +131,7 @@ def test_a_step_may_cancel_the_task_that_waits_for_it(
             await ours.pump(step)
             await trio.lowlevel.checkpoint()
         assert scope.cancelled_caught
-        # The loop still waits as it did, for this connection too.
+        # The loop still waits for this connection.
         await ours.pump(lambda: ours.receive_nowait(bytearray(10)) < 0)
         ours.close()
         other.close()
@@ -161,10 +161,10 @@ def test_a_loop_ends_without_complaint_from_the_instrument(
 
 @pytest.mark.parametrize("is_soon", [False, True])
 def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bool) -> None:
-    """However many connections have something to do at once."""
+    """With any number of readable connections."""
     count, rounds = 12, 4
     calls = [0] * count
-    slicer: list[int] = []  # how many steps had been called in each turn of a task
+    slicer: list[int] = []  # number of steps called in each turn of a task
 
     async def main() -> None:
         network = RealNetwork()
@@ -180,7 +180,7 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
                 calls[number] += 1
                 if is_soon and calls[number] < rounds:
                     ours.call_soon(step)
-                return calls[number] < rounds  # and there is always something to read
+                return calls[number] < rounds  # there is always something to read
 
             await ours.pump(step)
 
@@ -207,7 +207,7 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
 
 
 def test_a_step_is_called_soon_without_anything_to_read() -> None:
-    """An answer is ready because of what another connection has brought."""
+    """The answer is ready because of bytes on another connection."""
 
     async def main() -> None:
         network = RealNetwork()
@@ -216,7 +216,7 @@ def test_a_step_is_called_soon_without_anything_to_read() -> None:
 
         def answer() -> bool:
             calls.append("answer")
-            return len(calls) < 3  # a step that was called soon can end the pump, too
+            return len(calls) < 3  # a step called by `call_soon` can also end the pump
 
         def pumped() -> bool:
             calls.append("pumped")
@@ -231,7 +231,7 @@ def test_a_step_is_called_soon_without_anything_to_read() -> None:
             await theirs.pump(bring)
 
         async with trio.open_nursery() as nursery:
-            ours.call_soon(pumped)  # nobody pumps: nothing happens
+            ours.call_soon(pumped)  # without a pump this has no effect
             nursery.start_soon(pump_theirs)
             with trio.fail_after(LOST_S):
                 async with trio.open_nursery() as waiting:

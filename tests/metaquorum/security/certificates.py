@@ -1,4 +1,4 @@
-"""Certificates for tests, made when they are needed."""
+"""Certificates for tests, created on demand."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +9,7 @@ from metaquorum.security.tls_context import TlsFiles
 
 
 class Authority:
-    """Signs certificates, and has each in files of its own."""
+    """Authority that signs certificates and writes each to files of its own."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class Authority:
         verify_hostname: bool = True,
         common_name: str | None = None,
     ) -> TlsFiles:
-        """A certificate for `hosts`, or for this machine; `valid_days` may be past."""
+        """Create a certificate for `hosts`, or for this machine; `valid_days` may be negative."""
         made = self._ca.issue_cert(
             *(hosts or ("127.0.0.1", "localhost")),
             common_name=common_name,
@@ -42,7 +42,7 @@ class Authority:
         return TlsFiles(certificate, key, self.path, verify_hostname)
 
     def store(self, name: str, *hosts: str, common_name: str | None = None) -> str:
-        """One file with key and certificate, as Kafka's PEM keystores are."""
+        """Return the path of one file with key and certificate, like Kafka's PEM keystores."""
         files = self.files(name, *hosts, common_name=common_name)
         path = self._folder / f"{self._name}-{name}-store.pem"
         temporary = path.with_suffix(".new")

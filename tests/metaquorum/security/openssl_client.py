@@ -1,4 +1,4 @@
-"""A TLS client that does what Python's ssl module has no way to ask for: it changes its keys."""
+"""A TLS client that updates its keys, which the ssl module of Python does not support."""
 
 import ctypes
 from ctypes import c_char_p, c_int, c_void_p, create_string_buffer
@@ -11,7 +11,7 @@ _UPDATE_REQUESTED: Final = 1
 
 
 class OpensslClient:
-    """Bytes in, bytes out."""
+    """Client without I/O: bytes in, bytes out."""
 
     def __init__(self) -> None:
         try:
@@ -36,13 +36,13 @@ class OpensslClient:
         return c_void_p(function(*arguments))
 
     def shake(self, came: bytes) -> bytes:
-        """The next flight; no more when it is done."""
+        """Return the next flight; empty when the handshake is complete."""
         self._crypto.BIO_write(self._incoming, c_char_p(came), c_int(len(came)))
         self._ssl_library.SSL_do_handshake(self._ssl)
         return self._sent()
 
     def new_keys(self, count: int) -> bytes:
-        """So many changes of keys, each of which wants the other side to change its own."""
+        """Return `count` key updates, each of which requests a key update of the peer."""
         for _ in range(count):
             assert self._ssl_library.SSL_key_update(self._ssl, _UPDATE_REQUESTED) == 1
             self._ssl_library.SSL_do_handshake(self._ssl)

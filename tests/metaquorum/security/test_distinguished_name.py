@@ -1,4 +1,4 @@
-"""Subjects of certificates, as Java writes them."""
+"""Subjects of certificates in Java's form."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -67,7 +67,7 @@ def test_parts_that_stand_together_stay_together_and_unknown_ones_are_numbers() 
 
 @pytest.mark.parametrize("count", [MAX_PARTS - 1, MAX_PARTS, MAX_PARTS + 1, 3 * MAX_PARTS])
 def test_a_subject_of_too_many_parts_is_refused_and_not_shortened(count: int) -> None:
-    """What is left of it would be the name of somebody else."""
+    """A truncated subject would be the name of another client."""
     parts = [[(NameOID.ORGANIZATIONAL_UNIT_NAME, f"u{n}")] for n in range(count - 1)]
     made = certificate(*parts, [(NameOID.COMMON_NAME, "alice")])
     if count <= MAX_PARTS:

@@ -1,4 +1,4 @@
-"""PLAIN, and the configs that hold its users."""
+"""PLAIN, and the configs that contain its users."""
 
 from contextlib import suppress
 
@@ -47,7 +47,7 @@ def test_plain_refuses_everybody_else_and_tells_nothing(message: bytes) -> None:
 
 
 def test_passwords_are_compared_as_digests_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the time of a comparison tells neither a password's length nor whether the user exists."""
+    """The time of a comparison reveals neither a password's length nor whether the user exists."""
     lengths: list[tuple[int, int]] = []
 
     def compare(one: bytes, other: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""SCRAM beside the RFC's examples, and both sides of ours against each other."""
+"""SCRAM against the examples of the RFCs, and client against server."""
 
 import base64
 import sys
@@ -99,7 +99,7 @@ def test_nobody_learns_from_the_answers_who_is_there() -> None:
 
 
 def digests_of(action: Callable[[], object]) -> Counter[str]:
-    """How often `action` called each function of C that hashes, or compares hashes."""
+    """Return how often `action` called each C function that hashes or compares hashes."""
     counts: Counter[str] = Counter()
 
     def note(frame: object, event: str, called: object) -> None:
@@ -116,7 +116,7 @@ def digests_of(action: Callable[[], object]) -> Counter[str]:
 
 
 def test_the_same_digests_are_made_for_users_who_exist_who_do_not_and_who_did() -> None:
-    """Time is not measured here: what takes time is counted."""
+    """The test counts the expensive operations instead of measuring time."""
     users = {**ALICE, "carol": ScramChallenge(SALT, DEFAULT_ITERATIONS)}
 
     def digests(name: str) -> list[Counter[str]]:
@@ -133,7 +133,7 @@ def test_the_same_digests_are_made_for_users_who_exist_who_do_not_and_who_did() 
         return [first, digests_of(final)]
 
     first, final = digests("alice")
-    assert first.total() == 1, "a decoy's salt is derived for everybody"
+    assert first.total() == 1, "a decoy's salt is derived for every user"
     assert final.total() == 3
     assert [first, final] == digests("bobby") == digests("carol")
 
@@ -150,7 +150,7 @@ def test_a_deleted_user_is_challenged_as_before_and_its_password_is_worth_nothin
 
 
 def test_who_is_not_there_does_not_come_in_with_the_decoy_s_keys() -> None:
-    """The decoy's keys are zeros: nobody may find a proof that fits them, and need not."""
+    """The keys of a decoy are zeros: even a proof that fits them is refused."""
     server = server_of({})
     first = server.first(b"n,,n=bob,r=c").decode()
     nonce = first.split(",")[0]
@@ -249,9 +249,10 @@ def test_any_bytes_are_refused_or_answered(first: bytes, final: bytes) -> None:
     ],
 )
 def test_a_huge_message_costs_next_to_nothing(message: bytes) -> None:
-    """Half a megabyte of extensions used to keep a server for 60 ms, and 70 MB of memory.
+    """Half a megabyte of extensions used to cost a server 60 ms and 70 MB of memory.
 
-    The time is in the pieces that it is taken to; memory is the same on every machine.
+    The time comes from splitting the message; the test measures memory, which is the same on all
+    machines.
     """
     server = ScramServer(ScramMechanism.SCRAM_SHA_512, lambda name: None, "nonce", b"key")
     final = b"c=biws,r=abcnonce" + b",a=" * 170_000 + b",p=AAAA"

@@ -1,4 +1,4 @@
-"""TLS over connections of the seams: real ones, split ones, hostile ones, and Python's own."""
+"""TLS over `Connection`: real, fragmenting and hostile ones, and against Python's own TLS."""
 
 import socket
 import ssl
@@ -52,7 +52,7 @@ def files(authority: Authority) -> TlsFiles:
 
 
 async def tcp_pair(host: str = HOST) -> tuple[Connection, Connection]:
-    """The dialer's end and the acceptor's."""
+    """Yield the dialer's end and the acceptor's end of a connection."""
     network = shared_runtime().network
     listener = await network.listen(host, 0)
     dialed = await network.connect(*listener.address)
@@ -86,7 +86,7 @@ async def read_all(connection: Connection, buffer_bytes: int = 10_000) -> bytes:
 
 
 async def pump_all(connection: Connection, buffer_bytes: int = 10_000) -> bytes:
-    """As `read_all`, by steps."""
+    """Read everything like `read_all`, by steps of `pump`."""
     data, buffer = bytearray(), bytearray(buffer_bytes)
 
     def step() -> bool:
@@ -104,7 +104,7 @@ async def send_and_close(connection: Connection, data: bytes) -> None:
 
 
 Reader = Callable[[Connection, int], Awaitable[bytes]]
-PATTERN = bytes(range(256)) * 12_000  # some 3 MB
+PATTERN = bytes(range(256)) * 12_000  # about 3 MB
 
 
 @pytest.mark.parametrize("read", [read_all, pump_all])
@@ -136,7 +136,7 @@ async def test_a_step_is_called_soon_whether_or_not_anything_comes(files: TlsFil
                 theirs.call_soon(soon)
             return True
 
-        theirs.call_soon(soon)  # nobody pumps: nothing happens
+        theirs.call_soon(soon)  # without a pump this has no effect
         async with trio.open_nursery() as nursery:
             nursery.start_soon(theirs.pump, step)
             await ours.send(b"one")
@@ -145,7 +145,7 @@ async def test_a_step_is_called_soon_whether_or_not_anything_comes(files: TlsFil
             theirs.call_soon(soon)
             while len(seen) < 3:
                 await trio.sleep(0.001)
-            theirs.call_soon(soon)  # which ends it
+            theirs.call_soon(soon)  # the step ends the pump
         assert seen == ["bytes", "soon", "soon", "soon"]
 
 
@@ -170,7 +170,7 @@ async def test_both_directions_flow_at_once(files: TlsFiles) -> None:
 
 @in_trio
 async def test_a_step_is_called_for_what_was_decrypted_and_not_read(files: TlsFiles) -> None:
-    """One record has many requests in it; no further byte comes from the network."""
+    """One record contains many requests; no further byte arrives from the network."""
     async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
         await ours.send(b"0123456789" * 20)
         seen: list[bytes] = []
@@ -179,7 +179,7 @@ async def test_a_step_is_called_for_what_was_decrypted_and_not_read(files: TlsFi
         def step() -> bool:
             if (count := theirs.receive_nowait(buffer)) > 0:
                 seen.append(bytes(buffer[:count]))
-            return len(seen) % 3 != 0  # now and then the task has to do something
+            return len(seen) % 3 != 0  # the task has to run now and then
 
         while len(seen) < 20:
             with trio.fail_after(PATIENCE_S):
@@ -259,7 +259,7 @@ async def test_an_end_is_an_end_with_and_without_a_word(files: TlsFiles) -> None
 async def fail_to_agree(
     server: ssl.SSLContext | None, client: ssl.SSLContext | None
 ) -> tuple[str, str]:
-    """What the server and the client say of it."""
+    """Return the errors of the server and the client."""
     dialed, accepted = await tcp_pair()
     said: dict[str, str] = {"server": "", "client": ""}
 
@@ -319,7 +319,7 @@ async def test_who_does_not_agree_says_why(
     _, client = await fail_to_agree(elsewhere, client_context(files))
     assert "'127.0.0.1'" in client
     lenient = client_context(replace(files, verify_hostname=False))
-    async with tls_pair(elsewhere, lenient):  # as the operator wishes
+    async with tls_pair(elsewhere, lenient):  # as configured
         pass
 
     server, _ = await fail_to_agree(server_context(files), None)
@@ -404,7 +404,7 @@ def test_files_that_cannot_be_used_are_named_in_a_sentence(
             client_context(wrong)
         with pytest.raises(TlsFilesError, match=words):
             server_context(wrong, client_certificates="required")
-    server_context(replace(files, authorities=None))  # whose clients need to show nothing
+    server_context(replace(files, authorities=None))  # without client certificates
 
 
 def test_old_versions_are_not_spoken(files: TlsFiles) -> None:
@@ -479,7 +479,7 @@ def test_any_split_on_the_way_is_put_together(files: TlsFiles) -> None:
 
 
 class Tampered:
-    """A connection on which one byte of what arrives is another than was sent."""
+    """A connection that changes one received byte."""
 
     def __init__(self, inner: Connection, position: int, flip: int) -> None:
         self.peer = inner.peer
@@ -525,7 +525,7 @@ def test_changed_bytes_are_never_delivered(position: int, flip: int, files: TlsF
             async with trio.open_nursery() as nursery:
                 client = TlsConnection(dialed, client_context(files), server_hostname=HOST)
                 nursery.start_soon(dial, client)
-                # The size of a record may have become larger than all that comes.
+                # The changed size of a record may exceed the bytes that follow.
                 with trio.move_on_after(0.2):
                     try:
                         await theirs.handshake()
@@ -581,13 +581,13 @@ async def test_nodes_with_and_without_tls_do_not_go_together(
 
 @in_trio
 async def test_replaced_files_are_taken_up_by_new_streams(tmp_path: Path) -> None:
-    """Of both ends; until both files of a pair have come, what was there stays."""
+    """For both ends; the previous files stay in use until both files of a pair are replaced."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     both = tmp_path / "both.pem"
     both.write_text(Path(old.path).read_text() + Path(new.path).read_text())
     files, replacing = old.files("node"), new.files("node")
     controller, worker = (endpoint(n, tls=replace(files, authorities=str(both))) for n in (1, 7))
-    judge = endpoint(8, tls=replace(replacing, authorities=new.path))  # believes in the new one
+    judge = endpoint(8, tls=replace(replacing, authorities=new.path))  # trusts the new authority
 
     def replace_file(of: str, by: str) -> None:
         Path(by).rename(of)
@@ -610,15 +610,17 @@ async def test_replaced_files_are_taken_up_by_new_streams(tmp_path: Path) -> Non
         replace_file(files.certificate, replacing.certificate)
         assert await is_believed()
     async with rpc_server(echo, server=judge) as address:
-        with pytest.raises(HandshakeError, match="node"):  # is not 1: its certificate is believed
+        with pytest.raises(
+            HandshakeError, match="node"
+        ):  # wrong node id, but a trusted certificate
             await worker.dial(StreamKind.RPC, 1, *address)
 
 
-# Who wants to keep the loop busy
+# Peers that try to block the event loop
 
 
 async def shaken(client: OpensslClient, files: TlsFiles) -> tuple[Connection, TlsConnection]:
-    """The client's plain end, and the server's."""
+    """Return the client's raw connection and the server's TLS connection."""
     dialed, accepted = await tcp_pair()
     theirs = TlsConnection(accepted, server_context(files))
 
@@ -629,7 +631,7 @@ async def shaken(client: OpensslClient, files: TlsFiles) -> tuple[Connection, Tl
             await dialed.send(data)
             count = await dialed.receive_into(buffer)
             data = client.shake(bytes(buffer[:count]))
-            if data:  # the last flight
+            if data:  # empty after the last flight
                 await dialed.send(data)
                 return
 
@@ -657,25 +659,25 @@ async def test_keys_may_change_now_and_again(files: TlsFiles) -> None:
 async def test_keys_that_change_all_the_time_end_the_connection_before_long(
     files: TlsFiles,
 ) -> None:
-    """A receive of 64 KiB used to hold 2,400 changes, 90 ms of work, and answers without end."""
+    """A receive of 64 KiB could contain 2,400 key updates: 90 ms of work and unlimited answers."""
     client = OpensslClient()
     dialed, theirs = await shaken(client, files)
     await dialed.send(client.new_keys(2400))
-    await trio.sleep(0.01)  # so that all is there at once; it fails in any case
+    await trio.sleep(0.01)  # lets all bytes arrive together; the test does not depend on it
     with pytest.raises(TlsError, match="too many key updates"):
         await theirs.receive_into(bytearray(1 << 16))
     theirs.close()
     answered = 0
-    with suppress(ConnectionError):  # not all that was sent has been read
+    with suppress(ConnectionError):  # the server has not read all bytes
         while count := await dialed.receive_into(bytearray(1 << 16)):
             answered += count
-    assert answered < 2 * MAX_ANSWER_BYTES  # of some 60 KB
+    assert answered < 2 * MAX_ANSWER_BYTES  # without the limit: about 60 KB
     dialed.close()
 
 
 @in_trio
 async def test_handshakes_take_turns_with_everybody_else(files: TlsFiles) -> None:
-    """However many come at once, a turn of the loop has one step of one of them."""
+    """With many handshakes at once, each iteration of the loop runs one step of one of them."""
     context = server_context(files)
     steps = most = 0
 
@@ -711,7 +713,7 @@ async def test_handshakes_take_turns_with_everybody_else(files: TlsFiles) -> Non
             for _ in range(20):
                 nursery.start_soon(shake)
         stop = True
-    assert 1 <= most <= 2  # as the order within a turn is any
+    assert 1 <= most <= 2  # since the order within an iteration is arbitrary
 
 
 @settings(max_examples=100, deadline=None)

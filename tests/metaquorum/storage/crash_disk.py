@@ -1,9 +1,9 @@
-"""A disk in memory that forgets what was not synced.
+"""A disk in memory that loses unsynced bytes.
 
-Every operation has a number; at `fail_at` power goes, or the process is killed, and from then on
-the disk only raises `Crash`. `survivor` is the disk that is found afterwards: after a kill, all
-that was written; after a loss of power, what was synced and any part of the rest (of the writes to
-a file some sectors, the last of them perhaps cut short; of the changes to a folder some).
+Operations are numbered; at `fail_at` the machine loses power or the process is killed, and from
+then on the disk raises `Crash`. `survivor` returns the disk after the restart: after a kill, all
+written bytes; after a power loss, the synced bytes and any part of the rest (some sectors of the
+writes to a file, the last one perhaps partial; some of the changes to a folder).
 """
 
 import errno
@@ -22,14 +22,14 @@ SECTOR_BYTES = 512
 
 
 class Crash(BaseException):
-    """The machine is gone."""
+    """Raised after the simulated crash."""
 
 
 @dataclass
 class Inode:
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    # Since the last sync: (position, bytes) written, or (size, None) for a truncation.
+    # Changes since the last sync: (position, bytes) written, or (size, None) for a truncation.
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def after_power_loss(self, random: Random) -> "Inode":
@@ -72,7 +72,7 @@ class CrashDisk:
         self.failing_syncs = 0
         self.files: dict[str, Inode] = {}
         self.synced_files: dict[str, Inode] = {}
-        # Since the folder's last sync: (path, inode or None).
+        # Changes since the folder's last sync: (path, inode or None).
         self.pending_names: list[tuple[tuple[str, Inode | None], ...]] = []
         self.folders: set[str] = {"/"}
 
@@ -85,7 +85,7 @@ class CrashDisk:
         self.operations += 1
 
     def survivor(self, random: Random | None) -> "CrashDisk":
-        """The disk after a kill (None), or after a loss of power."""
+        """Return the disk after a kill (None) or a power loss."""
         disk = CrashDisk()
         disk.folders = set(self.folders)
         if random is None:
@@ -240,7 +240,7 @@ class CrashFile:
             self._put(written[:room], position)
             raise OSError(errno.ENOSPC, "No space left on device")
         if self._disk.operations == self._disk.fail_at:
-            self._put(written[: len(written) // 2], position)  # cut in the middle of the write
+            self._put(written[: len(written) // 2], position)  # the crash interrupts the write
         self._disk.step()
         self._put(written, position)
 

@@ -1,4 +1,4 @@
-"""Random metadata logs, as the controller's own decisions make them."""
+"""Random metadata logs, created by the rules of the controller."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -115,7 +115,7 @@ def decide(image: MetadataImage, spec: Spec, random: Random) -> Decision[object]
 
 
 def history(specs: list[Spec], seed: int = 0) -> list[MetadataRecord]:
-    """The records that the wishes lead to, each decided on the image of all before."""
+    """Return the records of the steps, each decided on the image of all steps before."""
     random = Random(seed)
     image = MetadataImage.empty(CLUSTER)
     log: list[MetadataRecord] = found_cluster(image).all_records()
@@ -131,7 +131,7 @@ def history(specs: list[Spec], seed: int = 0) -> list[MetadataRecord]:
 
 
 def _steps(specs: list[Spec]) -> Iterator[Spec]:
-    """To register stands for registering and catching up; who is unregistered is fenced before."""
+    """Expand a step: registering includes unfencing, and unregistering includes fencing first."""
     for what, subject, value in specs:
         if what == "register":
             yield "restart", subject, value

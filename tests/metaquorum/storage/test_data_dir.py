@@ -1,4 +1,4 @@
-"""A data directory is one node's of one cluster, and says so."""
+"""Identity and lock of a data directory."""
 
 import errno
 from random import Random
@@ -129,7 +129,7 @@ def test_a_crash_while_formatting_leaves_a_directory_that_can_be_used(power: boo
 
 @pytest.mark.parametrize(("number", "is_opened"), [(errno.ENOSPC, True), (errno.EIO, False)])
 def test_a_directory_on_a_full_disk_is_opened(number: int, is_opened: bool) -> None:
-    """The name of the process in the lock's file is for people."""
+    """The owner in the lock file is information only."""
 
     async def check(world: World) -> None:
         machine = world.machine("one")
@@ -151,7 +151,7 @@ def test_a_directory_on_a_full_disk_is_opened(number: int, is_opened: bool) -> N
                 with pytest.raises(StorageError, match="cannot use"):
                     opens(runtime)
                 machine.faults.refusing = None
-                opens(runtime).close()  # the lock was given back
+                opens(runtime).close()  # the lock was released
 
         await machine.start(main).done.wait()
         assert machine.fate.error is None, machine.fate.error
@@ -163,7 +163,7 @@ def test_a_directory_on_a_full_disk_is_opened(number: int, is_opened: bool) -> N
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_killed_process_formatted_survives_a_loss_of_power(seed: int) -> None:
-    """The next process finds it formatted, and relies on it; also on the folders around it."""
+    """The next process relies on the formatted directory and on its parent directories."""
     made: list[MetaProperties] = []
 
     async def check(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The journal beside a list of entries, and against every tear and every flipped byte."""
+"""The journal compared with a list of entries, for all torn writes and flipped bytes."""
 
 import errno
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def segment_names(disk: CrashDisk) -> list[str]:
 
 
 def written(disk: CrashDisk, count: int, payload_bytes: int = 30) -> list[Entry]:
-    """A journal of so many entries, each synced by itself, and abandoned as by a kill."""
+    """Return a journal of `count` entries, each synced separately, and abandoned as by a kill."""
     journal = opened(disk)
     journal.set_hard_state(1, 7)
     entries = [
@@ -56,7 +56,7 @@ def written(disk: CrashDisk, count: int, payload_bytes: int = 30) -> list[Entry]
 
 @dataclass
 class Model:
-    """What the journal should hold: a list."""
+    """Expected content of the journal, as a list."""
 
     base: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
     entries: list[Entry] = field(default_factory=list)
@@ -87,7 +87,7 @@ STEPS = st.lists(
 
 
 class Pair:
-    """The journal and the model, driven alike."""
+    """The journal and the model, with the same operations."""
 
     def __init__(self) -> None:
         self.disk = CrashDisk()
@@ -153,7 +153,7 @@ def test_the_journal_holds_what_a_list_would(steps: list[tuple[Any, ...]]) -> No
     assert pair.journal.durable == pair.journal.last
     again = opened(pair.disk)
     for journal in (pair.journal, again):
-        # Entries before the base may come back where their segment is still there.
+        # Entries before the base may reappear if their segment still exists.
         held = [each for each in entries_of(journal) if each.index > pair.model.base.index]
         assert held == pair.model.entries
         for entry in pair.model.entries:
@@ -247,7 +247,7 @@ def test_a_missing_segment_is_noticed() -> None:
 
 
 def test_a_journal_that_cannot_be_read_is_kept_as_it_is() -> None:
-    """A voter that began an empty one would have forgotten its vote and what it acknowledged."""
+    """A voter with a new journal would have lost its vote and the entries that it acknowledged."""
 
     class Unreadable(CrashDisk):
         failing = ""

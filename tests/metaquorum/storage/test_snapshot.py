@@ -1,4 +1,4 @@
-"""Snapshots: whole or not there, and never read when damaged."""
+"""Snapshots are complete or absent, and a damaged one is never used."""
 
 from random import Random
 
