@@ -216,7 +216,7 @@ def test_a_cluster_id_has_22_characters(tmp_path: Path, cluster_id: str) -> None
 def test_what_is_not_empty_is_not_formatted(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     options = ["--data-dir", tmp_path, "--cluster-id", CLUSTER_ID, "--node-id", 1]
-    assert "holds precious" in run("format", *options, code=1)
+    assert "contains precious" in run("format", *options, code=1)
 
 
 def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

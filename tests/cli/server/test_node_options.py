@@ -227,7 +227,7 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({"quorum": "1@a:1,1@b:1"}, (), "names controller 1 twice"),
         ({"quorum": "1@a:0"}, (), "not 0"),
         ({"quorum": "1@a:1"}, (), "--secret-file"),
-        ({"quorum": "1@a:1", "secret_file": "/no/such"}, (), "--secret-file: the secret file"),
+        ({"quorum": "1@a:1", "secret_file": "/no/such"}, (), "cannot read the secret file"),
         ({"quorum": "2@a:1"}, (), "does not contain it"),
         ({"quorum": "1@a:1", "roles": "worker"}, (), "contains node 1"),
         ({"quorum": "1@a:1"}, ("controller.quorum.voters=1@a:1",), "are both set"),

@@ -225,7 +225,7 @@ def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
     client.final(server.first(client.first()))
     with pytest.raises(ScramError, match="does not have the user's credential"):
         client.finish(b"v=" + base64.b64encode(bytes(32)))
-    with pytest.raises(ScramError, match="the server says 'unknown-user'"):
+    with pytest.raises(ScramError, match="the server reports error 'unknown-user'"):
         client.finish(b"e=unknown-user")
 
 

@@ -396,7 +396,7 @@ def test_files_that_cannot_be_used_are_named_in_a_sentence(
             replace(files, authorities="/nowhere.pem"),
             "cannot read the authorities file /nowhere.pem",
         ),
-        (replace(files, authorities=None), "no file of authorities is given"),
+        (replace(files, authorities=None), "no file of trusted authorities"),
         (authority.files("expired", valid_days=-1), "has expired"),
     ]
     for wrong, words in cases:

@@ -65,7 +65,7 @@ def test_another_nodes_or_clusters_directory_is_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("metaquorum.format=2\nversion=1\ncluster.id=c\nnode.id=1", "format 2, written by a newer"),
+        ("metaquorum.format=2\nversion=1\ncluster.id=c\nnode.id=1", "format 2 of a newer version"),
         ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=d", "written by Apache Kafka"),
         ("metaquorum.format=1\nversion=1\nnode.id=1\ndirectory.id=d", "it contains no cluster.id"),
         (
@@ -97,7 +97,7 @@ def test_a_directory_with_data_of_nobody_is_refused() -> None:
 def test_two_processes_never_share_a_directory(tmp_path: object) -> None:
     disk, data_dir = RealDisk(), str(tmp_path)
     storage = open_storage(disk, data_dir, 1, Random(1), owner="process 7")
-    with pytest.raises(StorageIdentityError, match="in use by process 7; stop that one"):
+    with pytest.raises(StorageIdentityError, match="in use by process 7; stop that process"):
         open_storage(disk, data_dir, 1, Random(1), owner="process 8")
     storage.close()
     open_storage(disk, data_dir, 1, Random(1), owner="process 8").close()

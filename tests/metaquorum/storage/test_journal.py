@@ -323,7 +323,7 @@ def test_after_a_failed_sync_the_journal_is_of_no_use_until_it_is_opened_again()
     disk.failing_syncs = 1
     with pytest.raises(StorageError):
         sync(journal)
-    with pytest.raises(StorageError, match="cannot open the journal"):
+    with pytest.raises(StorageError, match="cannot be used"):
         journal.append(Entry(2, 1, b""))
     again = opened(disk)
     assert entries_of(opened(disk.survivor(Random(1)))) == entries_of(again)
