@@ -7,9 +7,9 @@
 #   make lint     ruff, mypy --strict, import-linter
 #   make docs     the documentation as a site in build/docs; a link that leads nowhere fails it
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
-#   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
-#   make failover the same two, three nodes each: how long nobody leads when one is killed or stops (ROUNDS=3)
-#   make behind   consumers far behind, and what others notice of them (BEHIND="--gb 10 --seconds 60")
+#   make bench    metaquorum and a real Kafka in one run; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
+#   make failover the same two, three nodes each: how long partitions have no leader when one is killed or stops (ROUNDS=3)
+#   make behind   consumers far behind, and their effect on other clients (BEHIND="--gb 10 --seconds 60")
 #   make clean    removes what the others made, but never data
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -31,14 +31,14 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer with its venv module is needed; install it or say PYTHON=/path/to/python3' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp for each extra: what is installed is renewed when pyproject.toml changes, or what is
-# compiled where there is a C compiler.
+# One stamp for each extra: packages are installed again when pyproject.toml changes, or a source file
+# that is compiled.
 $(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/*.pxd)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@$(MAKE) --no-print-directory spark-discovery
 	@touch $@
 
-# Spark takes what is listed as pyspark_*; an editable install maps such a name, but lists none.
+# Spark finds data sources by listing packages named pyspark_*, which an editable install does not list.
 spark-discovery: metaquorum/spark/discovery/__init__.py
 	@site="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
 		mkdir -p "$$site/pyspark_metaquorum" && cp $< "$$site/pyspark_metaquorum/"
@@ -56,7 +56,7 @@ quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --hypothesis-profile=quick \
 		tests/wire tests/metaquorum tests/dataplane $(ARGS)
 
-# Beside the environment, whose PySpark is another; with that one's py4j.
+# In a folder of its own, because the environment has another release of PySpark.
 $(VENV)/pyspark-%: $(BIN)/python
 	rm -rf $@
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'pyspark==$*' || { rm -rf $@; exit 1; }

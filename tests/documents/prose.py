@@ -135,9 +135,15 @@ def _of_markdown(path: Path, text: str) -> Iterator[Prose]:
 
 
 def _of_hash_comments(path: Path, text: str) -> Iterator[Prose]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := re.search(r"(?:^|\s)#+ (.*)$", line):
-            yield Prose(path, number, "comment", _without_code(match[1]))
+    begun, lines = 0, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        match = re.search(r"(^|\s)#+ (.*)$", line)
+        if lines and (match is None or line.lstrip()[0] != "#"):
+            yield Prose(path, begun, "comment", _without_code("\n".join(lines)))
+            lines = []
+        if match is not None:
+            begun = begun if lines else number
+            lines.append(match[2])
 
 
 def main() -> None:
