@@ -1,4 +1,4 @@
-"""`make demo`, in a folder of its own."""
+"""`make demo`, in its own folder."""
 
 import os
 import re

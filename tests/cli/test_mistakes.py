@@ -1,4 +1,4 @@
-"""Mistakes on the command line are told before anything is sent; sentences say what was done."""
+"""Mistakes on the command line are reported before any request; messages describe the outcome."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin.running import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique
 
-NOBODY = "127.0.0.1:1"  # where no broker is: a mistake that is found later has another exit code
+# No broker listens here: an error found after a connection attempt has another exit code.
+NOBODY = "127.0.0.1:1"
 BAD_USAGE = 2
 SERVER, ADMIN = ("mq-server", mq_server), ("mq-admin", mq_admin)
 
@@ -36,7 +37,9 @@ def commands(
 
 
 def texts() -> Iterator[tuple[str, click.Group, tuple[str, ...], str]]:
-    """Every parameter that takes a text: the program, the words before it, and how it is given."""
+    """Yield every parameter with a text value: the program, the words before it, and how it is
+    given.
+    """
     for program, main in (SERVER, ADMIN):
         for words, command in commands(main):
             for parameter in command.params:
@@ -54,7 +57,7 @@ def texts() -> Iterator[tuple[str, click.Group, tuple[str, ...], str]]:
 def test_an_empty_value_is_refused(
     program: str, main: click.Group, words: tuple[str, ...], option: str
 ) -> None:
-    """Also where something else is missing: who is told of one mistake looks for no other."""
+    """The empty value is reported even if another argument is missing."""
     given = [*words, *([option, ""] if option else [""])]
     done = CliRunner().invoke(main, given, env=environment(), prog_name=program)
     assert done.exit_code == BAD_USAGE, done.output
@@ -146,7 +149,7 @@ def test_one_of_two_mechanisms_that_is_removed_is_no_user_removed(either: Peer) 
 def test_a_share_of_more_than_a_worker_s_time_is_taken_and_told_to_limit_nobody(
     either: Peer, tmp_path: Path
 ) -> None:
-    """In Kafka it may limit: there the whole is a hundred for each of its threads."""
+    """In Kafka such a value can limit: a broker has 100% for each of its threads."""
     admin, user = Admin(MQ_BOOTSTRAP=either.bootstrap), unique("user")
     is_ours = "DescribeQuotaUse" in [row["api"] for row in admin.json("cluster", "apis")]
     admin("quotas", "set", "--user", user, "request_percentage=100")
@@ -161,7 +164,7 @@ def test_a_share_of_more_than_a_worker_s_time_is_taken_and_told_to_limit_nobody(
 
 
 def test_a_new_cluster_has_min_insync_replicas_for_all_of_its_nodes(either: Peer) -> None:
-    """So user interfaces show it as changed, there and here (docs/howto/use-kafka-tools.md)."""
+    """User interfaces then show it as changed, as with Kafka (docs/howto/use-kafka-tools.md)."""
     admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
     rows = admin.json("configs", "describe", "broker", "default")
     assert "min.insync.replicas" in json.dumps(rows)
@@ -195,7 +198,9 @@ def test_a_file_of_configs_with_secrets_that_others_can_read_is_told_of(tmp_path
         (0o640, f'[config]\n"{key}" = "Module required;"\n', False),
         (0o644, "[config]\nnum.partitions = 3\n", False),
     ):
-        file.write_text(content + '"listeners" = "OUTSIDE://nowhere"\n')  # so that it ends at once
+        file.write_text(
+            content + '"listeners" = "OUTSIDE://nowhere"\n'
+        )  # makes the start fail immediately
         file.chmod(mode)
         done = CliRunner().invoke(mq_server, ["run", "--config", str(file)])
         assert done.exit_code == BAD_USAGE
@@ -215,7 +220,7 @@ def test_what_was_done_is_told_where_the_rest_is_refused(either: Peer) -> None:
 
 
 def test_a_name_in_a_broker_s_refusal_stays_within_its_line(either: Peer) -> None:
-    """And the terminal does not obey it."""
+    """The name is escaped, so the terminal does not interpret it."""
     admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
     name = "nobody\n\x1b[2Jmq-admin: forged\u2028"
     admin("users", "describe", name, code=1)

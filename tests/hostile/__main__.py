@@ -1,9 +1,9 @@
-"""python -m tests.hostile --seconds 60 --seed 7: a node under one attack after the other.
+"""`python -m tests.hostile --seconds 60 --seed 7`: one attack after the other on a node.
 
-With --strangers, a node that asks who one is, under attacks of those whom it does not know.
+With --strangers, the node requires authentication, and the attackers are unauthenticated.
 
-What was found is printed with the seed, and the folder that is left has the node's log (stderr) and
-the last frames that were sent to it (sent).
+Violations are printed with the seed. The remaining folder has the node's log (stderr) and the last
+frames that were sent to it (sent).
 """
 
 import argparse
@@ -23,13 +23,20 @@ ROUND_S = 6.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="for how long, about")
+    parser.add_argument("--seconds", type=float, default=60, help="approximate duration")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--attack", action="append", choices=sorted({*ATTACKS, *STRANGERS}), help="these alone"
+        "--attack",
+        action="append",
+        choices=sorted({*ATTACKS, *STRANGERS}),
+        help="run only these; repeatable",
     )
-    parser.add_argument("--strangers", action="store_true", help="at listeners with TLS and SASL")
-    parser.add_argument("--together", type=int, default=3, help="so many at once, at most")
+    parser.add_argument(
+        "--strangers", action="store_true", help="attack listeners with TLS and SASL"
+    )
+    parser.add_argument(
+        "--together", type=int, default=3, help="maximum number of concurrent attacks"
+    )
     parser.add_argument("--round-seconds", type=float, default=ROUND_S)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))

@@ -1,4 +1,4 @@
-"""Ways to hurt a node from outside. Each runs until it is cancelled, and expects no mercy."""
+"""Attacks on a node by clients. Each runs until it is cancelled and expects any response."""
 
 import socket
 import struct
@@ -21,15 +21,15 @@ KEPT_FRAMES: Final = 300
 
 
 class Enemy:
-    """Who attacks one node, with the frames it sent last, to look at when that was too much."""
+    """An attacker of one node, with the last frames that it sent, for diagnosis."""
 
     def __init__(
         self, host: str, ports: Mapping[str, int], random: Random, request_max_bytes: int
     ) -> None:
-        """`ports` are by the names of listeners."""
+        """`ports` are by listener name."""
         self.host = host
         self.ports = ports
-        self.violations: list[str] = []  # what they have seen and should not
+        self.violations: list[str] = []  # wrong behaviour of the node that attackers observed
         self.random = random
         self.request_max_bytes = request_max_bytes
         self.connection_count = 0
@@ -48,7 +48,7 @@ class Enemy:
             self.connection_count += 1
             yield trio.SocketStream(sock)
         except BROKEN:
-            pass  # the node defends itself
+            pass  # the node closes or rejects connections
         finally:
             sock.close()
 
@@ -61,7 +61,7 @@ Attack: TypeAlias = Callable[[Enemy], Awaitable[None]]
 
 
 async def drain(stream: trio.SocketStream, limit_s: float = ANSWER_TIMEOUT_S) -> bool:
-    """Whatever is answered is thrown away; whether the node has closed the connection."""
+    """Read and discard responses; return whether the node closed the connection."""
     with trio.move_on_after(limit_s):
         while await stream.receive_some(1 << 16):
             pass
@@ -70,7 +70,9 @@ async def drain(stream: trio.SocketStream, limit_s: float = ANSWER_TIMEOUT_S) ->
 
 
 async def _frames(enemy: Enemy, make: Callable[[Random], bytes], at_once: int) -> None:
-    """Frames of a kind, some in one write, on connections that last as long as the node likes."""
+    """Send frames of one kind, some in one write, on connections that stay open as long as
+    possible.
+    """
     while True:
         async with enemy.connected() as stream:
             for _ in range(50):
@@ -91,7 +93,7 @@ async def bad_batches(enemy: Enemy) -> None:
 
 
 async def strange_lookups(enemy: Enemy) -> None:
-    """Lookups by time open the batches that others left."""
+    """Send lookups by timestamp, which decompress the batches of other attacks."""
 
     def make(random: Random) -> bytes:
         return frames.strange_timestamps(random) if random.random() < 0.7 else frames.fetch(random)
@@ -100,7 +102,7 @@ async def strange_lookups(enemy: Enemy) -> None:
 
 
 async def false_replicas(enemy: Enemy) -> None:
-    """Fetches in the names of replicas, and proofs that prove nothing."""
+    """Send fetches with replica ids, and authentication messages with invalid proofs."""
     await _frames(enemy, frames.false_replica, 8)
 
 
@@ -138,7 +140,7 @@ async def many_elements(enemy: Enemy) -> None:
 
 
 async def bombs(enemy: Enemy) -> None:
-    """Small batches of a hundred megabytes or of millions of records, and questions about them."""
+    """Produce small batches that decompress to 100 MB or millions of records, and look them up."""
     random = enemy.random
     while True:
         async with enemy.connected() as stream:
@@ -154,7 +156,7 @@ async def bombs(enemy: Enemy) -> None:
 
 
 async def slow_loris(enemy: Enemy) -> None:
-    """Requests that never end: small ones, and large ones that hold the node's budget."""
+    """Send incomplete requests: small ones, and large ones that hold the request memory."""
     random = enemy.random
 
     async def one() -> None:
@@ -173,7 +175,7 @@ async def slow_loris(enemy: Enemy) -> None:
 
 
 async def half_open(enemy: Enemy) -> None:
-    """Connections of which one direction is shut, or that are reset in mid-answer."""
+    """Open connections with one direction shut down, or reset them inside a response."""
     random = enemy.random
     while True:
         async with enemy.connected() as stream:
@@ -196,7 +198,7 @@ async def half_open(enemy: Enemy) -> None:
 
 
 async def never_read(enemy: Enemy) -> None:
-    """Pipelines of requests with large answers, of which nothing is taken."""
+    """Send pipelines of requests with large responses, and read none."""
     random = enemy.random
 
     async def one() -> None:
@@ -213,7 +215,7 @@ async def never_read(enemy: Enemy) -> None:
 
 
 async def sessions(enemy: Enemy) -> None:
-    """Fetch sessions, opened and left, some of them of many partitions."""
+    """Open fetch sessions, some with many partitions, and abandon them."""
     random = enemy.random
 
     def make(random: Random) -> bytes:
@@ -226,7 +228,7 @@ async def sessions(enemy: Enemy) -> None:
 
 
 async def storm(enemy: Enemy) -> None:
-    """Connections that come and go as fast as they can."""
+    """Open and close connections at the maximum rate."""
 
     async def one() -> None:
         while True:

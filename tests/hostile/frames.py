@@ -1,4 +1,4 @@
-"""What no client would send: real requests, damaged; requests too large; batches that lie."""
+"""Invalid input: damaged requests, oversized requests, and malformed batches."""
 
 import functools
 import json
@@ -49,7 +49,7 @@ def framed(content: bytes) -> bytes:
 
 @functools.cache
 def golden_requests() -> tuple[bytes, ...]:
-    """Whole requests as a real Kafka took them, without their sizes."""
+    """Return whole requests that a real Kafka accepted, without their sizes."""
     return tuple(
         bytes.fromhex(row["request"])
         for path in sorted(GOLDEN.glob("*.json"))
@@ -129,19 +129,19 @@ def damaged(random: Random, data: bytearray) -> bytearray:
 
 
 def mutated(random: Random) -> bytes:
-    """A real request, a little damaged, and framed so that it is read as one."""
+    """Return a valid request with small damage, with a matching frame size."""
     data = bytearray(random.choice(golden_requests()))
-    # Where the name is as long as that of a topic that exists, some get further.
+    # A name as long as that of an existing topic passes more checks.
     data = data.replace(b"golden-topic", TOPIC.ljust(12, "-").encode())
     for _ in range(random.choice((0, 1, 1, 1, 2, 4))):
         damaged(random, data)
     content = bytes(data)
-    if random.random() < 0.03:  # the size lies
+    if random.random() < 0.03:  # wrong size
         return struct.pack(">i", max(0, len(content) + random.randrange(-9, 10))) + content
     return framed(content)
 
 
-# Requests within the protocol, and large
+# Valid but large requests
 
 
 def _request(random: Random, api: int, version: int, message: Message) -> bytes:
@@ -178,7 +178,7 @@ def fetch(
 
 
 def false_replica(random: Random) -> bytes:
-    """A fetch in the name of a replica, or part of a proof that proves nothing."""
+    """Return a fetch with a replica id, or part of a handshake with an invalid proof."""
     kind, replica_id = random.random(), random.choice((0, 1, 2, random.randrange(2**31)))
     if kind < 0.3:
         token = random.randbytes(random.choice((0, 1, 32, 100, 300, 70_000)))
@@ -208,7 +208,7 @@ def list_offsets(random: Random, timestamp: int) -> bytes:
 
 
 def many_elements(random: Random, count: int) -> bytes:
-    """A request of `count` elements, most of which name nothing that there is."""
+    """Return a request with `count` elements, most of which name nothing that exists."""
     names = [f"{n:x}" for n in range(count)]
     match random.randrange(6):
         case 0:
@@ -231,7 +231,7 @@ def many_elements(random: Random, count: int) -> bytes:
 
 
 def claims_many(random: Random) -> bytes:
-    """An array whose count alone is large."""
+    """Return an array with a large count and no elements."""
     count = random.choice((REQUEST_MAX_ELEMENTS, 2**24, 2**31 - 1))
     api, version = random.choice(((3, 8), (20, 3), (19, 4), (2, 5), (32, 3)))
     head = struct.pack(">hhih", api, version, 1, -1)
@@ -256,9 +256,9 @@ def _with_crc(batch: bytearray) -> bytes:
 
 @functools.cache
 def record_bomb(count: int) -> bytes:
-    """The least records there can be, sound ones, with a header that claims a later timestamp.
+    """Return many valid minimal records, with a header that claims a later timestamp.
 
-    Whoever looks for that has to look at all of them.
+    A lookup of that timestamp must parse all of them.
     """
     records = bytearray()
     for delta in range(count):
@@ -276,7 +276,7 @@ def record_bomb(count: int) -> bytes:
 
 @functools.cache
 def byte_bomb(codec: Codec) -> bytes:
-    """A hundred megabytes of one record."""
+    """Return a batch with one record of 100 MB."""
     return _batch(codec, 1, 100 << 20)
 
 
@@ -287,15 +287,15 @@ def _endless_gzip() -> bytes:
 
 
 def bad_batch(random: Random) -> bytes:
-    """A batch whose checksum mostly holds, and whose content does not."""
+    """Return a batch with a matching checksum (mostly) and malformed content."""
     codec = random.choice(list(Codec))
     batch = bytearray(_batch(codec, random.choice((1, 3, 50)), random.choice((0, 10, 500))))
     kind = random.randrange(8)
-    if kind == 0:  # the count lies
+    if kind == 0:  # wrong count
         struct.pack_into(">i", batch, 57, random.choice(_EXTREMES) & 0x7FFFFFFF)
     elif kind == 1:
         struct.pack_into(">i", batch, 23, random.choice((0, 2**31 - 1, -1)))
-    elif kind == 2:  # another codec than it says
+    elif kind == 2:  # a codec other than the data's
         struct.pack_into(">h", batch, 21, random.randrange(8))
     elif kind == 3:
         batch[61:] = random.randbytes(len(batch) - 61)

@@ -1,7 +1,7 @@
-"""A client that behaves: `python -m tests.hostile.honest HOST PORT TOPIC`, until its stdin ends.
+"""A well-behaved client: `python -m tests.hostile.honest HOST PORT TOPIC`, until its stdin ends.
 
-Writes records and reads them back, each on a schedule, and prints what it has seen as JSON. It is a
-process of its own: its latencies are the node's, not those of whoever attacks it.
+Writes records and reads them back on a schedule, and prints its measurements as JSON. It is a
+separate process, so that its latencies are those of the node, not of the attackers.
 """
 
 import json
@@ -21,7 +21,7 @@ from wire.records.records import Record, batches, decode_records, encode_batch
 from wire.schema.message import Message
 
 PERIOD_S: Final = 0.02
-LARGE_EVERY: Final = 25  # of the records, one is so large that it needs room in the node's budget
+LARGE_EVERY: Final = 25  # one of this number of records is large and needs request memory
 LARGE_BYTES: Final = 200_000
 TIMEOUT_S: Final = 180.0
 VERSIONS: Final = {
@@ -37,7 +37,7 @@ VERSIONS: Final = {
 
 
 class Client:
-    """One blocking connection."""
+    """A blocking connection."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
@@ -45,7 +45,7 @@ class Client:
         self._next_id = 0
 
     def call(self, api: ApiKey, message: Message, version: int | None = None) -> Any:
-        """`version`: None for that of `VERSIONS`."""
+        """Send a request and return the response. `version`: None for that of `VERSIONS`."""
         self.send(api, message, version)
         return self.answer(api, version)
 
@@ -55,7 +55,7 @@ class Client:
         self._socket.sendall(encode_request(api, version, self._next_id, "honest", message))
 
     def answer(self, api: ApiKey, version: int | None = None) -> Any:
-        """To the request that was sent last."""
+        """Return the response to the last request."""
         version = VERSIONS[api] if version is None else version
         (size,) = struct.unpack(">i", self._exactly(4))
         correlation_id, answer = decode_response(api, version, memoryview(self._exactly(size)))
@@ -76,7 +76,7 @@ class Client:
 
 
 def there_and_back(client: Client, topic: str, value: bytes) -> None:
-    """The record has been written, and read again as it was."""
+    """Write a record and check that a fetch returns it unchanged."""
     batch = encode_batch([Record(0, int(time.time() * 1000), None, value)])
     data = PartitionProduceData(index=0, records=batch)
     written = client.call(

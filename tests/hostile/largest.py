@@ -1,7 +1,7 @@
-"""Requests of the largest legal size, of every API that is served, made from the tables.
+"""Requests of the maximum valid size for every supported API, made from the message tables.
 
-For each array of a request one with as many elements in it as the decoder allows: once all the
-same, which name something that there is, and once each another, most of which name nothing.
+For each array of a request: one request with as many elements as the decoder allows, either all
+equal and naming something that exists, or all different and mostly naming nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from wire.schema.message import Field, Message, Struct
 TOPIC: Final = "t"
 PARTITIONS: Final = 20
 MOST_FETCHED: Final = REQUEST_MAX_ELEMENTS - 10  # partitions of one topic in one request
-# What makes a request go all the way where zero or nothing would end it, by the field's name.
+# Values by field name for which the node executes the whole request, unlike zero or empty values.
 _HINTS: Final[dict[str, Any]] = {
     "acks": -1,
     "timeout_ms": 5000,
@@ -45,7 +45,7 @@ _HINTS: Final[dict[str, Any]] = {
     "include_synonyms": True,
     "records": b"",
 }
-# Names of things: the first of all, and for those that are not the same a number behind it.
+# Names: a constant if all elements are equal, otherwise with a number.
 _NAMES: Final = frozenset(
     ("topic", "name", "topic_name", "topics", "topic_names", "resource_name", "entity_name")
 )
@@ -54,11 +54,11 @@ _INDEXES: Final = frozenset(("partition", "partition_index", "index", "partition
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """One such request."""
+    """One request of the maximum size."""
 
     api: Api
     version: int
-    path: str  # of the array that is long
+    path: str  # path to the long array
     is_same: bool
     frame: bytes
 
@@ -68,7 +68,7 @@ class Largest:
 
 
 def arrays_of(cls: type[Struct], version: int, path: str = "") -> Iterator[tuple[str, ...]]:
-    """The ways to each array in a struct of that version."""
+    """Return the paths to all arrays in a struct of that version."""
     for field in cls.FIELDS:
         if version not in field.versions or field.item is None:
             continue
@@ -80,7 +80,7 @@ def arrays_of(cls: type[Struct], version: int, path: str = "") -> Iterator[tuple
 
 
 def largest_of(api: Api, version: int, most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
-    """Requests with `most` elements, or a few less where some stand in others."""
+    """Return requests with `most` elements, slightly fewer for nested arrays."""
     for way in arrays_of(api.request, version):
         for is_same in (True, False):
             message = _filled(api.request, version, way, most, is_same)
@@ -102,7 +102,7 @@ def fetch_of(
     forgotten: Iterable[int] = (),
     isolation_level: int = 0,
 ) -> FetchRequest:
-    """Of a fetch session: partitions of TOPIC that are asked for, or not any more."""
+    """Return a fetch of a session that adds or removes partitions of TOPIC."""
     asked = [
         FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20)
         for index in indexes
@@ -143,7 +143,7 @@ def _field(cls: type[Struct], name: str) -> Field:
 
 
 def _elements_of(cls: type[Struct], version: int) -> int:
-    """In the arrays of one such struct, which hold one each."""
+    """Return the number of elements in the nested arrays of one struct, with one element each."""
     return sum(1 for _ in arrays_of(cls, version))
 
 

@@ -1,11 +1,11 @@
-"""A node under attack, as a process of its own, and what must hold of it meanwhile and afterwards.
+"""A node under attack, in a separate process, and the conditions that it must satisfy:
 
-it lives, and its log has no traceback and tells of no bug
-a client that behaves is served: no failure, no stall beyond STALL_MS
+it stays alive, and its log has no traceback and no bug report
+a well-behaved client is served: no failure, no stall beyond STALL_MS
 its memory stays below RSS_MAX_BYTES
-nobody causes more lines of the log than there may be, and no password is in any of them
-once nobody attacks any more, every socket is closed within the idle time, and memory it had
-set aside for requests is free again: an honest large request passes
+attackers cause no more log lines than allowed, and no password appears in them
+after the attacks all sockets are closed within the idle time, and the request memory is
+free again: a large request of a well-behaved client succeeds
 """
 
 import json
@@ -45,12 +45,12 @@ SETTINGS: Final = {
     "log.retention.check.interval.ms": 5000,
     "log.segment.delete.delay.ms": 1000,
 }
-# Of the victims: what they are sent must not fill the disk.
+# limits the data that attackers store, so that the disk does not fill
 TOPIC_CONFIGS: Final = {"retention.bytes": 64 * MIB, "segment.bytes": 16 * MIB}
-# The node itself, requests on their way, one message of REQUEST_MAX_ELEMENTS as objects, and one
-# batch being opened (128 MiB, twice while its pieces are joined).
+# The node itself, requests in flight, one message of REQUEST_MAX_ELEMENTS as objects, and one batch
+# during decompression (128 MiB, twice while its pieces are joined).
 RSS_MAX_BYTES: Final = 768 * MIB
-# Of strangers: the node itself, and some hundred kilobytes for each of hundreds.
+# For unauthenticated attackers: the node itself, and some 100 KB for each of hundreds.
 STRANGERS_RSS_MAX_BYTES: Final = 256 * MIB
 STALL_MS: Final = 5000
 CLOSED_WITHIN_IDLES: Final = 3
@@ -66,7 +66,7 @@ class Siege:
     def __init__(
         self, folder: Path, seed: int, idle_ms: int = IDLE_MS, patience_s: float = 0.0
     ) -> None:
-        """`patience_s`: how much later all may be, on a machine that does much else."""
+        """`patience_s`: seconds added to time limits on a busy machine."""
         self.node = Node(folder, SETTINGS | {"connections.max.idle.ms": idle_ms})
         self.closed_within_s = CLOSED_WITHIN_IDLES * idle_ms / 1000 + patience_s
         self.stall_ms = STALL_MS + 1000 * patience_s
@@ -98,7 +98,7 @@ class Siege:
         client.call(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=topics, timeout_ms=100_000))
 
     def attack(self, names: list[str], seconds: float) -> dict[str, Any]:
-        """What was measured; AssertionError when something did not hold."""
+        """Run the attacks and return the measurements. Raises AssertionError for a violation."""
         watcher = self._start_honest()
         enemy = Enemy(self.address[0], self.ports, self.random, REQUEST_MAX_BYTES)
         try:
@@ -149,7 +149,7 @@ class Siege:
         try:
             status = Path(f"/proc/{self.node.pid}/status").read_text()
         except OSError:
-            raise AssertionError(f"the node is gone: {self.node.tail()}") from None
+            raise AssertionError(f"the node has stopped: {self.node.tail()}") from None
         assert "State:\tZ" not in status, f"the node has ended: {self.node.tail()}"
         rss = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert rss is not None
@@ -194,7 +194,7 @@ class Siege:
 
 
 class StrangersSiege(Siege):
-    """Of a node with a listener of each kind; those who behave come by the plain one."""
+    """A node with one listener of each kind; well-behaved clients use the plaintext one."""
 
     rss_limit_bytes = STRANGERS_RSS_MAX_BYTES
     attacks = STRANGERS

@@ -1,8 +1,8 @@
-"""How long a node in this process holds its loop: CPU time of each slice, and whose it was.
+"""Measurement of the time that a node in this process blocks its event loop: CPU time per slice.
 
-Slices are steps of tasks, and steps of connections, which the loop calls outside of any task.
-Collections of garbage are not counted: their time goes by how much the whole process of a test
-holds, and not by what a request asks for.
+A slice is a step of a task, or a step of a connection, which the loop calls outside of tasks.
+Garbage collections are not counted: their time depends on the memory of the whole test process, not
+on the request.
 """
 
 import gc
@@ -16,19 +16,19 @@ import trio
 from metaquorum.runtime import Connection, Listener
 from metaquorum.runtime.system import RealNetwork
 
-# design: no synchronous slice above this on the loop.
+# design limit for one synchronous slice on the loop
 MAX_SLICE_S: Final = 0.010
 
 
 class Watch(trio.abc.Instrument):
-    """The longest slices since `start`, as (seconds, whose)."""
+    """The longest slices since `start`, as (seconds, owner)."""
 
     def __init__(self) -> None:
         self.longest: list[tuple[float, str]] = []
         self._began = 0.0
         self._collecting_s = 0.0
         self._collection_began = 0.0
-        self._own_task: trio.lowlevel.Task | None = None  # the test's
+        self._own_task: trio.lowlevel.Task | None = None  # tasks of the test itself
 
     def start(self) -> None:
         self.longest.clear()
@@ -104,7 +104,7 @@ class _WatchedListener:
 
 
 class WatchedNetwork(RealNetwork):
-    """This machine's, whose connections' steps are watched."""
+    """The network of this machine, with measured connection steps."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()

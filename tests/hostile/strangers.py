@@ -1,6 +1,6 @@
-"""Ways to hurt a node that asks who one is: in TLS, in SASL, before and after.
+"""Attacks on a node that requires authentication: on TLS and SASL, before and after the login.
 
-Alice is somebody; all others guess.
+Alice is the only user; all other attackers guess.
 """
 
 import socket
@@ -27,13 +27,13 @@ from wire.schema.message import Message
 
 USER: Final = "alice"
 PASSWORD: Final = "the password of alice"
-GUESSED: Final = "a hostile guess"  # a password, and so to be found nowhere
+GUESSED: Final = "a hostile guess"  # a password, which must not appear in any log or file
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 SESSION_MS: Final = 400
-# After its end, and what a busy machine may add.
+# After the end of a session, with allowance for a busy machine.
 SESSION_GRACE_S: Final = 2.0
 HALF_OPEN: Final = 300
-HELLO_BYTES: Final = 100_000  # that a half-open handshake may have sent
+HELLO_BYTES: Final = 100_000  # sent by a half-open handshake at most
 PLAIN_LISTENERS: Final = ("SASL_PLAINTEXT",)
 TLS_LISTENERS: Final = ("SSL", "SASL_SSL")
 
@@ -46,7 +46,7 @@ def _context() -> ssl.SSLContext:
 
 
 class Tls:
-    """A client's side of TLS, whose bytes somebody else sends, as they are or otherwise."""
+    """Client side of TLS whose bytes are sent by the caller, unchanged or damaged."""
 
     def __init__(self, random: Random) -> None:
         context = _context()
@@ -57,7 +57,7 @@ class Tls:
         self.is_complete = False
 
     def flight(self, came: bytes = b"") -> bytes:
-        """What is to be sent next; ssl.SSLError."""
+        """Return the next bytes to send. Raises ssl.SSLError if the peer's bytes are invalid."""
         self._incoming.write(came)
         with suppress(ssl.SSLWantReadError):
             self.ssl.do_handshake()
@@ -99,7 +99,7 @@ async def _many(one: Callable[[], Awaitable[None]], count: int) -> None:
 
 
 async def half_handshakes(enemy: Enemy) -> None:
-    """Hundreds that begin, byte by byte or with much at once, and never end."""
+    """Start hundreds of handshakes, byte by byte or with much data at once, and never finish."""
     random = enemy.random
 
     async def one() -> None:
@@ -109,7 +109,7 @@ async def half_handshakes(enemy: Enemy) -> None:
                 for byte in hello[: random.randrange(len(hello))]:
                     await stream.send_all(bytes([byte]))
                     await trio.sleep(0.02 * random.random())
-            else:  # of a message that says it is as long as may be, much
+            else:  # most of a message that claims the maximum size
                 head = b"\x01" + (2 * HELLO_BYTES // 3).to_bytes(3, "big")
                 message = head + hello[9:] + bytes(random.randrange(HELLO_BYTES // 2))
                 for at in range(0, len(message), 16_000):
@@ -146,7 +146,7 @@ async def mutated_handshakes(enemy: Enemy) -> None:
 
 
 async def other_protocols(enemy: Enemy) -> None:
-    """TLS where none is, none where it is, and what is neither."""
+    """Send TLS to plaintext listeners, plaintext to TLS listeners, and other protocols."""
     random = enemy.random
 
     def greeting() -> bytes:
@@ -156,7 +156,7 @@ async def other_protocols(enemy: Enemy) -> None:
                 frames.mutated(random),
                 b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
                 b"\x80\x2e\x01\x00\x02" + random.randbytes(41),  # SSL 2
-                b"\x16\x03\x01\x00\x00" * 2000,  # records with nothing in them
+                b"\x16\x03\x01\x00\x00" * 2000,  # empty TLS records
                 b"\x14\x03\x03\x00\x01\x01" * 2000,
                 b"\x15\x03\x03\x00\x02\x01\x00" * 2000,
                 random.randbytes(3000),
@@ -172,7 +172,7 @@ async def other_protocols(enemy: Enemy) -> None:
 
 
 async def handshake_storm(enemy: Enemy) -> None:
-    """Handshakes as fast as they can be made, some of them ended by a reset."""
+    """Make handshakes at the maximum rate, and end some by a reset."""
     random = enemy.random
 
     async def one() -> None:
@@ -205,7 +205,7 @@ def _authenticate(random: Random, token: bytes) -> bytes:
 
 
 def _token(random: Random) -> bytes:
-    """Of any mechanism, right or wrong, short or as long as it may be and longer."""
+    """Return a SASL token of any mechanism, right or wrong, short or oversized."""
     much = random.choice((10, 1000, 100_000, 520_000, 600_000))
     return random.choice(
         (
@@ -226,7 +226,7 @@ def _token(random: Random) -> bytes:
 
 
 async def sasl_disorder(enemy: Enemy) -> None:
-    """Messages of SASL in no order, bare or framed, huge or empty, among other requests."""
+    """Send SASL messages in any order, framed or bare, oversized or empty, among requests."""
     random = enemy.random
 
     def frame() -> bytes:
@@ -255,20 +255,20 @@ async def sasl_disorder(enemy: Enemy) -> None:
 
 
 async def guesses(enemy: Enemy) -> None:
-    """Passwords, as many as can be tried, of alice and of those who are not there."""
+    """Try passwords at the maximum rate, for alice and for unknown users."""
     random = enemy.random
 
     async def one() -> None:
         login = _Login(enemy, random.choice((USER, "bob", "x" * 200)), GUESSED)
         async with enemy.connected("SASL_PLAINTEXT") as stream:
             if await login.log_in(stream, random.choice(MECHANISMS)):
-                enemy.violations.append(f"a guess has let somebody in as {login.username}")
+                enemy.violations.append(f"a guessed password was accepted for {login.username}")
 
     await _many(one, 50)
 
 
 class _Login:
-    """Alice, or somebody who says so, on a connection without TLS."""
+    """Alice, or an attacker with her name, on a plaintext connection."""
 
     def __init__(self, enemy: Enemy, username: str, password: str) -> None:
         self.username = username
@@ -278,7 +278,7 @@ class _Login:
     async def _call(
         self, stream: trio.SocketStream, api: ApiKey, version: int, message: Message
     ) -> Message | None:
-        """None: it is not answered, but closed."""
+        """Return the response to a request; None if the node closes the connection instead."""
         await stream.send_all(_request(self._random, api, version, message))
         data = bytearray()
         while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
@@ -312,7 +312,7 @@ class _Login:
 
 
 async def overstayed_sessions(enemy: Enemy) -> None:
-    """Whoever has shown who it is goes on, without showing it again in time, or doing it wrong."""
+    """Authenticate, then continue without re-authentication, or with a wrong one."""
     random = enemy.random
 
     async def one() -> None:
@@ -321,12 +321,12 @@ async def overstayed_sessions(enemy: Enemy) -> None:
         with suppress(WireError, *BROKEN):
             async with enemy.connected("SASL_PLAINTEXT") as stream:
                 if not await login.log_in(stream, mechanism):
-                    enemy.violations.append(f"alice was not let in by {mechanism}")
+                    enemy.violations.append(f"alice could not authenticate by {mechanism}")
                     return
                 until = trio.current_time() + SESSION_MS / 1000 + SESSION_GRACE_S
                 while await login.is_served(stream):
                     if trio.current_time() > until:
-                        enemy.violations.append("a session went on after its end")
+                        enemy.violations.append("a session was served after its end")
                         return
                     await trio.sleep(0.05)
                     if random.random() < 0.05:

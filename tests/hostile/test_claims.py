@@ -1,7 +1,6 @@
-"""A client that says it is a replica, at nodes as processes: attacks that once worked.
+"""Clients that claim to be a replica, with nodes as processes: regressions of successful attacks.
 
-Each of them in virtual time, and in more variants:
-tests/dataplane/replication/test_replica_claims.py.
+tests/dataplane/replication/test_replica_claims.py has more variants, in virtual time.
 """
 
 import contextlib
@@ -43,12 +42,14 @@ FUTURE_EPOCH: Final = 2**62
 BY_NAME: Final = 12
 BY_STATE: Final = 17
 MADE_UP_IDS: Final = 100_000
-MAX_GROWTH_KIB: Final = 4096  # they kept some 11 MB
+MAX_GROWTH_KIB: Final = 4096  # 400,000 of these took about 11 MB
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One controller, so that the quorum goes on without the followers; no ISR shrinks soon."""
+    """One controller, so that the quorum survives without the followers; the ISR does not shrink
+    soon.
+    """
     settings = {"replica.lag.time.max.ms": 60_000, "broker.session.timeout.ms": 60_000}
     found = Cluster(tmp_path, (LEADER,), (LEADER, *FOLLOWERS), settings)
     found.start()
@@ -82,7 +83,7 @@ def topic(client: Client) -> str:
 
 
 def send_produce(client: Client, topic: str, timeout_ms: int) -> None:
-    """acks=all."""
+    """Send a produce request with acks=all."""
     batch = encode_batch([Record(0, int(time.time() * 1000), None, b"a record")])
     data = PartitionProduceData(index=0, records=batch)
     topic_data = TopicProduceData(name=topic, partition_data=[data])
@@ -91,7 +92,7 @@ def send_produce(client: Client, topic: str, timeout_ms: int) -> None:
 
 
 def produced(client: Client) -> int:
-    """The error code."""
+    """Return the error code of the produce response."""
     answer = client.answer(ApiKey.PRODUCE)
     return int(answer.responses[0].partition_responses[0].error_code)
 
@@ -99,7 +100,7 @@ def produced(client: Client) -> int:
 def as_follower(
     client: Client, topic: str, replica_id: int, epoch: int, offset: int, version: int
 ) -> int:
-    """The error code of the only partition."""
+    """Fetch as a follower; return the error code of the only partition."""
     found = client.call(
         ApiKey.METADATA, MetadataRequest(topics=[MetadataRequestTopic(name=topic)]), 12
     )
@@ -125,7 +126,7 @@ def as_follower(
 def test_fetches_in_the_names_of_stopped_followers_acknowledge_nothing(
     cluster: Cluster, client: Client, topic: str, version: int, is_true_epoch: bool
 ) -> None:
-    """02_forged_acks: 50 of 50 were acknowledged, and lost with the leader."""
+    """Attack 02_forged_acks: 50 of 50 records were acknowledged, and lost with the leader."""
     epochs = true_epochs(client) if is_true_epoch else dict.fromkeys(FOLLOWERS, FUTURE_EPOCH)
     for follower in FOLLOWERS:
         os.kill(cluster[follower].pid, signal.SIGSTOP)
@@ -143,7 +144,7 @@ def test_fetches_in_the_names_of_stopped_followers_acknowledge_nothing(
 def test_a_fetch_with_a_future_epoch_does_not_put_the_true_follower_out(
     client: Client, topic: str
 ) -> None:
-    """01_epoch_poison: nothing was acknowledged any more for as long as the leader led."""
+    """Attack 01_epoch_poison: the leader acknowledged no record until its end."""
     for follower in FOLLOWERS:
         as_follower(client, topic, follower, FUTURE_EPOCH, 0, BY_STATE)
     for _ in range(3):
@@ -153,7 +154,7 @@ def test_a_fetch_with_a_future_epoch_does_not_put_the_true_follower_out(
 
 
 def test_made_up_replica_ids_keep_no_memory(cluster: Cluster) -> None:
-    """06_exhaust heard: 400,000 of them kept 45 MB."""
+    """Attack 06_exhaust heard: 400,000 replica ids took 45 MB of memory."""
     with socket.create_connection(address_of(cluster[LEADER]), timeout=PATIENCE_S) as sock:
         answers = sock.makefile("rb")
 
@@ -181,6 +182,6 @@ def made_up(replica_id: int) -> FetchRequest:
 
 
 def true_epochs(client: Client) -> dict[int, int]:
-    """Of the workers, as anybody is told."""
+    """Return the broker epochs of the workers, which any client can read."""
     told = client.call(ApiKey.DESCRIBE_WORKERS, DescribeWorkersRequest(), 0)
     return {each.worker_id: each.broker_epoch for each in told.workers}

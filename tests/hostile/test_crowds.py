@@ -1,4 +1,4 @@
-"""A crowd of clients at the listener by which workers fetch from each other."""
+"""Many clients on the listener that workers fetch from each other."""
 
 import contextlib
 import select
@@ -32,7 +32,7 @@ PAUSE_S: Final = 0.05
 
 
 class Crowd:
-    """Clients that connect, some of them ask something, and who is turned away comes again."""
+    """Clients that connect, of which some send requests; rejected clients connect again."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -87,7 +87,7 @@ def in_sync(client: Client, topic: str) -> list[int]:
 
 
 def test_a_crowd_of_clients_keeps_no_follower_from_its_leader(cluster: Cluster) -> None:
-    """All limits are reached, that of their common address, too."""
+    """All connection limits are reached, including that of the shared IP address."""
     topic = unique("crowded")
     with contextlib.closing(Client(*address_of(cluster[FOLLOWER]))) as client:
         made = CreatableTopic(

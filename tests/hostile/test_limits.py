@@ -1,4 +1,4 @@
-"""How many may connect, for how long, and how much they may ask for: of a node as a process."""
+"""Limits on connections, their idle time and request memory, with a node as a process."""
 
 import contextlib
 import resource
@@ -18,7 +18,7 @@ from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a node with these settings is needed")
 
-# ApiVersions v0 with correlation id 1 and no client id, and where its answer begins.
+# ApiVersions v0 with correlation id 1 and no client id, and the start of the response.
 PING = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 PONG = struct.pack(">ih", 1, 0)
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def connect(node: Any, source: str = "") -> socket.socket:
 
 
 def is_served(sock: socket.socket) -> bool:
-    """Whether a request is answered; else the node has closed the connection."""
+    """Return whether a request is answered; otherwise the node has closed the connection."""
     try:
         sock.sendall(PING)
         answer = sock.recv(65536)
@@ -92,12 +92,12 @@ def test_connections_without_whole_requests_end_when_idle(
     half.sendall(PING[:-1])
 
     def is_served_for_longer() -> bool:
-        """False also where this process, or the node, has stood still meanwhile."""
+        """Return whether it is served that long; False also if this process or the node paused."""
         busy = connecting(node)
         for _ in range(8):
             if not is_served(busy):
                 return False
-            time.sleep(0.2)  # what is tested is that time passes
+            time.sleep(0.2)  # the test is about elapsed time
         return is_served(busy) and ends_after_s(busy) > 0.7
 
     wait_until(is_served_for_longer, what="a connection that is used stays")
@@ -110,7 +110,7 @@ def test_a_request_beyond_socket_request_max_bytes_ends_its_connection(
 ) -> None:
     node = start_node({"socket.request.max.bytes": 1000})
     sock = connecting(node)
-    # As large as it may be; what stands behind a message is let pass.
+    # A request of the maximum size; the node ignores bytes after the message.
     sock.sendall(struct.pack(">i", 1000) + PING[4:] + bytes(990))
     assert sock.recv(65536)[4:10] == PONG
     sock.sendall(struct.pack(">i", 1001))
@@ -121,9 +121,9 @@ def test_a_request_beyond_socket_request_max_bytes_ends_its_connection(
 def test_queued_max_request_bytes_bounds_what_is_under_way(
     start_node: NewNode, connecting: Connecting
 ) -> None:
-    """Small requests do not wait behind large ones for room, and a large one gets it in its turn.
+    """Small requests do not wait behind large ones, and a large one gets memory in its turn.
 
-    That the third has to wait is shown on a clock that can be trusted: tests/dataplane.
+    tests/dataplane checks with a virtual clock that the third request must wait.
     """
     node = start_node({"queued.max.request.bytes": 2 * MIB})
     client = Client(*address_of(node))
@@ -140,7 +140,7 @@ def test_queued_max_request_bytes_bounds_what_is_under_way(
     holders[0].close()
     waiting.settimeout(PATIENCE_S)
     assert waiting.recv(65536)[4:10] == PONG
-    # Whoever holds room that others wait for, and does not send, gives it back before long.
+    # A client that holds request memory that others need, and sends nothing, soon loses it.
     others = [connecting(node) for _ in range(3)]
     for sock in others:
         sock.sendall(large)
@@ -154,7 +154,7 @@ ROOM_KIB_EACH = 40
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """As many descriptors as are allowed, for this process and for those it starts."""
+    """Raise the limit of open files as far as allowed, for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < COUNT + 500:
         pytest.skip(f"{hard} open files are allowed here, and {COUNT} connections need more")

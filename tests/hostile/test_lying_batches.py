@@ -1,4 +1,4 @@
-"""Batches whose headers and records lie, to topics of every kind; then a kill and a restart."""
+"""Batches with malformed headers and records, to topics of all kinds; then a kill and a restart."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Connections that say nothing, or half of something, do not shut Prometheus out."""
+"""Idle and incomplete connections to the metrics listener do not block Prometheus."""
 
 import contextlib
 import socket

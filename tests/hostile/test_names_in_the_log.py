@@ -1,6 +1,6 @@
-"""No name that a stranger sends ends a line of the log, or speaks to the terminal that shows it.
+"""Names in requests cannot break log lines or control the terminal that shows the log.
 
-Every text of every request is such a name: topics, clients, users, configs, groups, software.
+All strings of all requests are such names: topics, clients, users, configs, groups, software.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ FORGED = "2026-01-01T00:00:00.000Z INFO    server: forged"
 ENDS = ("\n", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\x1b[2K\r", "\u202e")
 NAMES = [f"x{end}{FORGED}" for end in ENDS]
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR|CRITICAL) +\w+: .+")
-# What would end or hurt the node itself, or what it is told by others of its kind.
+# APIs that would stop or change the node itself, or that only nodes send.
 NOT_ASKED = {ApiKey.UPDATE_FEATURES}
 
 
 def filled(cls: type[Struct], version: int, text: str) -> Any:
-    """A message with this text wherever one can be, and one item in each array."""
+    """Return a message with this text in all string fields, and one item in each array."""
     values: dict[str, Any] = {}
     for field in cls.FIELDS:
         if version not in field.versions:
@@ -58,7 +58,7 @@ def filled(cls: type[Struct], version: int, text: str) -> Any:
 
 
 def told(address: tuple[str, int], source: str, data: bytes) -> None:
-    """The node has answered these bytes, or closed the connection."""
+    """Send the bytes and wait until the node answers or closes the connection."""
     with (
         contextlib.suppress(ConnectionError),
         socket.create_connection(address, PATIENCE_S, (source, 0)) as sock,
@@ -76,7 +76,7 @@ def send_everywhere(ports: dict[str, int], source: str, text: str) -> None:
             if key in NOT_ASKED:
                 continue
             for version in {api.min_version, api.max_version}:
-                with contextlib.suppress(ValueError):  # this message cannot say it
+                with contextlib.suppress(ValueError):  # the message cannot carry this text
                     message = filled(api.request, version, text)
                     told(address, source, encode_request(key, version, 1, text, message))
     address = ("127.0.0.1", ports["SASL_PLAINTEXT"])
@@ -96,7 +96,7 @@ def sasl(mechanism: str, token: bytes) -> bytes:
 
 
 def overstay(ports: dict[str, int], user: str) -> None:
-    """A user of this name exists, logs in, and is closed at its session's end, which is told."""
+    """Create a user with this name, log in, and wait until the session expires, which is logged."""
     client = Client("127.0.0.1", ports["PLAINTEXT"])
     made = new_upsertion(user, ScramMechanism.SCRAM_SHA_512, "a password", MIN_ITERATIONS)
     asked = AlterUserScramCredentialsRequest(deletions=[], upsertions=[made])
@@ -139,11 +139,11 @@ def guarded(folder: Path, log_format: str) -> tuple[Node, dict[str, int]]:
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_name_ends_a_line_of_the_log(tmp_path: Path, log_format: str) -> None:
     node, ports = guarded(tmp_path, log_format)
-    authority = Authority(tmp_path)  # of nobody that the node believes
+    authority = Authority(tmp_path)  # unauthenticated
     node.start()
     try:
-        # From addresses of their own, and first what is told for certain: each may cause some lines
-        # of the log, and all together a hundred.
+        # From separate addresses, starting with the requests that are certainly logged: each
+        # address may cause some log lines, and all together a hundred.
         sources = {f"127.0.0.{number}": name for number, name in enumerate(NAMES, 2)}
         for source, name in sources.items():
             told(("127.0.0.1", ports["SASL_PLAINTEXT"]), source, sasl(name, b""))

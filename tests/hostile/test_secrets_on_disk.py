@@ -1,4 +1,4 @@
-"""Whatever file of a node holds credentials, other users of the machine cannot read it."""
+"""Other users of the machine cannot read any file of a node that contains credentials."""
 
 import os
 import stat
@@ -36,7 +36,7 @@ def guarded_node(folder: Path) -> tuple[Node, Admin]:
 
 
 def with_credentials(data_dir: Path) -> set[Path]:
-    """The files in which a user of the test is named, in whatever form records are written."""
+    """Return the files that contain the name of a test user, in any encoding of records."""
     forms = [form for user in (FIRST, LATER, DELETED) for form in (user, user.encode().hex())]
     return {
         path
@@ -92,4 +92,6 @@ def test_files_of_an_older_version_become_private_at_the_next_start_which_says_s
     assert all("change the passwords" in line for line in said)
     node.start()
     node.stop()
-    assert node.errors.read_text().count("other users of") == 2, "it is mended for good"
+    assert node.errors.read_text().count("other users of") == 2, (
+        "the permissions were fixed by the first start"
+    )

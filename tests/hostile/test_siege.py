@@ -1,4 +1,4 @@
-"""Every attack, briefly: `python -m tests.hostile` goes on for as long as one likes."""
+"""All attacks, for a short time; `python -m tests.hostile` runs them for any time."""
 
 from collections.abc import Iterator
 

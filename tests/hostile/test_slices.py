@@ -1,11 +1,10 @@
-"""No request holds the loop: the largest legal ones of every API that is served, watched.
+"""No request blocks the event loop: the largest valid requests of all supported APIs.
 
-In the node's own process and thread; the requests come from another thread. The bound is on CPU
-time of the loop's thread, not on time that has passed, and three times what a slice takes where
-nothing else runs. On a busy machine a slice may still exceed it now and then, as caches are shared
-and the host may count time that it gave to others. A slice of ours that is too long comes back each
-time it is asked for; so a request that had one is asked again, and fails the test only if each of
-`ATTEMPTS` has had one.
+The node runs in its own thread of this process; the requests come from another thread. The limit is
+on CPU time of the loop's thread, not on elapsed time, and is three times the time of a slice on an
+idle machine. On a busy machine a slice may still exceed it sometimes, because caches are shared and
+the host may count time of other guests. A slice that is really too long is repeatable; therefore a
+request above the limit is sent again, and fails the test only if all `ATTEMPTS` exceed it.
 """
 
 import socket
@@ -29,8 +28,8 @@ from wire.schema.compiling import REQUEST_MAX_ELEMENTS
 # Without slices these requests take from 30 to 10,000 ms.
 TOLERANCE: Final = 3
 ATTEMPTS: Final = 3
-SESSION_VERSION: Final = 12  # the last in which partitions are asked for by their topic's name
-SESSION_AT: Final = 5  # behind the correlation id and the tags: throttle time, error, session
+SESSION_VERSION: Final = 12  # the last version that identifies partitions by topic name
+SESSION_AT: Final = 5  # after the correlation id and the tags: throttle time, error, session
 # Requests that do not go through the dispatcher of a listener without authentication.
 _WITHOUT_ARRAYS: Final = frozenset(
     (
@@ -48,7 +47,7 @@ _WITHOUT_ARRAYS: Final = frozenset(
 
 
 def answer(address: tuple[str, int], frame: bytes) -> bytes:
-    """Without its size; empty if the connection is closed instead."""
+    """Return the response without its size; empty if the connection is closed instead."""
     with socket.create_connection(address, timeout=PATIENCE_S) as sock:
         try:
             sock.sendall(frame)
@@ -67,7 +66,7 @@ def answer(address: tuple[str, int], frame: bytes) -> bytes:
 
 
 async def watched_answer(watch: Watch, served: Served, frame: bytes) -> bytes:
-    """`watch` has seen all slices of the request, and of what is freed behind its answer."""
+    """Return the response when `watch` has all slices of the request and its deallocation."""
     watch.start()
     found = await trio.to_thread.run_sync(answer, served.node.address, frame)
     while served.worker.slicer.has_background_work:
@@ -76,7 +75,7 @@ async def watched_answer(watch: Watch, served: Served, frame: bytes) -> bytes:
 
 
 def too_long(watch: Watch) -> list[str]:
-    """The slices above the bound, the longest first."""
+    """Return the slices above the limit, longest first."""
     return [
         f"{1000 * took_s:.1f} ms: {whose}"
         for took_s, whose in watch.longest
@@ -103,7 +102,7 @@ async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
         for partition in range(PARTITIONS):
             await client.produce(TOPIC, batch_of(b"x" * 100), partition=partition)
         requests = list(largest_of(api, api.max_version, REQUEST_MAX_ELEMENTS))
-        for small in largest_of(api, api.max_version, 10):  # what is made at first use is there
+        for small in largest_of(api, api.max_version, 10):  # create the objects of the first use
             await watched_answer(watch, served, small.frame)
         with watch.watching():
             for request in requests:
@@ -116,12 +115,12 @@ async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
 
 @in_trio
 async def test_no_slice_of_a_large_fetch_session_is_long(tmp_path: Path) -> None:
-    """It is made by two of the largest requests, read otherwise, half forgotten, and closed."""
+    """The session is created by two of the largest requests, read, half forgotten, and closed."""
     watch = Watch()
     async with serving(tmp_path, network=WatchedNetwork(watch)) as served:
         client = await served.connect()
         await client.create(TOPIC, PARTITIONS)
-        found = await slices_of_session(watch, served, 10)  # what is made at first use is there
+        found = await slices_of_session(watch, served, 10)  # create the objects of the first use
         with watch.watching():
             for _ in range(ATTEMPTS):
                 if not (found := await slices_of_session(watch, served, MOST_FETCHED)):
@@ -130,7 +129,7 @@ async def test_no_slice_of_a_large_fetch_session_is_long(tmp_path: Path) -> None
 
 
 async def slices_of_session(watch: Watch, served: Served, count: int) -> list[str]:
-    """The slices above the bound, with what was asked; of a session of 2 * `count` partitions."""
+    """Return the slices above the limit with their requests, for 2 * `count` partitions."""
     found: list[str] = []
 
     async def fetch(what: str, request: FetchRequest) -> int:

@@ -1,4 +1,4 @@
-"""A client unregisters workers: live ones it cannot, and a paused one comes back by itself."""
+"""A client unregisters workers: live ones are rejected, and a paused one registers again."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ E = ErrorCode
 TOPIC = "t"
 WORKERS = (1, 2, 3)
 PARTITIONS = 3
-# A session that a busy machine keeps, and that has expired before long.
+# A session that survives on a busy machine, and still expires soon.
 SETTINGS = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 300}
 
 
@@ -76,7 +76,7 @@ def leader(client: Client, index: int) -> int:
 
 
 def produce(clients: Clients, index: int, value: bytes) -> None:
-    """Its leader has acknowledged it, and so have all in sync."""
+    """Produce a record; return when all in-sync replicas have acknowledged it."""
     data = PartitionProduceData(
         index=index, records=encode_batch([Record(0, int(time.time() * 1000), None, value)])
     )
@@ -119,7 +119,7 @@ def create(clients: Clients) -> None:
 
 
 def losses(cluster: Cluster) -> list[str]:
-    """What the workers' truncation ledgers say was lost."""
+    """Return the losses in the truncation ledgers of the workers."""
     found = []
     for number in WORKERS:
         path = cluster[number].data_dir / FILE_NAME
@@ -145,7 +145,7 @@ def test_live_workers_are_not_unregistered(clients: Clients) -> None:
 def test_a_worker_that_was_unregistered_while_it_was_paused_replicates_again(
     clients: Clients,
 ) -> None:
-    """Nothing is restarted, nothing acknowledged is lost, and no loss is written down."""
+    """Without a restart; no acknowledged record is lost, and the ledger records no loss."""
     create(clients)
     for number in range(9):
         produce(clients, number % PARTITIONS, b"%d" % number)
@@ -161,7 +161,7 @@ def test_a_worker_that_was_unregistered_while_it_was_paused_replicates_again(
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: isrs(client) == [WORKERS] * PARTITIONS, what="worker 3 is in sync again")
     assert cluster[3].pid == pid
-    # It counts: with one of the others gone there are two in sync all the same.
+    # The worker counts for the ISR: with another worker down, two replicas are in sync.
     cluster[2].kill()
     for number in range(9):
         produce(clients, number % PARTITIONS, b"%d" % number)

@@ -1,4 +1,4 @@
-"""Who asks a node for users, without any password, does not learn which of them exist."""
+"""An unauthenticated client cannot find out which users exist."""
 
 import base64
 from pathlib import Path
@@ -19,7 +19,7 @@ Shown = tuple[bytes, int]
 
 
 def shown_of(node: Node, user: str, mechanism: str) -> Shown:
-    """The salt and the iteration count of the server's first message."""
+    """Return the salt and the iteration count of the server's first message."""
     host, port = node.bootstrap.split(":")
     client = Client(host, int(port))
     client.call(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism))

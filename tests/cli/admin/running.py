@@ -1,4 +1,4 @@
-"""mq-admin, run in the test's own process."""
+"""mq-admin, run in the process of the test."""
 
 import json
 import os
@@ -14,7 +14,7 @@ OF_A_TERMINAL = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLI
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of the person who types: nothing of ours is set, and there are no profiles."""
+    """Return an environment without this project's variables and without profiles."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -24,7 +24,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Admin:
-    """Runs mq-admin in this process, which saves half a second each time."""
+    """mq-admin in this process, which saves half a second per run."""
 
     def __init__(self, **more: str) -> None:
         self.environment = environment(**more)
@@ -47,27 +47,29 @@ class Admin:
         return json.loads(self(*arguments, "-o", "json", **more))
 
     def create(self, *more: object) -> str:
-        """A topic of its own, once all can see it."""
+        """Create a topic and wait until all nodes show it."""
         name = unique("cli")
         self("topics", "create", name, *more)
         self.wait_for(name)
         return name
 
     def wait_for(self, topic: str) -> None:
-        """It is shown, and led: Kafka's metadata tell of a leader before it is one."""
+        """Wait until the topic has a leader that accepts requests; Kafka's metadata show it
+        earlier.
+        """
         wait_until(lambda: topic in [row["topic"] for row in self.json("topics", "list")])
 
         def is_led() -> bool:
             try:
                 (described,) = self.json("topics", "describe", topic)
-            except AssertionError:  # who was asked does not lead
+            except AssertionError:  # the node asked is not the leader yet
                 return False
             return all(row["end_offset"] is not None for row in described["partitions"])
 
         wait_until(is_led)
 
     def wait_until_quotas(self, whom: tuple[str, ...], count: int) -> None:
-        """Kafka answers a change before its brokers have taken it in."""
+        """Wait until Kafka's brokers have applied the change, which it acknowledges earlier."""
         wait_until(
             lambda: len(self.json("quotas", "describe", *whom).get("quotas", ())) == count,
             what=f"{count} quotas",
@@ -83,7 +85,7 @@ class Admin:
         return api in [row["api"] for row in self.json("cluster", "apis")]
 
     def served(self, api: str, *arguments: object) -> bool:
-        """Whether this could be done; where the API is not served, one sentence says so."""
+        """Run the command if the API is supported, otherwise check its error; return whether."""
         if self.serves(api):
             self(*arguments)
             return True

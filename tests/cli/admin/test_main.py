@@ -1,4 +1,4 @@
-"""mq-admin: what it does, prints and answers, against our node and a real Kafka."""
+"""mq-admin: effects, output and exit codes with metaquorum and a real Kafka."""
 
 import fcntl
 import json
@@ -352,7 +352,7 @@ def test_a_follower_sees_what_comes_and_ends_when_told(either: Peer, admin: Admi
         stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment(),
-        # Whoever runs the tests in the background has it ignored, and so would the command.
+        # A test run in the background has SIGINT ignored, and the command would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
@@ -528,11 +528,11 @@ def test_a_command_misspelt_is_told_the_closest(words: list[str], hint: str) -> 
     assert hint in admin.errors
 
 
-# For people
+# Output for people
 
 
 def commands() -> list[list[str]]:
-    """Every command that does something, as words."""
+    """Return the words of every command."""
     found = []
     context = click.Context(main)
     for name in COMMANDS:
@@ -562,7 +562,7 @@ def test_help_lists_all_commands_as_they_introduce_themselves() -> None:
 
 
 def on_terminal(arguments: list[str], answer: bytes = b"", **more: str) -> tuple[int, str]:
-    """The exit code and what a person would see."""
+    """Run on a terminal; return the exit code and the output."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
     process = subprocess.Popen(
@@ -662,10 +662,12 @@ def processor_s(command: list[str]) -> float:
 
 
 def test_the_first_output_comes_soon(node: Peer) -> None:
-    """In time of the processor, and of what a few modules of Python's own take on this machine."""
+    """Measured in CPU time, relative to the import of some standard modules on this machine."""
     command = [*COMMAND, "-b", node.bootstrap, "topics", "list"]
     usual = [sys.executable, "-c", "import click, dataclasses, json, socket, ssl, tomllib"]
-    costs = [(processor_s(usual), processor_s(command)) for _ in range(4)]  # the first compiles
+    costs = [
+        (processor_s(usual), processor_s(command)) for _ in range(4)
+    ]  # the first run compiles the modules
     least = min(cost for cost, _ in costs)
     assert min(cost for _, cost in costs) < 4 * least, costs
 
@@ -679,7 +681,7 @@ def test_no_loop_and_no_drawing_are_loaded_where_none_is_needed(node: Peer) -> N
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment())
 
 
-# For machines
+# Output for programs
 
 
 def test_yaml_is_what_was_to_be_said() -> None:

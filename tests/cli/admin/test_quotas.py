@@ -1,4 +1,4 @@
-"""mq-admin quotas: against our node and a real Kafka."""
+"""mq-admin quotas, with metaquorum and a real Kafka."""
 
 import json
 import re
@@ -29,13 +29,13 @@ def user() -> str:
 
 
 def shown(admin: Admin, *whom: object) -> dict[str, Any]:
-    """What is set for that entity itself."""
+    """Return the quotas that are set for exactly this entity."""
     found: dict[str, Any] = admin.json("quotas", "describe", *whom)["quotas"]
     return found
 
 
 def in_force(admin: Admin, quotas: dict[str, Any], *whom: object) -> None:
-    """Kafka answers a change before its brokers have taken it in."""
+    """Wait until Kafka's brokers have applied the change, which it acknowledges earlier."""
     wait_until(lambda: shown(admin, *whom) == quotas, what=f"{whom}: {quotas}")
 
 
@@ -142,7 +142,7 @@ def test_a_file_is_compared_and_applied(admin: Admin, user: str, tmp_path: Path)
 
 
 def test_what_a_file_does_not_name_goes(node: Peer, user: str, tmp_path: Path) -> None:
-    admin = Admin(MQ_BOOTSTRAP=node.bootstrap)  # a Kafka may be shared with other tests
+    admin = Admin(MQ_BOOTSTRAP=node.bootstrap)  # other tests may use the same Kafka
     admin("quotas", "set", "--user", user, "producer_byte_rate=1000", "request_percentage=5")
     file = tmp_path / "quotas.json"
     file.write_text(json.dumps([{"entity": {"user": user}, "quotas": {"request_percentage": 5}}]))
@@ -358,7 +358,7 @@ def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(produce)
         try:
-            profile = wait_until(recorded)  # the producer has to begin first
+            profile = wait_until(recorded)  # wait until the producer has started
         finally:
             done.set()
         running.result(PATIENCE_S)
@@ -411,7 +411,7 @@ def test_a_producer_over_its_quota_bursts_and_then_waits_and_keeps_to_it_on_the_
     (found,) = simulated(*SNAPBACK, "--seconds", 120)
     rows = found["timeline"]
     assert (found["quota"], found["value"], len(rows)) == ("producer_byte_rate", 100_000, 240)
-    # All that may be used at once, and then a comb of single requests and pauses.
+    # The burst that the window allows, then alternating requests and pauses.
     assert sum(row["rate"] for row in rows[:3]) * 0.5 == pytest.approx(1e6, rel=0.15)
     assert all(0.8 < row["delay_s"] < 1.3 for row in rows[4:18] if row["delayed"])
     assert 100_000 <= found["average_rate"] < 100_000 * (120 + 11) / 120 * 1.02

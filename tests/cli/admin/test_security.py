@@ -1,4 +1,4 @@
-"""Users of a new cluster, and mq-admin that logs in to it."""
+"""SCRAM users of a new cluster, and mq-admin that logs in to it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def formatted(data_dir: Path, *scram: str, code: int = 0) -> str:
 
 
 class Guarded:
-    """A node that takes nobody but `admin`, whom it knows since it was formatted."""
+    """A node that accepts only `alice`, who was added when the node was formatted."""
 
     def __init__(self, folder: Path) -> None:
         self.password = folder / "password"
@@ -95,7 +95,7 @@ def test_the_first_user_logs_in_by_a_profile(guarded: Guarded, tmp_path: Path) -
 
 
 def told(admin: Admin, words: str, *options: object) -> None:
-    """By whom it tries until its time is over; on a busy machine all it says may be that it is."""
+    """Repeat a command until its error has `words`; on a busy machine it may be a timeout."""
 
     def says() -> bool:
         admin(*options, "--timeout", 1, "topics", "list", code=3)

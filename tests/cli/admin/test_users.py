@@ -1,4 +1,4 @@
-"""mq-admin users: against our node and a real Kafka."""
+"""mq-admin users, with metaquorum and a real Kafka."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def mechanisms(admin: Admin, user: str) -> dict[str, int]:
 
 
 def seen(admin: Admin, user: str, wanted: dict[str, int]) -> None:
-    """Kafka answers a change before its brokers have taken it in."""
+    """Wait until Kafka's brokers have applied the change, which it acknowledges earlier."""
     wait_until(lambda: mechanisms(admin, user) == wanted, what=str(wanted))
 
 
@@ -40,7 +40,7 @@ def test_users_come_change_and_go(admin: Admin, user: str, tmp_path: Path) -> No
     admin("users", "alter", user, *more, "--new-password-file", file)
     seen(admin, user, {"SCRAM-SHA-256": MAX_ITERATIONS, "SCRAM-SHA-512": 8192})
     by_environment = Admin(**admin.environment, MQ_NEW_PASSWORD=SECRET)
-    by_environment("users", "alter", user, "--iterations", 4096)  # all that it has
+    by_environment("users", "alter", user, "--iterations", 4096)  # all mechanisms of the user
     seen(admin, user, {"SCRAM-SHA-256": 4096, "SCRAM-SHA-512": 4096})
     admin("users", "delete", user, "--mechanism", "SCRAM-SHA-256", "--yes")
     seen(admin, user, {"SCRAM-SHA-512": 4096})

@@ -1,4 +1,4 @@
-"""Whatever lies in the folder in which a command is called, none of it is executed."""
+"""The programs execute no Python file in the current folder."""
 
 import os
 import subprocess
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="our own commands and 
 
 BIN = Path(sys.executable).parent
 MARK = "executed"
-# Ours, those that we need, and some of Python's own, in both forms that an import finds.
+# Modules of this project, its dependencies and the standard library, as files and as packages.
 MODULES = ("wire", "trio", "click", "msgpack", "h11", "json", "logging", "random", "sitecustomize")
 PACKAGES = ("metaquorum", "dataplane", "cli", "simulations")
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder whose modules write down that they have been executed."""
+    """Create a folder with modules that record their execution."""
     folder = tmp_path / "here"
     folder.mkdir()
     code = (
@@ -44,7 +44,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """What is installed, as a person types it in that folder."""
+    """Run an installed program in that folder."""
     return subprocess.run(
         [BIN / words[0], *words[1:]],
         cwd=folder,
@@ -61,7 +61,7 @@ def executed(folder: Path) -> str:
 
 
 def commands(name: str, command: click.Command) -> Iterator[tuple[str, ...]]:
-    """The words of every command below this one."""
+    """Return the words of every command below this one."""
     if not isinstance(command, click.Group):
         yield (name,)
         return
@@ -91,7 +91,7 @@ def test_no_node_of_a_cluster_executes_the_folder_it_is_started_in(hostile: Path
     port = str(free_ports((100,)))
     began = run(hostile, "mq-server", "cluster", "start", "--nodes", "1", "--base-port", port)
     try:
-        assert not executed(hostile), "a node executed what lies there"
+        assert not executed(hostile), "a node executed a module of the folder"
         assert began.returncode == 0, began.stdout + began.stderr
         for words in (("restart", "1"), ("roll",), ("status",)):
             done = run(hostile, "mq-server", "cluster", *words)
@@ -104,7 +104,7 @@ def test_no_node_of_a_cluster_executes_the_folder_it_is_started_in(hostile: Path
 
 
 def test_neither_the_demo_s_commands_nor_the_simulator_s_workers_execute_it(hostile: Path) -> None:
-    """These are modules that a person runs by name, here without the current folder."""
+    """A user runs these modules by name; here without the current folder in the path."""
     demo = "from cli.demo import run; run('cli.admin.main', 'mq-admin', '--version')"
     simulator = (
         "import sys; sys.argv[1:] = 'run --scenario log-dirs --start 1 --count 2'.split();"
@@ -124,7 +124,7 @@ def test_neither_the_demo_s_commands_nor_the_simulator_s_workers_execute_it(host
 
 
 def test_whoever_runs_the_sources_gets_nodes_of_the_same_sources(tmp_path: Path) -> None:
-    """`python -m` in the sources' own folder is that person's own choice."""
+    """Running `python -m` in the folder of the sources is the user's own choice."""
     program = (
         "import subprocess, sys\n"
         "from metaquorum.runtime.own_processes import ROOT, own_command, own_environment\n"

@@ -1,4 +1,4 @@
-"""mq-server cluster: its verbs, what it prints, and its exit codes."""
+"""mq-server cluster: verbs, output and exit codes."""
 
 import os
 import re
@@ -34,7 +34,9 @@ class Command:
         return done.stdout
 
     def shows(self, *words: str) -> list[str]:
-        """The lines of `status`, once each of these words is in one: workers follow by and by."""
+        """Return the lines of `status` once each of these words is in one: workers need time to
+        catch up.
+        """
         return wait_until(lambda: self._with(words), what=f"status with {words}")
 
     def _with(self, words: tuple[str, ...]) -> list[str]:
@@ -136,7 +138,7 @@ def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
 
 
 def test_settings_of_nodes_which_may_be_secrets_are_for_their_owner_alone(cluster: Command) -> None:
-    """Whatever the umask: a config given by --set may hold passwords."""
+    """The files are private with any umask, since a config given by --set may be a password."""
     before = os.umask(0)
     try:
         cluster.start("--set", "num.partitions=3")

@@ -85,7 +85,7 @@ def batch(term: int, sequence: int, offset: int, *levels: int) -> bytes:
 
 
 def journal(folder: Path, *frames: list[Any]) -> tuple[Path, list[int]]:
-    """A segment, and where each of its frames begins."""
+    """Return a segment, and the position of each of its frames."""
     begin = Begin(1, CLUSTER_ID, 0, 0, HardState(0, -1))
     data, starts = b"", []
     for number, ops in enumerate([[begin], *frames]):
@@ -136,7 +136,7 @@ def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     text = run("log", "dump", path)
     assert re.search(rf"^ *{starts[2]}  torn: \d+ incomplete bytes", text, re.MULTILINE)
-    assert "synced" not in text, "nobody can tell"
+    assert "synced" not in text, "the dump cannot know it"
 
 
 def test_a_snapshot_shows_every_record_and_its_damage(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_log_gets_a_sentence(tmp_path: Path) -> None:
     assert "DAMAGED: no batch begins at this position" in run("log", "dump", segment, code=1)
 
 
-# What nodes are given before they start
+# Preparation of nodes before their start
 
 
 def test_a_directory_is_formatted_once(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_what_a_cluster_begins_with_is_written_where_another_run_was_killed_befo
     data = tmp_path / "data"
     options = ["format", "--data-dir", data, "--cluster-id", run("cluster-id").strip()]
     options += ["--node-id", 3, "--ignore-formatted"]
-    run(*options)  # as far as it came
+    run(*options)  # with the records written before the kill
     user = ["--add-scram", f"SCRAM-SHA-512=[name=admin,password-file={password}]"]
     run(*options, *user)
     (record,) = read_first_records(RealDisk(), str(data))
     run(*options, *user)
     assert read_first_records(RealDisk(), str(data)) == [record]
     (data / "first.records").unlink()
-    (data / "metadata").mkdir()  # it has begun
+    (data / "metadata").mkdir()  # the metadata log exists
     run(*options, *user)
     assert not (data / "first.records").exists()
 

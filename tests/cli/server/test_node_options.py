@@ -1,4 +1,4 @@
-"""What a person may write on the command line and in the file, and what they are told."""
+"""Options on the command line and in the file, and the errors for invalid ones."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`mq-server run` as a process: its first and its last words."""
+"""`mq-server run` as a process: its first and last lines of output."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def refused(*arguments: object, cwd: Path = ROOT) -> str:
-    """The sentence on stderr of a run that ends with exit code 2."""
+    """Return the error line of a run that ends with exit code 2."""
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT
     )
@@ -104,9 +104,9 @@ def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> N
     host, port = node.ready_line().split("listening on ")[1].split(",")[0].rsplit(":", 1)
     with socket.create_connection((host, int(port))) as deaf:
         deaf.setblocking(False)
-        versions = b"\0\0\0\x0a\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions, and again
+        versions = b"\0\0\0\x0a\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions, twice
         taken_at = time.monotonic()
-        while time.monotonic() < taken_at + SETTLED_S:  # neither side has taken more since
+        while time.monotonic() < taken_at + SETTLED_S:  # neither side has received more since
             try:
                 deaf.send(versions * 1000)
                 taken_at = time.monotonic()
@@ -121,7 +121,9 @@ def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> N
 
 def test_a_signal_that_a_wrapper_sends_twice_is_one(run: type[Running]) -> None:
     def is_one() -> bool:
-        """False also where the wrapper has stood still between the two."""
+        """Return whether both signals counted as one; False also if the wrapper paused between
+        them.
+        """
         node = run("--listen", "127.0.0.1:0", wrapper=("timeout", str(LIMIT_S)))
         assert "ready: listening on 127.0.0.1:" in node.ready_line()
         node.end(signal.SIGTERM)

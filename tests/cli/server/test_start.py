@@ -1,4 +1,4 @@
-"""What a start loads and says. How long it takes is measured by tests/peers/start_time."""
+"""Modules that a start imports, and its output. tests/peers/start_time measures its duration."""
 
 import re
 import subprocess
@@ -13,15 +13,15 @@ import pytest
 from cli.common.process_figures import since_exec_s
 from tests.nodes import ROOT, free_port
 
-# Each costs milliseconds, and none of them is of use to a node in its usual roles. trio loads some
-# modules that look as if they stood here: ssl, tempfile, ctypes.
+# Each of these takes milliseconds, and a node in its usual roles needs none. trio imports some
+# modules that could be in this list: ssl, tempfile, ctypes.
 NOT_FOR_NODES = {
     "Cython",
     "argparse",
     "asyncio",
     "confluent_kafka",
     "cramjam",
-    "crc32c",  # its C module is loaded past the package
+    "crc32c",  # the C module is loaded without its package
     "email",
     "h11",
     "hypothesis",
@@ -50,8 +50,7 @@ OF_WORKERS = {
     "dataplane.worker_server",
 }
 
-# Runs a node; prints how much processor time went before that and, once it has stopped, which
-# modules it has loaded.
+# Runs a node; prints the CPU time before the start and, after the stop, the imported modules.
 PROGRAM = """
 import sys, time, trio
 from cli.server.main import main
@@ -71,7 +70,7 @@ class Run(NamedTuple):
 
 
 def run(*arguments: object) -> Run:
-    """Of a node that is stopped once it is ready."""
+    """Run a node and stop it when it is ready."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "run", *map(str, arguments)],
         cwd=ROOT,

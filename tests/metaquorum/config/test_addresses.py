@@ -1,4 +1,4 @@
-"""Tests of the canonical text of IP addresses."""
+"""The canonical text of IP addresses."""
 
 import pytest
 

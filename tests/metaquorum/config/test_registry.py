@@ -1,4 +1,4 @@
-"""Tests of the table of configs: values as Kafka parses them, and the layer that applies."""
+"""The table of configs: values as Kafka parses them, and the order of the layers."""
 
 import pytest
 from hypothesis import given

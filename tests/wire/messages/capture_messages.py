@@ -1,9 +1,9 @@
-"""Writes `golden_messages/`: what a real Apache Kafka answered to each API at each version.
+"""Capture `golden_messages/`: the responses of a real Apache Kafka to each API in each version.
 
     python -m tests.wire.messages.capture_messages --bootstrap HOST:PORT [--only NAME ...]
 
-One JSON file for each API: a list of exchanges, each the version, the request and the response in
-hex, whole frames without their sizes. Topics named `golden-...` are made and deleted on the way.
+Writes one JSON file for each API: a list of exchanges, each with the version, and the request and
+response in hex (whole frames without their sizes). Creates and deletes topics named `golden-...`.
 """
 
 import argparse
@@ -66,7 +66,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Peer:
-    """A connection to the node, and everything that was said on it."""
+    """A connection to the node, with all exchanges on it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port), timeout=30)
@@ -127,7 +127,7 @@ def make_topics(peer: Peer) -> None:
 
 
 def leaders(peer: Peer) -> list[int]:
-    """0 for each partition that is led already, else the error."""
+    """Return 0 for each partition that has a leader, otherwise the error code."""
     topics = [
         list_offsets.ListOffsetsTopic(
             name=name, partitions=[list_offsets.ListOffsetsPartition(timestamp=-1)]
@@ -261,7 +261,7 @@ def ask_init_producer_id(peer: Peer) -> None:
             transactional_id=None, transaction_timeout_ms=60_000
         )
         peer.ask(ApiKey.INIT_PRODUCER_ID, version, request)
-        request.transactional_id = ""  # refused
+        request.transactional_id = ""  # rejected by Kafka
         peer.ask(ApiKey.INIT_PRODUCER_ID, version, request)
 
 
@@ -349,7 +349,7 @@ def ask_find_coordinator(peer: Peer) -> None:
 
 
 def ask_offset_fetch(peer: Peer) -> None:
-    """Of a group that has committed nothing: some partitions, and all that it may have."""
+    """Request offsets of a group without commits: of some partitions, and of all."""
     for version in versions(ApiKey.OFFSET_FETCH):
         for some in (True, False) if version >= 2 else (True,):
             request = offset_fetch.OffsetFetchRequest()
@@ -529,7 +529,7 @@ def ask_acls(peer: Peer) -> None:
 
 
 def ask_sasl(peer: Peer) -> None:
-    """What a listener without SASL answers."""
+    """Capture the responses of a listener without SASL."""
     for version in versions(ApiKey.SASL_HANDSHAKE):
         peer.ask(
             ApiKey.SASL_HANDSHAKE, version, sasl_handshake.SaslHandshakeRequest(mechanism="PLAIN")
@@ -575,7 +575,7 @@ def ask_scram(peer: Peer) -> None:
             deletions=deletions, upsertions=upsertions
         )
         peer.ask(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)
-        time.sleep(0.3)  # it answers before it shows
+        time.sleep(0.3)  # Kafka answers before the change is visible
         describe_scram(peer)
 
 
@@ -678,7 +678,7 @@ def ask_client_quotas(peer: Peer) -> None:
                         entries=entries, validate_only=validate_only
                     )
                     peer.ask(ApiKey.ALTER_CLIENT_QUOTAS, version, request)
-            time.sleep(0.5)  # the broker has followed its controller
+            time.sleep(0.5)  # wait until the broker has followed its controller
             describe_quotas(peer, version)
 
 
@@ -703,7 +703,7 @@ def ask_unregister_broker(peer: Peer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="write only these files anew")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="write only these files")
     options = parser.parse_args()
     host, _, port = options.bootstrap.rpartition(":")
     peer = Peer(host, int(port))

@@ -1,4 +1,4 @@
-"""What a real Kafka was asked and answered, for tests of what we answer."""
+"""Recorded exchanges with a real Kafka, which tests compare with this project's messages."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "golden_messages"
 
 
 def exchanges(key: ApiKey, request: type[Any]) -> list[tuple[int, Any, Any]]:
-    """Version, what a real Kafka was asked, and what it answered."""
+    """Return the recorded exchanges: version, request and response of a real Kafka."""
     found = []
     for each in json.loads((FOLDER / f"{key.name.lower()}.json").read_text()):
         frame = bytes.fromhex(each["request"])

@@ -1,4 +1,4 @@
-"""Bytes of a real Apache Kafka 4.3.1: every one is understood, and written again the same."""
+"""Decoding and encoding of frames of a real Apache Kafka 4.3.1: the bytes do not change."""
 
 import json
 from pathlib import Path

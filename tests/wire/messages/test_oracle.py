@@ -1,4 +1,4 @@
-"""Every message and version served, against kio, a complete implementation by others."""
+"""All supported messages and versions, compared with kio, an independent implementation."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""`@frozen` beside the `@dataclass(frozen=True, slots=True)` that it stands for."""
+"""`@frozen`, compared with the standard `@dataclass(frozen=True, slots=True)`."""
 
 import copy
 import pickle
@@ -29,7 +29,7 @@ STANDARD = dataclass(frozen=True, slots=True)
 def many(make: Any) -> Any:
     @make
     class Many(Generic[T]):
-        """Every kind of field."""
+        """A class with every kind of field."""
 
         number: int
         text: str = ""

@@ -1,4 +1,4 @@
-"""Ids and their texts."""
+"""UUIDs and their text form."""
 
 import random
 

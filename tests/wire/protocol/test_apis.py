@@ -1,4 +1,4 @@
-"""The table of APIs served, against the tables of messages and against what clients choose."""
+"""The table of supported APIs, compared with the message tables and the versions of clients."""
 
 import struct
 import subprocess
@@ -24,8 +24,8 @@ from wire.protocol.headers import (
 from wire.schema.codec import decode, encode
 from wire.schema.message import Message, int32, string
 
-# The oldest and the newest version that a current client chose against Kafka 4.3.1: Java 4.3.1,
-# franz-go, librdkafka 2.14, kafka-python 3, sarama, kafkajs, aiokafka 0.14; and Kafka's own tools.
+# The oldest and newest version that a current client chose with Kafka 4.3.1: Java 4.3.1, franz-go,
+# librdkafka 2.14, kafka-python 3, sarama, kafkajs, aiokafka 0.14, and Kafka's own tools.
 CHOSEN = {
     ApiKey.PRODUCE: (5, 13),
     ApiKey.FETCH: (7, 18),

@@ -1,4 +1,4 @@
-"""The splitter of byte streams into frames."""
+"""The split of byte streams into frames."""
 
 import struct
 
@@ -17,7 +17,7 @@ def framed(content: bytes) -> bytes:
 
 
 def receive(buffer: FrameBuffer, data: bytes) -> int:
-    """As much of `data` as fits, as one receive would; how much that was."""
+    """Put as many bytes of `data` into the buffer as fit; return their number."""
     room = buffer.writable()
     assert len(room) > 0
     count = min(len(room), len(data))
@@ -156,7 +156,7 @@ def test_a_borrowed_buffer_takes_all_that_has_come_and_goes_back() -> None:
         assert drain(buffer) == contents
         assert buffer.pending_bytes == 2
         buffer.rest()
-        assert buffer.buffer_bytes == INITIAL_BYTES  # for what is pending
+        assert buffer.buffer_bytes == INITIAL_BYTES  # room for the pending bytes
         assert pool.take() is lent
         pool.give(lent)
         receive(buffer, b"\0\1z")

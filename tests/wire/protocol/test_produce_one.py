@@ -1,4 +1,4 @@
-"""The hand-made codec of the commonest Produce is the tables' own, byte for byte."""
+"""The fast codec of Produce equals the general codec, byte for byte."""
 
 import random
 

@@ -1,10 +1,11 @@
-"""Writes `golden_batches/`: segments of a real Apache Kafka, and what other clients read of them.
+"""Capture `golden_batches/`: segments of a real Apache Kafka, and their records as other clients
+read them.
 
     python -m tests.wire.records.capture_batches [--dir DIR] [--base-port P]
 
 Starts the Kafka of `tests/peers/kafka` (needs Java), fills small topics with its Java producer and
-with librdkafka, copies each topic's one segment to NAME.bin, and writes to NAME.json what a
-librdkafka consumer sees there: offset, timestamp, key, value and headers of every record.
+with librdkafka, copies the segment of each topic to NAME.bin, and writes to NAME.json what a
+librdkafka consumer reads: offset, timestamp, key, value and headers of every record.
 """
 
 import argparse
@@ -120,7 +121,7 @@ class Kafka:
         return seen
 
     def wait_end(self, topic: str, offset: int) -> None:
-        """The partition has grown to there: markers are written behind the client's back."""
+        """Wait until the partition has this end offset; the producer does not report markers."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "capture"})
         while consumer.get_watermark_offsets(TopicPartition(topic, 0))[1] < offset:
             time.sleep(0.05)

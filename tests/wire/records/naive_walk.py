@@ -1,4 +1,4 @@
-"""The records of a batch, read byte by byte: slow, and simple enough to be believed."""
+"""Simple model of the record walk: reads byte by byte and is slow."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ class Unsound(Exception):  # noqa: N818 - the verdict, not an error of the test
 
 @dataclass
 class Naive:
-    """What a walk has to find; `left` bytes are the beginning of a record that is cut."""
+    """Expected result of a walk; `left` bytes are the start of an incomplete record."""
 
     records: int = 0
     left: int = 0
@@ -47,7 +47,7 @@ class _Reader:
 
 
 def naive_walk(data: bytes, count: int, last_offset_delta: int, dense: bool) -> Naive:
-    """Unsound, or what is there: all `count` records, or those that are whole."""
+    """Return the result for all `count` records, or the whole ones. Raises Unsound for others."""
     found = Naive()
     position, last = 0, -1
     while found.records < count:

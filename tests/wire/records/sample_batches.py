@@ -1,4 +1,4 @@
-"""Small batches for tests, sound and otherwise."""
+"""Small valid and invalid batches for tests."""
 
 import struct
 from typing import Any
@@ -14,7 +14,7 @@ def sample(count: int = 3, **options: Any) -> bytearray:
 
 
 def rewritten(batch: bytearray, **fields: int) -> bytearray:
-    """The batch with these header fields, and a checksum that fits them."""
+    """Return the batch with these header fields and a matching checksum."""
     header = parse_header(batch)._replace(**fields)
     return pack_batch(header, bytes(batch[HEADER_BYTES:]))
 

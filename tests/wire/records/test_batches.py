@@ -1,4 +1,4 @@
-"""Batches by their header: patched in place, checked as produced, scanned as stored."""
+"""Batch headers: patched in place, checked for producers, scanned in logs."""
 
 import struct
 
@@ -47,9 +47,9 @@ def test_log_append_time_is_patched_with_the_checksum() -> None:
     assert {record.timestamp_ms for record in decode_records(view, 6)} == {NOW + 99}
 
 
-# What producers may send. The codes are what Apache Kafka 4.3.1 answered to the same bytes, but for
-# unknown codecs (an UNKNOWN_SERVER_ERROR there), bits that only workers set, a producer id without
-# an epoch, and a few bytes behind the batch, which it takes.
+# Batches of producers. The codes are the responses of Apache Kafka 4.3.1 to the same bytes. Kafka
+# differs for unknown codecs (UNKNOWN_SERVER_ERROR), and accepts bits that only workers set, a
+# producer id without an epoch, and a few bytes after the batch.
 
 IDEMPOTENT = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
 
@@ -163,7 +163,7 @@ def test_every_flipped_bit_behind_the_checksum_is_found() -> None:
     check_batch(batch, 0, parse_header(batch))
 
 
-# What a log may hold
+# Batches in a log
 
 
 def test_a_scan_tells_whole_torn_and_corrupt() -> None:

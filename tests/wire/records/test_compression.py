@@ -1,4 +1,4 @@
-"""Codecs: what they read, what they write, and how little they do for bytes that mean harm."""
+"""Codecs: decompression, compression, and bounded cost of malicious input."""
 
 import gzip
 import random
@@ -109,7 +109,7 @@ def test_input_cut_anywhere_is_a_wire_error(codec: Codec) -> None:
     packed = compress(codec, SAMPLE[:2000])
     for end in range(len(packed)):
         if codec is Codec.SNAPPY and end in (16,):
-            continue  # a framed stream of no blocks is whole
+            continue  # a framed stream without blocks is valid
         with pytest.raises(WireError):
             decompress(codec, packed[:end], MAX)
 
@@ -221,7 +221,7 @@ def test_every_kind_of_lz4_frame_is_read(linked: bool, checksum: bool, size: boo
 def test_lz4_input_that_waits_is_never_copied_whole(
     make: Callable[[int], bytes], linked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library copies what it has not used yet at each step: all of it takes quadratic time."""
+    """Check for linear time: the library copies its unused input at each step."""
     waiting: list[int] = []
 
     class Watched(lz4.frame.LZ4FrameDecompressor):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Fields that a walk locates, and columns of them: in both forms they are what spans say."""
+"""Fields located by the walk, and columns of them: both forms agree with spans."""
 
 import random
 from array import array
@@ -30,12 +30,12 @@ Located = tuple[int, int, tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 def _place(at: int, length: int) -> tuple[int, int]:
-    """Where nothing is, it may be anywhere."""
+    """Return the position, or 0 for an empty field, whose position is arbitrary."""
     return (at, length) if length > 0 else (0, length)
 
 
 def located(form: type[RecordWalk], data: bytes, count: int, dense: bool, room: int) -> Any:
-    """Of each record what `fields` says, with room for so many in the array; and what is wrong."""
+    """Return the fields of each record, with `room` records in the array, and the error."""
     walk = form(count, count - 1, dense)
     fields = array("q", bytes(8 * RECORD_FIELDS * room))
     found: list[Located] = []
@@ -61,7 +61,7 @@ def located(form: type[RecordWalk], data: bytes, count: int, dense: bool, room: 
 
 
 def spanned(data: bytes, count: int, dense: bool) -> Any:
-    """The same, as the walk that collects spans has it."""
+    """Return the same fields from the walk that collects spans."""
     walk = RecordWalk(count, count - 1, dense)
     spans: list[Span] = []
     said, at = "", -1
@@ -80,7 +80,7 @@ def spanned(data: bytes, count: int, dense: bool) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_fields_are_where_spans_are(form: type[RecordWalk]) -> None:
-    """Also behind short cuts, and of damaged records up to the first that is not sound."""
+    """The fast paths agree, too, and for damaged records up to the first malformed one."""
     dice = random.Random(40)
     sound = 0
     for _ in range(1000):
@@ -144,7 +144,7 @@ def test_a_column_does_not_reach_beyond_its_int32_offsets(form: ModuleType, fiel
 
 @pytest.mark.parametrize(("at", "length"), [(0, 1 << 20), (1 << 20, 1), (-1, 1), (5, 96)])
 def test_compiled_columns_copy_nothing_from_outside_the_data(at: int, length: int) -> None:
-    """Whatever the fields say: a walk over other data wrote these."""
+    """Checks bounds for any positions in `fields`, such as those of a walk over other data."""
     form = compiled_columns()
     if form is None:
         pytest.skip("not compiled here")

@@ -1,4 +1,4 @@
-"""The record walk: in both its forms, with its short cuts and without, it finds what is there."""
+"""The record walk: both forms agree with the naive model, with and without fast paths."""
 
 import os
 import random
@@ -65,7 +65,7 @@ _HEADERS: list[tuple[tuple[str, bytes | None], ...]] = [
 
 
 def some_records(dice: random.Random, count: int) -> bytes:
-    """The bytes of a batch's records, of one kind or another."""
+    """Return the bytes of the records of a batch, of one of several shapes."""
     key, value, time = dice.choice(_KEYS), dice.choice(_VALUES), dice.choice(_TIMES)
     headers = dice.choice(_HEADERS)
     differing_headers = dice.random() < 0.1
@@ -80,7 +80,7 @@ def some_records(dice: random.Random, count: int) -> bytes:
 
 
 def mutated(dice: random.Random, data: bytes) -> bytes:
-    """With some bytes changed, added, taken away, or moved."""
+    """Return the data with some bytes changed, added, removed or moved."""
     changed = bytearray(data)
     for _ in range(dice.choice((0, 1, 1, 1, 2, 5))):
         at = dice.randrange(len(changed) + 1)
@@ -114,7 +114,7 @@ def _expected(data: bytes, count: int, last: int, dense: bool) -> Naive | None:
 def hold_against_the_naive_walk(
     form: type[RecordWalk], data: bytes, count: int, last: int, dense: bool, pieces: list[int]
 ) -> bool:
-    """Whether the records are sound, on which all agree."""
+    """Compare all forms with the naive walk; return whether the records are valid."""
     expected = _expected(data, count, last, dense)
     spans: list[Span] = []
     for collect in (False, True):
@@ -130,7 +130,7 @@ def hold_against_the_naive_walk(
         assert found == wanted
     if expected is not None:
         assert spans == expected.fields
-    # In pieces.
+    # The same in pieces
     walk = form(count, last, dense)
     rest = b""
     ends = [*sorted(pieces), len(data)]
@@ -184,7 +184,7 @@ def _plain(delta: bytes, value: bytes = b"", tail: bytes = b"\0") -> bytes:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_varints_that_are_longer_than_they_need_be_are_read_alike(form: type[RecordWalk]) -> None:
-    """Whichever record of a block has them, and whatever stands where the short form would end."""
+    """Any record of a block may have such a varint, with any bytes after it."""
     dice = random.Random(5)
     for _ in range(400):
         rows = []
@@ -220,7 +220,7 @@ def test_a_varint_that_is_too_large_is_named_with_its_limits(
 
 
 def test_the_short_cuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a mistake in when they are tried would only be slow."""
+    """Otherwise an error in their conditions would only cost time and no test would fail."""
     dice = random.Random(1)
 
     def walked_one_by_one(values: Sizes) -> int:
@@ -247,7 +247,7 @@ def test_the_short_cuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_compiled_form_says_what_the_interpreted_one_says() -> None:
-    """The sentence, too, that names what is wrong with a record."""
+    """The error texts are equal, too."""
     compiled = compiled_walk()
     if compiled is None:
         pytest.skip("the record walk is not compiled here")
@@ -270,7 +270,7 @@ def test_the_compiled_form_says_what_the_interpreted_one_says() -> None:
 
 
 def test_the_compiled_form_is_of_the_source_that_is_here() -> None:
-    """Where the source is edited, `make` builds it anew."""
+    """Fails if the source was changed after the build; `make` builds it again."""
     compiled = compiled_walk()
     if compiled is None:
         pytest.skip("the record walk is not compiled here")

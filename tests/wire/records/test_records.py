@@ -1,4 +1,4 @@
-"""Records: what was written is read, lies are named, times are found."""
+"""Records: round trips, detection of malformed records, lookups by timestamp."""
 
 import random
 import struct
@@ -46,7 +46,7 @@ headers = st.lists(st.tuples(st.text(max_size=8), data), max_size=3).map(tuple)
 
 @st.composite
 def record_lists(draw: st.DrawFn, min_size: int = 1) -> list[Record]:
-    """Offsets increase, with gaps as compaction leaves them; timestamps may go anywhere."""
+    """Generate records with increasing offsets (with gaps, as after compaction), any timestamps."""
     size = draw(st.integers(min_size, 12))
     offset = draw(st.integers(0, 1 << 60))
     records = []
@@ -188,7 +188,7 @@ def test_batches_are_found_one_after_the_other_and_a_part_is_left_out(kind: type
     assert decode_records(kind(first + second), len(first))[0].offset == 2
 
 
-# Records that lie
+# Malformed records
 
 
 def packed(records: bytes, count: int = 1, last: int = 0) -> bytearray:
@@ -346,7 +346,8 @@ def test_a_claimed_length_at_the_end_of_a_piece_is_refused_before_more_is_held(
     claimed = bytearray()
     write_varint(claimed, (1 << 31) - 1)
     record = bytes(claimed) + bytes(100)
-    # Each frame becomes a piece; the last one is damaged, so it must not be reached.
+    # Each frame becomes a piece; the last one is damaged, so an error means that it was
+    # decompressed.
     frames = [compress(Codec.ZSTD, part) for part in (record[:cut], record[cut:], bytes(1000))]
     batch = encode_batch([Record(0, 0, b"k", b"v")], codec=Codec.ZSTD)
     header = parse_header(batch)

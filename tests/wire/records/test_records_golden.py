@@ -1,4 +1,4 @@
-"""Segments that a real Kafka wrote, see capture_batches.py."""
+"""Segments written by a real Kafka, see capture_batches.py."""
 
 import base64
 import json
@@ -77,7 +77,7 @@ def test_a_segment_of_kafkas_is_read_as_its_clients_read_it(name: str) -> None:
 
 
 def again(batch: bytes, header: BatchHeader) -> bytearray:
-    """A batch of ours with the same content."""
+    """Encode a batch with the same content."""
     append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
     assert not header.attributes & DELETE_HORIZON
     return encode_batch(

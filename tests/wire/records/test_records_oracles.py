@@ -1,4 +1,4 @@
-"""Batches of ours read by kio, kafka-python and aiokafka, and theirs read by us."""
+"""Batches encoded here and decoded by kio, kafka-python and aiokafka, and the reverse."""
 
 from typing import Any
 
@@ -104,7 +104,10 @@ def test_we_read_what_a_client_library_writes(
         )
     batch = bytes(theirs.build())
     header = produced_batch(batch, 9)
-    assert header.codec in (codec, Codec.NONE)  # they keep what does not shrink as it is
+    assert header.codec in (
+        codec,
+        Codec.NONE,
+    )  # these clients store incompressible data without compression
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (77, 3, 12)
     assert header.is_transactional == transactional
     assert decode_records(batch) == ours
@@ -113,7 +116,7 @@ def test_we_read_what_a_client_library_writes(
 @given(ours=records)
 @quick
 def test_kio_reads_what_we_write(ours: list[Record]) -> None:
-    # kio keeps whole seconds of a time.
+    # kio drops fractions of a second.
     batch = encode_batch(ours, producer_id=7, producer_epoch=1, base_sequence=5, leader_epoch=4)
     theirs, size = kio.records.readers.read_batch(bytes(batch), 0)
     assert size == len(batch)

@@ -44,9 +44,11 @@ def _scalar(kind: str) -> st.SearchStrategy[Any]:
 def _value(field: Field, version: int) -> st.SearchStrategy[Any]:
     if field.name == "error_code":
         return st.sampled_from(ErrorCode).map(int)
-    if field.name == "log_append_time_ms":  # the oracle reads it as a date
+    if field.name == "log_append_time_ms":  # kio decodes this field as a datetime
         return st.one_of(st.just(-1), st.integers(0, 1 << 42))
-    if field.name == "session_lifetime_ms":  # and this as a timedelta, which ends, and rounds
+    if (
+        field.name == "session_lifetime_ms"
+    ):  # kio decodes this field as a timedelta, which has limits and rounds
         return st.integers(-(1 << 42), 1 << 42)
     if field.kind == "array":
         item = field.item
@@ -63,7 +65,7 @@ def _field(field: Field, version: int) -> st.SearchStrategy[Any]:
     if field.default is None and field.kind == "struct" and field.tag is not None:
         assert isinstance(field.item, type)
         default = field.item()
-        # A tagged struct of nothing but defaults is not sent, as if it were absent.
+        # A tagged struct with only default values is encoded as absent.
         value = value.map(lambda made: None if made == default else made)
         return st.one_of(st.none(), value)
     return st.one_of(st.none(), value) if version in field.nullable else value
@@ -75,5 +77,5 @@ def structs(cls: type[Struct], version: int) -> st.SearchStrategy[Any]:
 
 
 def messages(cls: type[Message], version: int) -> st.SearchStrategy[Any]:
-    """Messages as they look after a decode: what the version lacks has its default."""
+    """Generate messages as after a decode: fields that the version does not have are defaults."""
     return structs(cls, version)

@@ -1,4 +1,4 @@
-"""Codecs against damage: whatever the bytes are, a message or a WireError, and nothing else."""
+"""Codecs with damaged input: any bytes give a message or a WireError, and no other error."""
 
 import itertools
 import random
@@ -51,7 +51,7 @@ few = settings(
 
 
 def outcome(read: Any, *arguments: Any) -> Any:
-    """What a reader makes of it: (message, end), or "WireError"."""
+    """Return the result of a decoder: (message, end), or "WireError"."""
     try:
         return read(*arguments)
     except WireError as error:
@@ -59,7 +59,7 @@ def outcome(read: Any, *arguments: Any) -> Any:
 
 
 def to_its_end(work: Generator[None, None, Any]) -> tuple[Any, int]:
-    """What a generator returns, and how often it yielded."""
+    """Run a generator to its end; return its result and the number of yields."""
     yields = 0
     try:
         while True:
@@ -70,7 +70,7 @@ def to_its_end(work: Generator[None, None, Any]) -> tuple[Any, int]:
 
 
 def both(cls: type[Message], version: int, data: bytes) -> Any:
-    """The generated decoders, in pieces and not, and the plain one agree; their outcome."""
+    """Return the outcome of the generated decoders and the model, after checking that all agree."""
     view = memoryview(data)
     fast = outcome(decoder(cls, version), view, 0)
     plain = outcome(read_message, cls, version, view, 0)
@@ -174,11 +174,11 @@ def test_array_counts_are_held_against_the_bytes_left(count: bytes, text: str) -
 
 
 def test_a_hostile_frame_allocates_little() -> None:
-    """Millions of the smallest partitions cost no more than the element limit allows."""
+    """A claim of millions of partitions costs no more than the element limit."""
     count = 3_000_000
     head = struct.pack(">hhii", -1, 1, 1000, 1) + struct.pack(">h1si", 1, b"t", count)
     frame = memoryview(head + bytes(8 * count))
-    decode = decoder(ProduceRequest, 3)  # which is made at first use
+    decode = decoder(ProduceRequest, 3)  # compiled at its first use
     tracemalloc.start()
     with pytest.raises(WireError, match="exceed the limit of one message"):
         decode(frame, 0)
@@ -230,7 +230,9 @@ def test_damaged_tagged_fields_are_wire_errors(sections: bytes, text: str) -> No
 
 @pytest.mark.parametrize("length", [b"\x80\x00", b"\x80\x80\x00", b"\x81\x00", b"\x85\x00"])
 def test_a_length_in_more_bytes_than_it_needs_means_the_same(length: bytes) -> None:
-    """Found by mutation: records of length 0 (null) in two bytes moved the position back."""
+    """A regression found by mutation: records of length 0 (null) in two bytes moved the position
+    back.
+    """
     topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData(records=b"12345")])]
     written = encode(ProduceRequest(topic_data=topics), 9)
     place = written.index(b"\x0612345")

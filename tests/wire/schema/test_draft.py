@@ -1,4 +1,4 @@
-"""The tool that drafts tables from protocol definitions."""
+"""The tool that drafts tables from Kafka's message definitions."""
 
 import json
 import sys
