@@ -1,6 +1,6 @@
 """The log of one partition: record batches, producer state, leader epochs, log start offset.
 
-    log_start_offset ≤ recovery_point ≤ log_end_offset
+    log_start_offset ≤ log_end_offset, recovery_point ≤ log_end_offset
 
 `PartitionLog` is a `LocalLog` with producer state (KIP-98), leader epochs (KIP-101) and the log
 start offset.

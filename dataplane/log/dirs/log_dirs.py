@@ -207,8 +207,8 @@ class LogDirs:
     async def settle(self) -> None:
         """Write first checkpoints of new directories, once the controller knows the lost logs.
 
-        Also removes lost logs that were created again from the checkpoints. If a directory cannot
-        be written, the next process reports the same logs as lost again.
+        Also removes the entries of lost logs that were created again. If a directory cannot be
+        written, the next process reports the same logs as lost again.
         """
         for log_dir in list(self.online):
             recreated = [at for at in log_dir.missing if self.dir_of(at) is not None]

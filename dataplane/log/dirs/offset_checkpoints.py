@@ -63,7 +63,7 @@ class OffsetCheckpoints:
         try:
             self.cleaner_offsets = self._read(CLEANER_CHECKPOINT)
         except StorageError as error:  # only costs another cleaning of each log
-            logger.warning("%s; the cleaner begins again at the start of each log", error)
+            logger.warning("the cleaner begins again at the start of each log: %s", error)
         return self._read(RECOVERY_POINT_CHECKPOINT), self._read(LOG_START_CHECKPOINT)
 
     def _read(self, name: str) -> dict[Partition, int]:
@@ -74,8 +74,8 @@ class OffsetCheckpoints:
             return decode_offsets(self._disk.read_file(path))
         except ValueError as error:
             raise StorageError(
-                f"{path} is malformed ({error}); restore it, or remove it: recovery then scans "
-                f"every log and truncates it where it is damaged"
+                f"{path} is malformed ({error}); restore or remove it; without recovery points, "
+                f"recovery scans every log and truncates it where it is damaged"
             ) from None
 
     def keep(self, partition: Partition, offsets: LogOffsets) -> None:

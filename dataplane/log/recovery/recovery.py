@@ -20,9 +20,10 @@ If a sync failed, or a process died during one, readable bytes may not be on the
 (`sync_failure_marker`). Recovery then rewrites the files it relies on, before the scan, with the
 same bytes, so that the sync that follows is reliable.
 
-Recovery changes no file before it has decided that the log is valid or where to truncate it, and it
-is idempotent: a crash during recovery gives the same result. All functions are blocking: call them
-in a worker thread (`Disk.run`).
+Apart from these rewrites and the repair of the folder (`folder_repair`), recovery does not change a
+segment before it has decided that the segment is valid, or where to truncate it. It is idempotent:
+after a crash during recovery the next one has the same result. All functions are blocking: call
+them in a worker thread (`Disk.run`).
 """
 
 import logging

@@ -97,7 +97,7 @@ class ColdError(Exception):
     """Raised if a read would wait for the disk; `warm` reads the bytes in a worker thread."""
 
     def __init__(self, file: "LogFile", size: int, position: int) -> None:
-        super().__init__(f"{size} bytes at {position} of {file.path}")
+        super().__init__(f"{size} bytes at position {position} of {file.path} are not in memory")
         self._file = file
         self._size = size
         self._position = position
