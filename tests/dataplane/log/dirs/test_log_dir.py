@@ -237,7 +237,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_guessed_at(tmp_path: Path) -> N
     async def main() -> None:
         (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n3\na 0 5\n")
         log_dir = LogDir.open(RealDisk(), str(tmp_path))
-        with pytest.raises(StorageError, match="restore it, or remove it"):
+        with pytest.raises(StorageError, match="restore or remove it"):
             await log_dir.load(lambda topic: SMALL, 0)
         log_dir.abandon()
 
