@@ -1,1 +1,1 @@
-"""What earlier versions wrote and printed is still read, and still looks the same."""
+"""Data directories and command outputs of earlier versions stay compatible."""

@@ -1,6 +1,6 @@
-"""The commands of `mq-admin` whose JSON is compared between versions, on the same data directory.
+"""Commands of `mq-admin` whose JSON is compared between versions, on the same data directory.
 
-Only options that version 958e3c3 has; a command that came later is not here.
+Uses only options of version 958e3c3; later commands are not included.
 """
 
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ QUOTAS: Final = '[{"entity": {"user": "alice"}, "quotas": {"consumer_byte_rate":
 
 
 class Command(NamedTuple):
-    """`words` are what is typed after `mq-admin`; they name its captured output."""
+    """A command. `words` follow `mq-admin` on the command line and name the captured output."""
 
     words: tuple[str, ...]
     stdin: str = ""
@@ -25,7 +25,7 @@ def _command(text: str, stdin: str = "") -> Command:
     return Command(tuple(text.split()), stdin)
 
 
-# What makes the directory, beside the records.
+# Creates the content of the directory, except the records.
 SETUP: Final = (
     _command("topics create orders -p 3 -c retention.ms=-1 -c max.message.bytes=200000"),
     _command("topics create stamped -p 1 -c message.timestamp.type=LogAppendTime"),
@@ -68,7 +68,7 @@ READING: Final = (
     _command("profiles"),
 )
 
-# In this order: the later ones are about what the earlier ones have made.
+# The order matters: later commands are about objects of earlier ones.
 CHANGING: Final = (
     _command("topics create later -p 1 -r 1"),
     _command("topics alter later -p 2 -c retention.ms=1000000"),

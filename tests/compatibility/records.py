@@ -1,4 +1,4 @@
-"""All records of a cluster's topics, by librdkafka, as plain data."""
+"""All records of a cluster's topics, read by librdkafka, as plain data."""
 
 import base64
 from typing import Any
@@ -15,7 +15,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def read_all(bootstrap: str, **security: str) -> dict[str, list[list[Any]]]:
-    """By "topic-partition": offset, kind of timestamp, timestamp, key, value, headers."""
+    """Return for each "topic-partition": offset, timestamp type, timestamp, key, value, headers."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

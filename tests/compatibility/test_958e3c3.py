@@ -1,6 +1,6 @@
-"""A data directory of commit 958e3c3 opens, and what its commands printed as JSON they still print.
+"""A data directory of commit 958e3c3 opens, and the JSON output of its commands is still printed.
 
-`capture` made both; see there how to capture a later version.
+`capture` made both and describes how to capture a later version.
 """
 
 import json
@@ -49,7 +49,7 @@ def admin(node: Node) -> Admin:
     return Admin(MQ_BOOTSTRAP=node.bootstrap)
 
 
-# The directory
+# The data directory
 
 
 def test_the_cluster_is_the_same(admin: Admin) -> None:
@@ -96,13 +96,13 @@ def test_users_log_in_with_the_passwords_that_they_had(node: Node, user: str) ->
         assert read_all(f"{host}:{int(port) + 1}", **login) == RECORDS
 
 
-# What commands print
+# Output of commands
 
 
 def compare(before: Any, now: Any, where: str) -> None:
-    """Every field that there was is there, with a value of the same type.
+    """Check that every earlier field exists with a value of the same type.
 
-    What was null says nothing of its type. There may be more fields, and more or fewer rows.
+    A null value gives no type. There may be more fields, and more or fewer rows.
     """
     if before is None:
         return
@@ -118,7 +118,7 @@ def compare(before: Any, now: Any, where: str) -> None:
 
 
 def read(command: Command, text: str) -> Any:
-    if command.words[0] == "consume":  # one object a line
+    if command.words[0] == "consume":  # one object per line
         return [json.loads(line) for line in text.splitlines()]
     return json.loads(text) if text else None
 
@@ -131,7 +131,7 @@ def holds(admin: Admin, command: Command) -> None:
 @pytest.mark.parametrize("command", READING, ids=lambda command: command.name)
 def test_json_has_the_same_fields_and_types(node: Node, admin: Admin, command: Command) -> None:
     if command.words[:2] == ("quotas", "top"):
-        read_all(node.bootstrap)  # so that somebody uses something
+        read_all(node.bootstrap)  # so that a client uses its quota
     holds(admin, command)
 
 

@@ -1,7 +1,7 @@
-"""Three clients that nobody here wrote, behind one small face: send these records, read from there.
+"""Three independent Kafka clients behind one small interface: send these records, read from there.
 
-Each is used as its users use it: its own partitioner is passed over (records name partition 0
-unless told otherwise), consumers take partitions by `assign` and belong to no group.
+Each is used as its users use it, except that its partitioner is not used (records name partition 0
+by default) and consumers use `assign` and no group.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ BEGINNING, END = -2, -1
 
 @dataclass(frozen=True)
 class Record:
-    """What was sent; `timestamp` 0 leaves it to the client."""
+    """A record to send; `timestamp` 0 lets the client set the timestamp."""
 
     key: bytes | None
     value: bytes | None
@@ -67,7 +67,7 @@ class Librdkafka:
         partition: int = 0,
         **config: Any,
     ) -> list[int]:
-        """The offsets that were acknowledged, in the order of `records`."""
+        """Send the records; return the acknowledged offsets in the order of `records`."""
         offsets: dict[int, int] = {}
 
         def acknowledged(number: int) -> Callable[[Any, Any], None]:
@@ -295,12 +295,12 @@ CLIENTS: tuple[Client, ...] = (Librdkafka(), KafkaPython(), Aiokafka())
 
 @functools.lru_cache(maxsize=4)
 def admin(bootstrap: str) -> AdminClient:
-    """Kept: a client that is dropped takes the answers it still waits for with it."""
+    """The client is kept: a dropped client also drops the responses that it waits for."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
 
 
 def reconnected(bootstrap: str) -> AdminClient:
-    """The kept client, once it has noticed that the node was started again."""
+    """Return the kept client once it has reconnected to the restarted node."""
     client = admin(bootstrap)
 
     def is_answered() -> bool:
@@ -317,7 +317,7 @@ def reconnected(bootstrap: str) -> AdminClient:
 def create(
     bootstrap: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None
 ) -> str:
-    """The topic exists, and every partition has a leader that takes records."""
+    """Create the topic, and wait until every partition has a leader that accepts records."""
     client = admin(bootstrap)
     client.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(
         TIMEOUT_S
@@ -326,7 +326,7 @@ def create(
 
 
 def sent_as(records: Sequence[Record], stored: Sequence[Stored]) -> list[Record]:
-    """What should be read where `stored` was: a timestamp left to the client is the client's."""
+    """Return the record that a reader should see: without a timestamp, the client sets one."""
     return [
         sent if sent.timestamp else replace(sent, timestamp=got.record.timestamp)
         for sent, got in zip(records, stored, strict=True)

@@ -1,4 +1,4 @@
-"""Administration by clients that nobody here wrote: configs, partitions, records, what there is."""
+"""Administration by independent clients: configs, partitions, records, descriptions."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -56,7 +56,7 @@ def configs(peer: Peer, type_: Any, name: str) -> dict[str, ConfigEntry]:
 
 
 def in_force(peer: Peer, type_: Any, name: str, config: str, value: str | None) -> None:
-    """Kafka answers a change before its brokers have taken it in."""
+    """Wait until Kafka's brokers have applied the change, which it acknowledges earlier."""
     wait_until(lambda: config not in (all_ := configs(peer, type_, name)) or (
         all_[config].value == value
     ), what=f"{config}={value}")  # fmt: skip
@@ -286,7 +286,7 @@ def test_deleted_records_are_gone_and_stay_gone_after_kill(start_node: NewNode) 
     assert delete_before(node, topic, 13) == 13
     assert delete_before(node, topic, 4) == 13
     assert first_offset(node, topic) == 13
-    if not elsewhere():  # Kafka writes it down within a minute
+    if not elsewhere():  # Kafka writes the checkpoint within a minute
         node.kill()
         node.start()
         reconnected(node.bootstrap)
@@ -308,7 +308,7 @@ def test_records_that_cannot_be_deleted_say_why(
         client.delete_records({where: 99})
 
 
-# What there is
+# Descriptions
 
 
 def test_log_dirs_are_described(node: Peer, client: kafka.admin.KafkaAdminClient) -> None:
@@ -379,7 +379,7 @@ def test_scram_credentials_are_set_described_and_deleted(node: Peer) -> None:
     def described() -> object:
         try:
             found = client.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
-        except KafkaException:  # Kafka answers before it shows
+        except KafkaException:  # Kafka answers before the change is visible
             return None
         return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
 

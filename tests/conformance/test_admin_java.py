@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("java")
 
 
 def described(kafka_tool: KafkaTool, node: Peer, *entity: object) -> dict[str, str]:
-    """What `configs --describe` shows, with everything that follows the value."""
+    """Return the output of `configs --describe`, with the text after each value."""
     shown = output(kafka_tool("configs", *at(node), "--describe", *entity))
     return dict(re.findall(r"^  ([\w.]+)=(.*)$", shown, re.MULTILINE))
 
@@ -93,9 +93,9 @@ def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) 
         of_one = described(kafka_tool, node, *one, "--all")
         assert of_one[name].startswith("7200000")
         assert [of_one[key].split()[0] for key in ("node.id", "broker.id")] == ["1", "1"]
-        for key in ("listeners", "log.dirs", "process.roles"):  # what tools look for
+        for key in ("listeners", "log.dirs", "process.roles"):  # tools parse this text
             assert "synonyms={STATIC_BROKER_CONFIG:" in of_one[key]
-        assert name not in described(kafka_tool, node, *one)  # it has none of its own
+        assert name not in described(kafka_tool, node, *one)  # it has no config set
         fixed = kafka_tool(*alter, "--add-config", "num.partitions=3")
         assert fixed.returncode
         assert "Cannot update these configs dynamically: [num.partitions]" in (
@@ -181,8 +181,8 @@ def test_producers_are_described(node: Peer, kafka_tool: KafkaTool) -> None:
         )
     )
     _, row = shown.splitlines()
-    assert row.split()[1:3] == ["0", "-1"]  # epoch, and that of its coordinator
-    assert row.split()[3] == "2"  # its last sequence
+    assert row.split()[1:3] == ["0", "-1"]  # epoch, and coordinator epoch
+    assert row.split()[3] == "2"  # last sequence
 
 
 def test_without_an_authorizer_acls_are_refused(node: Peer, kafka_tool: KafkaTool) -> None:

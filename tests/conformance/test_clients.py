@@ -1,4 +1,4 @@
-"""What one client wrote with any codec, every client reads: the same bytes, order and offsets."""
+"""Every client reads the records of every other client with any codec: bytes, order and offsets."""
 
 import random
 
@@ -14,13 +14,13 @@ SIZES_BYTES = (1, 2, 127, 128, 1024, 65_536, 1_000_000)
 
 
 def text(random_: random.Random, size: int) -> bytes:
-    """Bytes that compress, but not to nothing."""
+    """Return bytes that compress, but not to nothing."""
     words = [random_.randbytes(8) for _ in range(64)]
     return b"".join(random_.choices(words, k=size // 8 + 1))[:size]
 
 
 def battery(writer: Client) -> list[Record]:
-    """Every shape of record that the client lets through, with rising timestamps."""
+    """Return records of every shape that the client supports, with increasing timestamps."""
     rand = random.Random(1)
     null = b"" if writer.name == "kafka-python" else None
     shapes = [
@@ -117,7 +117,7 @@ def test_every_level_of_acknowledgement(node: Peer, client: Client, acks: int | 
     topic = create(node.bootstrap, unique("acks"))
     records = [Record(b"%d" % i, b"value", (), 1_600_000_000_000) for i in range(100)]
     config = {} if client.name == "aiokafka" else {"enable_idempotence": False}
-    if acks == 0:  # no answer, hence no offsets to look at
+    if acks == 0:  # without a response there are no offsets
         send_unacknowledged(client, node.bootstrap, topic, records, config)
     else:
         client.send(node.bootstrap, topic, records, "none", acks=acks, **config)
@@ -129,7 +129,7 @@ def send_unacknowledged(
     client: Client, bootstrap: str, topic: str, records: list[Record], config: dict[str, bool]
 ) -> None:
     if client.name == "aiokafka":
-        with pytest.raises(AttributeError):  # it has None to give for the metadata of acks=0
+        with pytest.raises(AttributeError):  # the client returns no metadata for acks=0
             client.send(bootstrap, topic, records, "none", acks=0)
     else:
         client.send(bootstrap, topic, records, "none", acks=0, **config)

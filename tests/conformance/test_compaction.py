@@ -1,7 +1,7 @@
-"""A compacted topic is the table of its keys' last values, whichever client looks.
+"""A compacted topic has the last value of each key, for all clients.
 
-As Kafka's LogCompactionTester does: random puts and deletes, compaction beside them, and then what
-is left against what was written.
+As in Kafka's LogCompactionTester: random puts and deletes during compaction; then the remaining
+records are compared with those written.
 """
 
 import re
@@ -33,7 +33,7 @@ def busy_cleaner(start_node: NewNode) -> Node | KafkaNode:
 
 
 def writes(random: Random, count: int) -> list[Record]:
-    """Puts and deletes; what comes last is no key's last word but its own."""
+    """Return puts and deletes, followed by records with separate keys."""
     made = []
     for number in range(count):
         key = b"key %d" % random.randrange(KEYS)
@@ -43,7 +43,7 @@ def writes(random: Random, count: int) -> list[Record]:
 
 
 def read_all(bootstrap: str, topic: str) -> list[Stored]:
-    """From the beginning to the end, however many there are."""
+    """Read all records from the beginning to the end."""
     config = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
     consumer = confluent_kafka.Consumer(config | {"enable.auto.commit": False, "log_level": 2})
     found: list[Stored] = []
@@ -64,7 +64,7 @@ def read_all(bootstrap: str, topic: str) -> list[Stored]:
 
 
 def compacted(node: Node | KafkaNode, topic: str, sent: int) -> list[Stored]:
-    """What is left once the cleaner has nothing more to do."""
+    """Return the remaining records when the cleaner has no more work."""
     before: list[Stored] = []
 
     def settled() -> list[Stored]:
@@ -77,7 +77,7 @@ def compacted(node: Node | KafkaNode, topic: str, sent: int) -> list[Stored]:
 
 
 def cleaned_to(node: Node | KafkaNode, topic: str) -> int:
-    """By the cleaner's own word; -1 where it has not said one yet."""
+    """Return the cleaner's checkpoint of the partition; -1 if there is none yet."""
     try:
         text = (node.data_dir / "cleaner-offset-checkpoint").read_text()
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def cleaned_to(node: Node | KafkaNode, topic: str) -> int:
 
 
 def active_segment(node: Node | KafkaNode, topic: str) -> int:
-    """The first offset of what is not cleaned."""
+    """Return the first offset of the active segment, which is not cleaned."""
     return max(int(log.stem) for log in (node.data_dir / f"{topic}-0").glob("*.log"))
 
 

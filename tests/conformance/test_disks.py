@@ -1,7 +1,7 @@
-"""A node with several log directories, as a process on this machine, with disks that fail or fill.
+"""A node with several log directories, as a process, with disks that fail or fill up.
 
-A directory fails by a symbolic link where the node writes a checkpoint: what it leads to takes no
-write. That needs no rights, no mount and no fault in the node.
+A directory fails because a symbolic link replaces a checkpoint file: writes to its target fail.
+This needs no privileges, no mount and no fault injection.
 """
 
 import json
@@ -31,7 +31,7 @@ def start(folder: Path, *log_dirs: Path, **settings: object) -> Node:
 def send(
     node: Node, topic: str, partition: int, size: int = 10, within_s: float = PATIENCE_S
 ) -> bool:
-    """Whether a record was acknowledged in that time."""
+    """Return whether a record was acknowledged within that time."""
     outcome: list[bool] = []
     producer = Librdkafka().producer(node.bootstrap, message_timeout_ms=int(1000 * within_s))
     producer.produce(
@@ -48,7 +48,7 @@ def fail(log_dir: Path) -> None:
     def in_the_way() -> bool:
         try:
             (log_dir / f"{CHECKPOINT}.tmp").symlink_to("/proc/self/mem")
-        except FileExistsError:  # the node is writing just now
+        except FileExistsError:  # the node is writing at this moment
             return False
         return True
 
@@ -57,7 +57,7 @@ def fail(log_dir: Path) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Its partitions are in a and b in turn."""
+    """A node whose partitions are in a and b alternately."""
     folders = (tmp_path / "a", tmp_path / "b")
     running = start(tmp_path / "node", *folders, **{"log.flush.offset.checkpoint.interval.ms": 50})
     yield running
@@ -129,7 +129,7 @@ def test_kafkas_tool_shows_directories_that_work_and_that_do_not(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte."""
+    """A file system of one megabyte."""
     folder = tmp_path / "small"
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"]

@@ -1,4 +1,4 @@
-"""A cluster whose nodes know each other, and are known to clients, by addresses of IPv6."""
+"""A cluster whose nodes use IPv6 addresses for each other and for clients."""
 
 import re
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ def at(node: Peer) -> tuple[str, str]:
 
 
 def consumed(kafka_tool: KafkaTool, node: Peer, topic: str, count: int, *more: object) -> list[str]:
-    """Lines of a consumer that takes partition 0 by assignment, from its beginning."""
+    """Return the lines of a consumer that is assigned partition 0, from its beginning."""
     place = ("--topic", topic, "--partition", 0, "--offset", "earliest", "--max-messages", count)
     wait = ("--timeout-ms", 170_000)
     done = kafka_tool("console-consumer", *at(node), *place, *wait, *more)
@@ -121,7 +121,7 @@ def test_producer_perf_test(node: Peer, kafka_tool: KafkaTool, acks: str) -> Non
         rows = output(kafka_tool("get-offsets", *at(node), "--topic", topic)).splitlines()
         return sum(int(row.rsplit(":", 1)[1]) for row in rows)
 
-    wait_until(lambda: count() == 20_000)  # what is sent with acks=0 arrives by and by
+    wait_until(lambda: count() == 20_000)  # records sent with acks=0 may arrive later
 
 
 def test_verifiable_producer(node: Peer, kafka_tool: KafkaTool) -> None:

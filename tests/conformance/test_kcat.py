@@ -1,4 +1,4 @@
-"""kcat, as its users type it."""
+"""kcat, with the command lines of its users."""
 
 import json
 import shutil

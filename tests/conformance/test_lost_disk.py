@@ -1,4 +1,4 @@
-"""A node of three is killed and loses its logs, or all that it had, while a client produces."""
+"""One of three nodes is killed and loses its logs, or all its data, while a client produces."""
 
 import shutil
 import threading
@@ -21,7 +21,7 @@ PAUSE_S = 0.002  # between two records
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for all tests here, which leave all of its nodes running."""
+    """One cluster for all tests here, which leave all nodes running."""
     made = Cluster(tmp_path_factory.mktemp("lost-disk"))
     made.start()
     yield made
@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def producing(bootstrap: str, topic: str) -> Iterator[set[bytes]]:
-    """The records that were acknowledged with acks=all, while the block runs."""
+    """Produce while the block runs. Yields the records acknowledged with acks=all."""
     acknowledged: set[bytes] = set()
     over = threading.Event()
 
@@ -120,7 +120,7 @@ def test_nothing_acknowledged_is_lost_and_the_node_is_filled_again(
         for number in range(PARTITIONS)
     ]
     assert all(sizes)
-    cluster[1].kill()  # what it led is led by the others
+    cluster[1].kill()  # other nodes lead its partitions
     try:
         found = values(cluster[3].bootstrap, topic, len(acknowledged))
         assert len(found) == len(set(found))

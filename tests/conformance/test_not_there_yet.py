@@ -1,4 +1,4 @@
-"""What users of unmodified clients see who ask for groups or transactions: a final error, soon."""
+"""Groups and transactions are not supported yet: unmodified clients soon get a fatal error."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ def topic(node: Peer) -> str:
 
 
 def polled(consumer: Consumer) -> tuple[bytes | None, KafkaError | None]:
-    """The first message: its value, or the error that it is."""
+    """Return the first message: its value, or its error."""
     message = consumer.poll(PATIENCE_S)
     assert message is not None
     error = message.error()
@@ -63,7 +63,9 @@ def test_librdkafka_does_not_subscribe(node: Peer, topic: str) -> None:
 def test_librdkafka_reads_what_it_assigns_itself(
     node: Peer, topic: str, offset: int | None
 ) -> None:
-    """It has to name a group, asks for its offsets where none is given, and commits in the end."""
+    """librdkafka requires a group id, requests its offsets if none is given, and commits at the
+    end.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": node.bootstrap,

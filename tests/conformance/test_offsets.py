@@ -1,4 +1,4 @@
-"""ListOffsets as clients ask it, and what becomes of those who read where nothing is."""
+"""ListOffsets as clients use it, and fetches at offsets that do not exist."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ from tests.nodes import Peer, unique
 FIRST_MS = 1_600_000_000_000
 STEP_MS = 7
 COUNT = 500
-# Timestamp asked for, offset of the first record that is not older (None: there is none).
+# Requested timestamp, and the offset of the first record that is not older (None: none)
 LOOKUPS = [
     (0, 0),
     (FIRST_MS, 0),
@@ -43,7 +43,7 @@ LOOKUPS = [
 
 @pytest.fixture(params=CODECS)
 def topic(node: Peer, request: pytest.FixtureRequest) -> str:
-    """COUNT records, STEP_MS apart, in several batches."""
+    """Create a topic with COUNT records, STEP_MS apart, in several batches."""
     name = create(node.bootstrap, unique("offsets"))
     records = [Record(None, b"%d" % i, (), FIRST_MS + STEP_MS * i) for i in range(COUNT)]
     for start in range(0, COUNT, 125):
@@ -111,7 +111,7 @@ def test_aiokafka_finds_offsets_by_time_and_both_ends(node: Peer, topic: str) ->
         consumer = AIOKafkaConsumer(
             bootstrap_servers=node.bootstrap,
             enable_auto_commit=False,
-            fetch_max_wait_ms=10,  # its lookups wait behind its fetches
+            fetch_max_wait_ms=10,  # the client's lookups wait for its fetches
         )
         consumer.assign([where])
         await consumer.start()
@@ -240,7 +240,7 @@ def test_kafka_python_reading_from_the_end_sees_only_what_comes_after(node: Peer
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_a_reader_waiting_at_the_end_is_woken(node: Peer, client: Client) -> None:
-    """Offset 3 does not exist when it is first asked for; the fetch waits for it."""
+    """Offset 3 does not exist when it is first fetched; the fetch waits for it."""
     topic = three(node)
 
     async def run() -> None:

@@ -1,6 +1,6 @@
-"""What no client says: raw bytes on a socket, at the edges of the protocol.
+"""Edge cases of the protocol that no client sends: raw bytes on a socket.
 
-Written without our own codec, so that it can judge it.
+Written without this project's codec, so that it can check it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tests.nodes import PATIENCE_S, Peer
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 UNSUPPORTED_VERSION = 35
-# The versions that today's clients choose: both ends of each row must be served.
+# Versions that current clients choose: both ends of each row must be supported.
 CHOSEN = {
     0: (7, 13),  # Produce
     1: (7, 18),  # Fetch
@@ -56,7 +56,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def answer(sock: socket.socket) -> tuple[int, bytes]:
-    """Correlation id, and what follows it."""
+    """Return the correlation id and the bytes after it."""
     data = receive(sock, struct.unpack(">i", receive(sock, 4))[0])
     return struct.unpack(">i", data[:4])[0], data[4:]
 
@@ -74,7 +74,7 @@ def api_versions(correlation: int, version: int) -> bytes:
 
 
 def served(body: bytes, version: int) -> dict[int, tuple[int, int]]:
-    """The table in an ApiVersions response, which is not compact before version 3."""
+    """Return the table of an ApiVersions response, which is not compact before version 3."""
     assert struct.unpack_from(">h", body)[0] == 0
     if version < 3:
         (count,) = struct.unpack_from(">i", body, 2)
@@ -92,7 +92,7 @@ def served(body: bytes, version: int) -> dict[int, tuple[int, int]]:
 
 
 def metadata(correlation: int) -> bytes:
-    """No topics, version 5."""
+    """Return a Metadata request of version 5 for no topics."""
     return frame(METADATA, 5, correlation, struct.pack(">ib", 0, 0))
 
 
@@ -125,7 +125,7 @@ def test_the_versions_that_clients_choose_are_served(node: Peer) -> None:
 
 def test_api_versions_of_the_future_is_answered_in_version_zero(node: Peer) -> None:
     with connection(node) as sock:
-        for correlation in (1, 2):  # and the connection goes on
+        for correlation in (1, 2):  # the connection stays open
             sock.sendall(api_versions(correlation, 99))
             got, body = answer(sock)
             assert got == correlation

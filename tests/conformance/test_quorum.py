@@ -1,4 +1,4 @@
-"""Three nodes, and what others' clients and Kafka's own tools find of them."""
+"""Three nodes, seen by independent clients and Kafka's own tools."""
 
 import asyncio
 import os
@@ -27,18 +27,19 @@ from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
-CREATE_TIMEOUT_S = 5  # of requests that may fail
-ENOUGH = 20  # topics made before something happens, and after
+CREATE_TIMEOUT_S = 5  # for requests that may fail
+ENOUGH = 20  # topics created before and after a fault
 TIMED_OUT = {"REQUEST_TIMED_OUT", "_TIMED_OUT", "RequestTimedOutError", "KafkaTimeoutError"}
-# kafka-python asks any worker for the metadata, and administers through that one: it may be killed.
+# kafka-python requests the metadata from any worker and sends admin requests to it; that worker may
+# be killed.
 NODE_GONE = {"KafkaConnectionError", "NodeNotReadyError", "UnknownBrokerIdError"}
-# And asks again when the time of its request is over, by when the topic may have been made.
+# It retries after the timeout of its request, and the topic may have been created by then.
 ASKED_AGAIN = {"TopicAlreadyExistsError"}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for all tests here, which leave all of its nodes running."""
+    """One cluster for all tests here, which leave all nodes running."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     made.start()
     yield made
@@ -55,7 +56,9 @@ def create(client: AdminClient, name: str, partitions: int, timeout_s: float = P
 
 
 def is_seen(bootstrap: str, topic: str, partitions: int) -> bool:
-    """A worker that did not acknowledge a change itself may show it a moment later."""
+    """Wait until the worker shows the change; only the worker that acknowledged it shows it at
+    once.
+    """
     found = admin(bootstrap).list_topics(topic, PATIENCE_S).topics[topic].partitions
     return len(found) == partitions and all(each.leader > 0 for each in found.values())
 
@@ -95,7 +98,7 @@ def test_java_reaches_all_workers_from_any_of_them(cluster: Cluster, kafka_tool:
     create(admin(cluster[1].bootstrap), topic, 6)
     lines = [f"line-{number}" for number in range(60)]
     at = ["--bootstrap-server", cluster[3].bootstrap, "--topic", topic]
-    # Without keys a producer fills one batch after the other: small ones go to all partitions.
+    # Without keys a producer fills one batch after the other; small batches reach all partitions.
     small = ["--command-property", "batch.size=1"]
     done = kafka_tool("console-producer", *at, *small, stdin="\n".join(lines) + "\n")
     assert done.returncode == 0, done.stderr
@@ -107,7 +110,7 @@ def test_java_reaches_all_workers_from_any_of_them(cluster: Cluster, kafka_tool:
 
 
 def test_every_replica_tells_which_producers_it_knows(cluster: Cluster) -> None:
-    """kafka-transactions find-hanging --broker-id asks the worker it is told, leader or not."""
+    """kafka-transactions find-hanging --broker-id asks the given worker, leader or not."""
     bootstrap, topic = cluster[1].bootstrap, unique("producers")
     creating = admin(bootstrap)
     creating.create_topics([NewTopic(topic, 1, len(cluster.workers))])[topic].result()
@@ -124,11 +127,11 @@ def test_every_replica_tells_which_producers_it_knows(cluster: Cluster) -> None:
     client.close()
 
 
-# Controllers that stop, stand still and come back
+# Controllers that stop, pause and return
 
 
 class Creations:
-    """Topics made in one thread, one after the other, by librdkafka and kafka-python in turn."""
+    """Topics created one by one in a thread, by librdkafka and kafka-python alternately."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: list[str] = []
@@ -148,7 +151,7 @@ class Creations:
 
     def wait_more(self) -> None:
         least = len(self.acknowledged) + ENOUGH
-        # A client whose node stands still waits for its request's timeout, and perhaps once more.
+        # A client of a paused node waits for its request timeout, and perhaps for a second one.
         wait_until(lambda: len(self.acknowledged) >= least, what="topics are made")
 
     def _run(self) -> None:
@@ -173,10 +176,10 @@ class Creations:
         other.close()
 
     def check(self, bootstrap: str) -> None:
-        """What was acknowledged is there, whole; what was not is there once or not at all."""
+        """Check that acknowledged topics exist completely, and others once or not at all."""
         assert self.refusals <= TIMED_OUT | NODE_GONE | ASKED_AGAIN
         client, acknowledged = admin(bootstrap), set(self.acknowledged)
-        # A worker that stood still follows the others by and by.
+        # A worker that was paused catches up later.
         wait_until(lambda: acknowledged <= client.list_topics(timeout=PATIENCE_S).topics.keys())
         topics = client.list_topics(timeout=PATIENCE_S).topics
         ours = topics.keys() & {*self.acknowledged, *self.unknown}
@@ -245,7 +248,7 @@ def test_metadata_quorum_shows_voters_who_lag_by_nothing(
     def shows_leader(number: int) -> str:
         shown = described(number, "--status")
         leader = rf"^LeaderId: +{cluster.active_controller()}$"
-        return shown if re.search(leader, shown, re.M) else ""  # there may be another by now
+        return shown if re.search(leader, shown, re.M) else ""  # the leader may have changed
 
     for number in cluster.workers:
         status = wait_until(lambda number=number: shows_leader(number))  # type: ignore[misc]
@@ -315,7 +318,7 @@ def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
 
 
 def test_requests_that_time_out_say_so(tmp_path: Path) -> None:
-    """Two of three controllers are gone: nothing can change, and clients are told in time."""
+    """Two of three controllers are down: no change is possible, and clients get a timeout error."""
     cluster = Cluster(tmp_path / "cluster")
     cluster.start()
     try:

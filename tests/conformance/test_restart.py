@@ -1,4 +1,4 @@
-"""What was acknowledged is there afterwards, once and in order, however the node ended."""
+"""Acknowledged records exist after a restart, once and in order, for any end of the node."""
 
 import struct
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def end(request: pytest.FixtureRequest) -> End:
 
 
 class Stream:
-    """Numbered records without pause, and the list of those that were acknowledged."""
+    """Numbered records without pause, and the list of acknowledged ones."""
 
     def __init__(self, bootstrap: str, topic: str, **config: object) -> None:
         self.topic = topic
@@ -58,7 +58,7 @@ class Stream:
         self.acknowledged.append((message.partition(), message.offset(), number))
 
     def run_until_acknowledged(self, count: int) -> None:
-        """At least `count` are acknowledged, and more are on their way."""
+        """Wait until at least `count` records are acknowledged and more are being sent."""
         while len(self.acknowledged) < count:
             assert not self.failed, self.failed[:3]
             if len(self.producer) < 2_000:
@@ -77,7 +77,7 @@ class Stream:
 
 
 def stored_numbers(bootstrap: str, topic: str) -> dict[int, list[tuple[int, int]]]:
-    """For each partition, (offset, number) of all it holds."""
+    """Return (offset, number) of all records of each partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote, on listeners that ask who they are."""
+"""Independent clients on listeners with TLS and SASL."""
 
 import socket
 import ssl
@@ -103,7 +103,7 @@ def settings_for(
 
 
 def tls_for(client: Client, authority: Authority, own: TlsFiles | None = None) -> dict[str, Any]:
-    """`own`: with a certificate to show."""
+    """Return the TLS settings. `own`: with a client certificate."""
     if isinstance(client, Librdkafka):
         shown = (
             {} if own is None
@@ -159,7 +159,7 @@ def test_who_shows_no_certificate_or_a_foreign_one_is_not_let_in(
         plain.sendall(API_VERSIONS)
         plain.settimeout(TIMEOUT_S)
         while plain.recv(4096):
-            pass  # an alert of TLS, and the end
+            pass  # a TLS alert, and the end of the stream
     for words in ("sent no certificate", "certificate is not trusted", "does not use TLS"):
         wait_until(partial(secured.has_said, words), TIMEOUT_S, words)
 
@@ -249,12 +249,12 @@ def test_whom_mq_admin_adds_can_log_in_at_once(secured: Secured) -> None:
     assert password not in own.errors
 
 
-# Three nodes, of which nobody can read anything along the way
+# Three nodes with encryption on all connections
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Authority]]:
-    """TLS between all: clients and workers over SASL_SSL, the quorum with certificates of both."""
+    """TLS on all connections: SASL_SSL for clients and workers, mutual TLS for the quorum."""
     folder = tmp_path_factory.mktemp("three")
     authority = Authority(folder)
     store, port = authority.store("node"), free_ports(range(1, 3))
@@ -286,7 +286,7 @@ def test_three_nodes_replicate_and_fail_over_with_tls_between_all(
     three: tuple[Cluster, Authority],
 ) -> None:
     cluster, authority = three
-    authority.files("quorum")  # others in their place, which are taken up while all goes on
+    authority.files("quorum")  # new files, which running nodes reload
     settings = settings_for(Librdkafka(), "SASL_SSL") | tls_for(Librdkafka(), authority)
     dotted = {name.replace("_", "."): value for name, value in settings.items()}
     client = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0} | dotted)

@@ -1,4 +1,4 @@
-"""Kafka's own tools on listeners that ask who they are."""
+"""Kafka's own tools on listeners with TLS and SASL."""
 
 import subprocess
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Topics as clients make, see and remove them."""
+"""Topics created, described and deleted by clients."""
 
 import confluent_kafka
 import kafka

@@ -1,7 +1,7 @@
-"""Web interfaces and exporters that nobody here wrote, against a node.
+"""Independent web interfaces and exporters with a node.
 
-Each runs where an environment variable says which program it is, and is skipped elsewhere.
-docs/howto/use-kafka-tools.md tells which versions were tried and what they show.
+Each test needs an environment variable with the path of the program, and is skipped without it.
+docs/howto/use-kafka-tools.md lists the tested versions and the results.
 """
 
 import json
@@ -21,12 +21,12 @@ from tests.conformance.clients import create
 from tests.nodes import PATIENCE_S, Peer, free_port, unique, wait_until
 
 PARTITIONS = 2
-RECORDS = 5  # all of them in the last partition
+RECORDS = 5  # all records in the last partition
 COMMAND_TIMEOUT_S = PATIENCE_S
 
 
 def program(variable: str) -> str:
-    """The path that the variable has, or the test is skipped."""
+    """Return the path in the variable, or skip the test."""
     path = os.environ.get(variable, "")
     if not path:
         pytest.skip(f"{variable} does not say where it is")
@@ -44,7 +44,7 @@ def topic(node: Peer) -> str:
 
 
 def answered(url: str) -> bytes:
-    """The page; empty as long as nobody listens there."""
+    """Return the page; empty if no program listens there."""
     try:
         with urllib.request.urlopen(url, timeout=COMMAND_TIMEOUT_S) as answer:
             return bytes(answer.read())
@@ -56,7 +56,7 @@ def answered(url: str) -> bytes:
 
 @contextmanager
 def running(command: list[str], url: str, log: Path, **environment: str) -> Iterator[bytes]:
-    """The page of a program that was started for it."""
+    """Start a program and return its page."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=os.environ | environment
@@ -92,7 +92,7 @@ def test_redpanda_console_shows_topics_partitions_configs_and_disks(
         "kafka": {"brokers": [node.bootstrap]},
         "server": {"listenAddress": "127.0.0.1", "listenPort": port},
     }
-    config.write_text(json.dumps(settings))  # which is YAML, too
+    config.write_text(json.dumps(settings))  # this is YAML, too
     api = f"http://127.0.0.1:{port}/api"
     command = [path, f"-config.filepath={config}"]
     with running(command, f"{api}/topics", tmp_path / "log") as page:

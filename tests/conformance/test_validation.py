@@ -1,4 +1,4 @@
-"""Lying batches beside clients that nobody here wrote: these read on, and hear what is refused."""
+"""Malformed batches while independent clients run: the clients read on and see the errors."""
 
 import random
 import subprocess
@@ -23,7 +23,7 @@ YEAR_MS = 365 * 24 * HOUR_MS
 
 
 def produced(client: RawClient, topic: str, batch: bytes) -> int:
-    """The error code."""
+    """Return the error code."""
     data = PartitionProduceData(index=0, records=batch)
     topics = [TopicProduceData(name=topic, partition_data=[data])]
     message = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=topics)

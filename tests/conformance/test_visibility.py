@@ -1,4 +1,4 @@
-"""Three workers of which some are gone: what mq-admin and Kafka's tools say of it."""
+"""Three workers, some of them down: the output of mq-admin and of Kafka's tools."""
 
 import json
 import re
@@ -22,7 +22,7 @@ RACKS = {1: "a", 2: "b", 3: "c"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Worker 1 has the only controller. Tests leave all of them running."""
+    """Worker 1 is the only controller. Tests leave all workers running."""
     made = Cluster(
         tmp_path_factory.mktemp("cluster"),
         controllers=(1,),
@@ -65,7 +65,7 @@ def in_sync(admin: Admin, topic: str) -> list[list[int]]:
 def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
     cluster: Cluster, admin: Admin, kafka_tool: KafkaTool
 ) -> None:
-    if others := [row["topic"] for row in admin.json("topics", "list")]:  # which count, too
+    if others := [row["topic"] for row in admin.json("topics", "list")]:  # they count, too
         admin("topics", "delete", *others, "--yes")
         wait_until(lambda: admin.json("topics", "list") == [])
     whole = create(cluster, unique("whole"), [[1, 2, 3], [1, 3, 2]], min_insync_replicas="2")
@@ -117,7 +117,7 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
     def one_is_left() -> None:
         health = admin.json("cluster", "health")
         assert (health["healthy"], health["live_workers"]) == (False, 1)
-        # In sync of what nobody leads is nobody, as in Kafka.
+        # As in Kafka, the ISR of a partition without a leader is empty.
         assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 3, 3)
 
     eventually(one_is_left)
@@ -145,12 +145,12 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
 def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
     cluster: Cluster, admin: Admin, kafka_tool: KafkaTool
 ) -> None:
-    """KIP-966: two workers are killed one after the other, and the first is back first."""
+    """KIP-966: two workers are killed one after the other, and the first one returns first."""
     topic = create(cluster, unique("eligible"), [[2, 3]], min_insync_replicas="2")
     produce(cluster, topic, 50)
 
     def told() -> tuple[str, ...]:
-        """Leader, ISR, ELR and last known ELR."""
+        """Return leader, ISR, ELR and last known ELR."""
         at = ["--bootstrap-server", cluster[1].bootstrap, "--describe", "--topic", topic]
         done = kafka_tool("topics", *at)
         assert done.returncode == 0, done.stderr
@@ -162,7 +162,7 @@ def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
     cluster[3].kill()
     wait_until(lambda: in_sync(admin, topic) == [[2]])
     wait_until(lambda: told() == ("2", "2", "3", ""))
-    # Nobody else has it, and so it is neither acknowledged nor read.
+    # No other replica has the record, so it is neither acknowledged nor read.
     produce(cluster, topic, 1, acks="1")
     assert values_at(cluster[1].bootstrap, topic, 50) == [b"%d" % number for number in range(50)]
     cluster[2].kill()
@@ -194,7 +194,7 @@ def test_a_topic_is_explained(cluster: Cluster, admin: Admin) -> None:
     admin("topics", "explain", "no-such", code=1)
 
 
-# Reading from the nearest replica (KIP-392). Leaders send such consumers on, without records.
+# Fetching from the nearest replica (KIP-392). The leader redirects such consumers.
 
 
 def test_librdkafka_reads_from_the_replica_in_its_rack(cluster: Cluster) -> None:
@@ -247,11 +247,11 @@ def test_java_reads_from_the_replica_in_its_rack(cluster: Cluster, kafka_tool: K
     assert done.stdout.split() == [str(number) for number in range(20)], done.stderr
 
 
-# Topics that are made again (R10)
+# Recreated topics (R10)
 
 
 def values_at(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    """The first records of partition 0, and that there are no more."""
+    """Read the first records of partition 0, and check that there are no more."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -296,7 +296,7 @@ def test_a_worker_that_was_down_serves_nothing_of_the_topic_before(
         [f"{topic}-0", f"{other}-0"]
     )
     assert not (data / f"{other}-0").exists()
-    # Now it leads, and what it has is what there is.
+    # Now it is the leader, and its log is the log of the partition.
     client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
     client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(PATIENCE_S)
     wait_until(lambda: admin.json("topics", "describe", topic)[0]["partitions"][0]["leader"] == 3)
@@ -313,7 +313,7 @@ def test_a_worker_that_was_down_serves_nothing_of_the_topic_before(
 def test_a_topic_that_is_made_again_at_once_is_another_one_everywhere(
     cluster: Cluster, admin: Admin
 ) -> None:
-    """While followers fetch and a producer goes on."""
+    """While followers fetch and a producer sends."""
     topic = unique("fast")
     for attempt in range(3):
         create(cluster, topic, [[1 + attempt % 3, 1 + (attempt + 1) % 3, 1 + (attempt + 2) % 3]])

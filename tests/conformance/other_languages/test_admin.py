@@ -1,6 +1,6 @@
-"""Administration by kafkajs, sarama and franz-go, where there is a Node.js, or a Go, to run them.
+"""Administration with kafkajs, sarama and franz-go, if Node.js or Go is installed.
 
-All come from their languages' registries into a folder of this run.
+The clients are installed from the registries of their languages into a folder of this run.
 """
 
 import json
@@ -22,7 +22,7 @@ RUN_TIMEOUT_S = PATIENCE_S
 
 
 def installed(command: list[str], folder: Path) -> None:
-    """Done, or the test is skipped: there may be no way to the registry."""
+    """Run an installation, or skip the test: the registry may be unreachable."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     try:
@@ -80,7 +80,7 @@ def test_sarama(node: Peer, tmp_path: Path) -> None:
 
 
 def test_franz_go(node: Peer, tmp_path: Path) -> None:
-    """It also produces, with every codec, and consumes what it produced."""
+    """franz-go also produces with every codec, and consumes the records."""
     program = tmp_path / "client"
     installed(["go", "build", "-o", str(program), "."], HERE / "franz_go")
     assert seen_by([str(program), node.bootstrap, unique("franz-go")]) == {

@@ -1,12 +1,12 @@
-"""What a polite client notices of a greedy one, without and with a quota for that one.
+"""Effect of a greedy client on a polite client, without and with a quota for the greedy one.
 
     python -m tests.conformance.quotas.quota_neighbour --seconds 20
 
-A node of its own; a polite client, which writes a small record and reads it back fifty times a
-second, and says how long that took; and beside it producers (librdkafka) that send as much as they
-can. All are processes of their own. Three rounds of so many seconds: the polite client alone,
-beside the greedy one, and beside it while it is held to its quota. Figures are of value on a
-machine that has nothing else to do, with a processor for each of the three.
+Starts a node; a polite client that writes a small record and reads it back 50 times per second and
+measures the latency; and producers (librdkafka) that send as much as they can. All are separate
+processes. Three rounds: the polite client alone, with the greedy producers, and with the greedy
+producers under a quota. The results are meaningful only on an idle machine with a CPU for each of
+the three.
 """
 
 import argparse
@@ -29,8 +29,8 @@ PERIOD_S = 0.02
 VALUE_BYTES = 100
 GREEDY_ID = "greedy"
 GREEDY_RECORD_BYTES = 10_000
-QUOTA = 1_000_000  # bytes a second
-SETTLED_S = 2.0  # after the beginning of a round
+QUOTA = 1_000_000  # bytes per second
+SETTLED_S = 2.0  # after the start of a round
 # What is sent must not fill the disk.
 SETTINGS = {
     "log.retention.check.interval.ms": 2000,
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def polite(host: str, port: str, topic: str, seconds: str) -> None:
-    """Milliseconds of each exchange, as JSON."""
+    """Run the polite client; prints the milliseconds of each exchange as JSON."""
     client, took_ms = Client(host, int(port)), []
     due_s = time.monotonic()
     until_s = due_s + float(seconds)
@@ -56,7 +56,7 @@ def polite(host: str, port: str, topic: str, seconds: str) -> None:
 
 
 def greedy(bootstrap: str, topic: str, seconds: str) -> None:
-    """Megabytes a second that were acknowledged."""
+    """Run a greedy producer; prints the acknowledged megabytes per second."""
     sent = 0
     began_s = time.monotonic()
 
@@ -92,7 +92,7 @@ def _begin(role: str, *arguments: object) -> "subprocess.Popen[str]":
 
 
 def one_round(bootstrap: str, seconds: float, greedy_count: int) -> dict[str, float]:
-    """What the polite client has seen, and what the others have moved meanwhile."""
+    """Return the latencies of the polite client, and the throughput of the others."""
     host, port = bootstrap.split(":")
     topic, much = create(bootstrap, unique("polite")), create(bootstrap, unique("much"))
     others = [_begin("greedy", bootstrap, much, seconds + SETTLED_S) for _ in range(greedy_count)]
@@ -110,9 +110,9 @@ def one_round(bootstrap: str, seconds: float, greedy_count: int) -> dict[str, fl
 
 def measure(bootstrap: str, seconds: float, greedy_count: int = 2) -> dict[str, Any]:
     found = {"alone": one_round(bootstrap, seconds, 0)}
-    found["beside a greedy client"] = one_round(bootstrap, seconds, greedy_count)
+    found["with a greedy client"] = one_round(bootstrap, seconds, greedy_count)
     set_quota(bootstrap, "--client-id", GREEDY_ID, f"producer_byte_rate={QUOTA}")
-    found["beside one with a quota"] = one_round(bootstrap, seconds, greedy_count)
+    found["with one under a quota"] = one_round(bootstrap, seconds, greedy_count)
     return found
 
 

@@ -1,9 +1,9 @@
-"""How fast an unmodified librdkafka is under a quota: used by a test, and by hand for longer.
+"""Throughput of an unmodified librdkafka under a quota: for a test, and for longer manual runs.
 
     python -m tests.conformance.quotas.quota_rates --seconds 33
 
-starts a node, sets quotas of 1 MB/s for a producer and a consumer, and says what each of them moved
-in that time, from the first record on, as a share of what its quota allows.
+Starts a node, sets quotas of 1 MB/s for a producer and a consumer, and prints the bytes that each
+transferred in that time, from the first record on, as a share of its quota.
 """
 
 import argparse
@@ -28,20 +28,20 @@ RATE = 1_000_000
 
 @dataclass
 class Moved:
-    """Seconds since the client began, and the bytes that were moved by then."""
+    """Seconds since the client started, and the bytes transferred by then."""
 
     steps: list[tuple[float, int]] = field(default_factory=list)
     throttles: int = 0
 
     def between(self, begin_s: float, end_s: float) -> float:
-        """Bytes a second."""
+        """Return the bytes per second."""
         return sum(size for at, size in self.steps if begin_s <= at < end_s) / (end_s - begin_s)
 
     def most_ahead(self, rate: float) -> float:
-        """By how many bytes it was ever beyond what `rate` gives since the client began.
+        """Return the largest number of bytes above `rate` times the time since the client started.
 
-        A client that stands still counts what came meanwhile later, and never earlier: this much
-        the node let through.
+        A paused client counts bytes late and never early, so the node let at least this number
+        pass.
         """
         total, most = 0, 0.0
         for at, size in self.steps:
@@ -68,7 +68,7 @@ def set_quota(bootstrap: str, *arguments: str) -> None:
 
 
 def produce(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved:
-    """All that is acknowledged in that time, of a producer that always has more."""
+    """Return the acknowledged bytes over time, of a producer that always has more records."""
     moved, began = Moved(), time.monotonic()
 
     def acknowledged(error: object, message: object) -> None:
@@ -95,12 +95,12 @@ def produce(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
         except BufferError:
             producer.poll(0.05)
         producer.poll(0)
-    producer.purge()  # what is left is of no interest
+    producer.purge()  # drop the remaining records
     return moved
 
 
 def consume(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved:
-    """All that comes in that time, from the beginning of a topic that has more."""
+    """Return the consumed bytes over time, from the beginning of a topic that has more records."""
     moved = Moved()
 
     def throttled(event: object) -> None:
@@ -129,7 +129,7 @@ def consume(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
 
 
 def fill(bootstrap: str, topic: str, size_bytes: int) -> None:
-    """Its batches are a little larger than a fetch asks for: one is given, and no part more."""
+    """Fill a topic with batches slightly larger than a fetch: each response has one batch."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -147,7 +147,7 @@ def fill(bootstrap: str, topic: str, size_bytes: int) -> None:
 
 
 def measure(bootstrap: str, seconds: float, rate: int = RATE) -> dict[str, Moved]:
-    """Both at once, each with a quota of its own."""
+    """Measure both at the same time, each with its own quota."""
     full, topic = create(bootstrap, unique("full")), create(bootstrap, unique("empty"))
     fill(bootstrap, full, int(rate * (seconds + 15)))
     moved: dict[str, Moved] = {}
