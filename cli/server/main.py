@@ -216,7 +216,7 @@ def _first(error: BaseException) -> BaseException:
 
 def _complain(invocation: "Invocation", sentence: str) -> None:
     if invocation.log_format == "json":
-        log.error("%s", sentence)
+        log.error("the node cannot run: %s", sentence)
     else:
         click.echo(f"mq-server: {one_line(sentence)}", err=True)
 

@@ -287,7 +287,7 @@ class Server:
             self._provisional.pop(served, None)
             provisional.end(may_go_on=False)
             if not provisional.has_passed:
-                self._log_refusal(refusal)
+                self._log_refusal(f"{refusal}; it did not authenticate as a worker")
 
     async def _end_provisional(self, served: ClientConnection) -> None:
         await sleep(self._clock, PROVISIONAL_S)

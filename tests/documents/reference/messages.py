@@ -94,17 +94,123 @@ def _filled(template: str, values: Sequence[ast.expr]) -> str:
     return _PLACEHOLDER.sub(named, template).replace("%%", "%")
 
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _log_lines(module: str, tree: ast.Module) -> Iterator[Message]:
+    for function in ast.walk(tree):
+        if not isinstance(function, _Function):
+            continue
+        for call in _calls(function):
+            match call:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=logger), attr=method),
+                    args=[first, *values],
+                ) if logger in _LOGGERS and method in {*_LEVELS, "log"}:
+                    level = _LEVELS.get(method)
+                    if method == "log":  # the level is an argument, too
+                        level = _level_in(first)
+                        first, *values = values
+                    text = _template(first)
+                    assert text is not None, f"{module}: a log line that is not a literal"
+                    yield from _composed(module, tree, function, call, level, text, values)
+
+
+def _composed(
+    module: str,
+    tree: ast.Module,
+    function: _Function,
+    call: ast.Call,
+    level: str | None,
+    text: str,
+    values: list[ast.expr],
+) -> Iterator[Message]:
+    """Yield one line; or, if callers or other statements make its sentence, one line for each."""
+    parameters = [one.arg for one in function.args.args if one.arg != "self"]
+    sentence, found = "", list[tuple[int, str | None, str]]()
+    for value in values:
+        match value:
+            case (
+                ast.Name(id=name) | ast.Call(func=ast.Name(id="one_line"), args=[ast.Name(id=name)])
+            ) if name in parameters and (level is None or text == "%s"):
+                sentence, found = name, [*_passed(tree, function, parameters, name)]
+            case ast.Name(id=name) if text == "%s":
+                sentence = name
+                found = [(call.lineno, None, one) for one in _assigned(function, name)]
+            case ast.Call(func=ast.Attribute(attr=name)) if text == "%s":
+                sentence = _name(value)
+                found = [(call.lineno, None, one) for one in _returned(tree, name)]
+    line = _filled(text, values)
+    if not found and level is not None:
+        yield Message(module, call.lineno, level, line)
+    for number, passed_level, one in found:
+        one_level = level or passed_level
+        if one_level is not None:
+            yield Message(module, number, one_level, line.replace(f"{{{sentence}}}", one))
+
+
+def _passed(
+    tree: ast.Module, function: _Function, parameters: list[str], name: str
+) -> Iterator[tuple[int, str | None, str]]:
+    """Yield line, level and text of each call of `function` that passes a sentence as `name`."""
+    for caller in ast.walk(tree):
+        if not isinstance(caller, _Function):
+            continue
+        for call in _calls(caller):
+            called = call.func.attr if isinstance(call.func, ast.Attribute) else _name(call.func)
+            if called != function.name or len(call.args) < len(parameters):
+                continue
+            arguments = dict(zip(parameters, call.args, strict=False))
+            level = next(filter(None, map(_level_in, call.args)), None)
+            argument = arguments[name]
+            texts = [_template(argument)]
+            if isinstance(argument, ast.Name):
+                texts = [*_assigned(caller, argument.id)]
+            for text in texts or [f"{{{_name(argument)}}}"]:
+                yield call.lineno, level, text or f"{{{_name(argument)}}}"
+
+
+def _level_in(argument: ast.expr) -> str | None:
+    """Return the level above INFO that an expression names."""
+    shown = ast.unparse(argument)
+    return next((text for text in _LEVELS.values() if f"logging.{text}" in shown), None)
+
+
+def _assigned(function: _Function, name: str) -> Iterator[str]:
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+                if (text := _template(value)) is not None:
+                    yield text
+
+
+def _returned(tree: ast.Module, name: str) -> Iterator[str]:
+    for function in ast.walk(tree):
+        if isinstance(function, _Function) and function.name == name:
+            for node in ast.walk(function):
+                value = node.value if isinstance(node, ast.Return) else None
+                if value is not None and (text := _template(value)) is not None:
+                    yield text
+
+
+def _calls(function: _Function) -> Iterator[ast.Call]:
+    """Yield the calls in a function, without those in functions inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _Function):
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        waiting += ast.iter_child_nodes(node)
+
+
 def _of_module(path: Path) -> Iterator[Message]:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     tree = ast.parse(path.read_text())
+    yield from _log_lines(module, tree)
     for node in ast.walk(tree):
         match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=logger), attr=method), args=[first, *values]
-            ) if logger in _LOGGERS and method in _LEVELS:
-                text = _template(first)
-                assert text is not None, f"{path}:{node.lineno}: a log line that is not a literal"
-                yield Message(module, node.lineno, _LEVELS[method], _filled(text, values))
             case ast.Raise(
                 exc=ast.Call(func=ast.Name() | ast.Attribute() as error, args=arguments)
             ):
