@@ -20,6 +20,8 @@ TOOL_ID: Final = -1
 
 
 class StreamKind(IntEnum):
+    """Purpose of a stream."""
+
     PEER = 1  # between two voters of the quorum
     RPC = 2  # from a worker or a tool to a controller
     REPLICA = 3  # from a follower to a leader, on a connection of the inter-broker listener
@@ -31,6 +33,8 @@ class SecretError(Exception):
 
 @frozen
 class ChannelIdentity:
+    """Identity of a node. Raises SecretError if `secret` is too short."""
+
     cluster_id: str
     node_id: int
     secret: bytes = field(repr=False)

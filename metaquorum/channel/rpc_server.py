@@ -39,6 +39,8 @@ Handler: TypeAlias = Callable[[Caller, str, bytes], Awaitable[bytes]]
 
 
 class RpcServer:
+    """Server that answers the calls of accepted streams."""
+
     def __init__(
         self,
         handler: Handler,

@@ -36,6 +36,8 @@ Receive: TypeAlias = Callable[[bytes], None]
 
 
 class Cause(Enum):
+    """Causes of the end of a stream."""
+
     PEER_CLOSED = "the peer closed the connection"
     BROKEN = "the connection failed"
     SILENT = "the peer sent nothing for too long"
@@ -64,6 +66,8 @@ class End:
 
 
 class Stream:
+    """One authenticated stream to a peer; `run` it in a task, or close it."""
+
     def __init__(
         self,
         connection: Connection,

@@ -18,6 +18,8 @@ MAX_LINES_REMEMBERED: Final = 100
 
 @frozen
 class ChannelTimings:
+    """Timeouts and intervals of streams, in seconds."""
+
     dial_s: float = 2.0  # time to connect and authenticate
     handshake_s: float = 2.0  # time for an accepted connection to authenticate
     keepalive_s: float = 0.5  # a side that has sent nothing for this time sends an empty frame

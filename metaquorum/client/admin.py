@@ -78,6 +78,7 @@ class AdminClient:
     # The cluster
 
     async def describe_cluster(self) -> ClusterDescription:
+        """Return the cluster id, the controller, the nodes, and the finalized feature levels."""
         cluster = self.cluster
         await cluster.refresh()
         connection = await cluster.connection(ANY_BROKER, cluster.deadline())
@@ -92,6 +93,7 @@ class AdminClient:
         return [_api_support(key, served) for key, served in sorted(connection.versions.items())]
 
     async def describe_quorum(self) -> Quorum:
+        """Return the state of the metadata quorum. Raises BrokerError if the cluster refuses."""
         return await describe_quorum(self.cluster)
 
     async def workers(self) -> list[WorkerDescription]:
@@ -172,6 +174,7 @@ class AdminClient:
         return sorted(topics, key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Iterable[str]) -> dict[str, Topic | BrokerError]:
+        """Return for each name the topic, or the error UNKNOWN_TOPIC_OR_PARTITION or another."""
         names = list(dict.fromkeys(names))
         found = {topic.name: topic for topic in await self.cluster.refresh(names)}
         described: dict[str, Topic | BrokerError] = {}
@@ -189,6 +192,7 @@ class AdminClient:
     async def create_topics(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> dict[str, CreatedTopic | BrokerError]:
+        """Create topics, or with `validate_only` only check whether they could be created."""
         from wire.messages.create_topics import (
             CreatableTopic,
             CreatableTopicConfig,

@@ -48,6 +48,8 @@ CONTROLLER: Final = -2
 
 
 class TopicPartition(NamedTuple):
+    """Topic name and partition index."""
+
     topic: str
     partition: int
 
@@ -59,6 +61,8 @@ Answers: TypeAlias = dict[TopicPartition, T | BrokerError]
 
 
 class Node(NamedTuple):
+    """Node id and advertised address of a broker."""
+
     node_id: int
     host: str
     port: int
@@ -66,6 +70,7 @@ class Node(NamedTuple):
 
     @property
     def address(self) -> str:
+        """Address as HOST:PORT."""
         return address_text((self.host, self.port))
 
 
@@ -92,6 +97,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 
 
 def address_text(address: tuple[str, int]) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -131,12 +137,14 @@ class Cluster:
         self._partitions: dict[str, dict[int, MetadataResponsePartition]] = {}
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in [*self._connections.values(), *([self._first] if self._first else [])]:
             connection.close()
         self._connections.clear()
         self._first = None
 
     def deadline(self, timeout_s: float | None = None) -> float:
+        """Return the deadline of a call that begins now, by the clock of the transport."""
         return self.transport.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     # Calls
@@ -340,6 +348,10 @@ class Cluster:
     async def partition(
         self, where: TopicPartition, *, refresh: bool = False, deadline: float | None = None
     ) -> MetadataResponsePartition:
+        """Return the metadata of one partition, from the cache unless `refresh`.
+
+        Raises BrokerError if the topic or the partition does not exist.
+        """
         await self.topic(where.topic, refresh=refresh, deadline=deadline)
         partitions = self._partitions[where.topic]
         found = partitions.get(where.partition)

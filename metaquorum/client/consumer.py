@@ -53,10 +53,12 @@ class Start:
 
     @classmethod
     def beginning(cls) -> "Start":
+        """Return a start at the log start offset."""
         return cls(_From.TIME, EARLIEST)
 
     @classmethod
     def end(cls) -> "Start":
+        """Return a start at the end of the partition, after all current records."""
         return cls(_From.TAIL, 0)
 
     @classmethod
@@ -84,6 +86,8 @@ class Start:
 
 @frozen
 class ConsumedRecord:
+    """A record with its partition and offset. `timestamp_ms`: milliseconds since 1970 UTC."""
+
     topic: str
     partition: int
     offset: int

@@ -24,6 +24,8 @@ from wire.primitives.frozen import frozen
 
 
 class Trouble(Enum):
+    """Problems of a partition, the worst first."""
+
     OFFLINE = "offline"
     UNDER_MIN_ISR = "under min ISR"
     AT_MIN_ISR = "at min ISR"
@@ -42,6 +44,8 @@ class MissingReplica:
 
 @frozen
 class PartitionHealth:
+    """State of a partition, and the replicas that are not in sync or offline."""
+
     topic: str
     index: int
     leader: int | None
@@ -53,6 +57,7 @@ class PartitionHealth:
 
     @property
     def troubles(self) -> list[Trouble]:
+        """Problems of the partition, the worst first."""
         return troubles(self.leader, self.replicas, self.isr, self.min_isr)
 
 
@@ -67,6 +72,7 @@ class ClusterHealth:
 
     @property
     def is_healthy(self) -> bool:
+        """Whether no worker is fenced and no partition has a problem."""
         return self.live_workers == self.workers and not any(self.counts.values())
 
 

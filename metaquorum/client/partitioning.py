@@ -23,4 +23,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of `key` in a topic with that number of partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

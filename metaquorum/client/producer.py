@@ -75,6 +75,8 @@ class _Batch:
 
 
 class Producer:
+    """Producer without linger: `send` returns when all of its records are acknowledged."""
+
     def __init__(
         self,
         cluster: Cluster,

@@ -45,6 +45,7 @@ class QuotaUse:
 
     @property
     def rate(self) -> float:
+        """Mean use within the window, in units per second."""
         return self.used / self.window_s
 
     @property

@@ -34,6 +34,8 @@ _LEAST_TIMEOUT_S: Final = 0.001  # a timeout of zero would make the socket non-b
 
 
 class BlockingStream:
+    """`Stream` over a blocking socket."""
+
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
@@ -50,6 +52,8 @@ class BlockingStream:
 
 
 class BlockingTransport:
+    """`Transport` over blocking sockets."""
+
     def __init__(self, tls: Tls | None = None) -> None:
         """Create a transport. Raises ValueError if the TLS files cannot be used."""
         self._context = None if tls is None else tls.context()
@@ -253,6 +257,8 @@ def connect(
 
 
 class Blocking(Generic[A]):
+    """Base of the blocking clients. `client`: the client with async methods."""
+
     client: A
 
     def __init__(self, client: A) -> None:
@@ -303,10 +309,14 @@ class BlockingAdmin(Blocking[AdminClient]):
 
 
 class BlockingProducer(Blocking[Producer]):
+    """`Producer` with blocking methods: `BlockingProducer(Producer(cluster))`."""
+
     send = _blocking(Producer.send)
 
 
 class BlockingConsumer(Blocking[Consumer]):
+    """`Consumer` with blocking methods: `BlockingConsumer(Consumer(cluster))`."""
+
     assign = _blocking(Consumer.assign)
     end_offsets = _blocking(Consumer.end_offsets)
     poll = _blocking(Consumer.poll)

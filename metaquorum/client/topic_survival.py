@@ -20,6 +20,8 @@ _NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven"
 
 
 class Level(Enum):
+    """Severity of a sentence."""
+
     GOOD = "good"
     NOTE = "note"
     BAD = "bad"
@@ -27,6 +29,8 @@ class Level(Enum):
 
 @frozen
 class Sentence:
+    """One statement about a topic. `about`: its subject, such as "acks=all" or "racks"."""
+
     about: str
     level: Level
     text: str
@@ -53,6 +57,8 @@ class Placed:
 
 @frozen
 class TopicFacts:
+    """Partitions and configs of a topic, and the locations of workers by id."""
+
     partitions: Sequence[Placed]
     min_isr: int
     unclean_election: bool
@@ -62,6 +68,7 @@ class TopicFacts:
 
     @property
     def replication_factor(self) -> int:
+        """Least number of replicas of a partition."""
         return min(len(partition.replicas) for partition in self.partitions)
 
     @property

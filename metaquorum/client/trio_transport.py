@@ -12,6 +12,8 @@ from metaquorum.security.tls_connection import TlsConnection
 
 
 class TrioStream:
+    """`Stream` over a connection of the runtime interfaces."""
+
     def __init__(self, connection: Connection, clock: Clock) -> None:
         self.connection = connection  # for callers that do not need a deadline for each step
         self._clock = clock
@@ -29,6 +31,8 @@ class TrioStream:
 
 
 class TrioTransport:
+    """`Transport` over the runtime interfaces, with TLS if a context is given."""
+
     def __init__(self, clock: Clock, network: Network, tls: ssl.SSLContext | None = None) -> None:
         self._clock = clock
         self._network = network

@@ -14,6 +14,8 @@ BROKER_DEFAULT: Final = -1  # partitions or replication factor: the default of t
 
 @frozen
 class NewTopic:
+    """Topic to create. `configs`: values by config name."""
+
     name: str
     partitions: int = BROKER_DEFAULT
     replication_factor: int = BROKER_DEFAULT
@@ -32,6 +34,8 @@ class CreatedTopic:
 
 @frozen
 class Partition:
+    """Metadata of a partition; replicas are node ids. `leader` None: no leader."""
+
     index: int
     leader: int | None
     leader_epoch: int
@@ -50,6 +54,8 @@ class Eligible:
 
 @frozen
 class Topic:
+    """Metadata of a topic. `topic_id`: 22 characters of URL-safe base64; empty: not supported."""
+
     name: str
     topic_id: str
     is_internal: bool
@@ -57,6 +63,7 @@ class Topic:
 
     @property
     def replication_factor(self) -> int:
+        """Largest number of replicas of a partition."""
         return max((len(partition.replicas) for partition in self.partitions), default=0)
 
     @property
@@ -76,6 +83,8 @@ class OffsetAtTime:
 
 @frozen
 class ClusterDescription:
+    """Cluster id, controller, nodes, and levels by feature. `controller` None: not known."""
+
     cluster_id: str | None
     controller: int | None
     nodes: Sequence[Node]
@@ -205,6 +214,8 @@ class ConfigSource(IntEnum):
 
 
 class ConfigType(IntEnum):
+    """Type of a config value."""
+
     UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
@@ -231,6 +242,8 @@ class ConfigResource:
 
 @frozen
 class ConfigSynonym:
+    """A config that supplies the value if those with higher precedence do not."""
+
     name: str
     value: str | None
     source: ConfigSource
@@ -251,6 +264,8 @@ class ConfigEntry:
 
 
 class ConfigOperation(IntEnum):
+    """Operations of `alter_configs`; APPEND and SUBTRACT are for list values."""
+
     SET = 0
     DELETE = 1
     APPEND = 2
@@ -259,6 +274,8 @@ class ConfigOperation(IntEnum):
 
 @frozen
 class ConfigChange:
+    """Change of one config. `value` None: for DELETE."""
+
     name: str
     operation: ConfigOperation
     value: str | None = None
@@ -266,6 +283,8 @@ class ConfigChange:
 
 @frozen
 class ReplicaOnDisk:
+    """A replica in a log directory. `offset_lag`: offsets by which it is behind."""
+
     topic: str
     partition: int
     size_bytes: int
@@ -290,4 +309,5 @@ class LogDir:
 
     @property
     def size_bytes(self) -> int:
+        """Size of all replicas in the directory."""
         return sum(replica.size_bytes for replica in self.replicas)

@@ -225,6 +225,7 @@ def _version(path: str) -> _Version | None:
 
 
 async def keep_reloading(clock: Clock, contexts: Sequence[ReloadedContext]) -> None:
+    """Reload changed files of `contexts` every RELOAD_S seconds, until cancelled."""
     while contexts:
         await sleep(clock, RELOAD_S)
         for context in contexts:
