@@ -156,4 +156,4 @@ class ChannelListener:
 
     def _say(self, line: str) -> None:
         if self._log_throttle.is_due(line):
-            log.warning("%s", line)
+            log.warning("controller listener: %s", line)

@@ -104,9 +104,9 @@ class PeerMesh:
             try:
                 stream = await endpoint.dial(StreamKind.PEER, voter_id, host, port)
             except (OSError, HandshakeError) as error:
-                line = f"cannot connect to voter {voter_id} at {host}:{port}: {error}"
+                line = f"{voter_id} at {host}:{port}: {error}"
                 if self._log_throttle.is_due(line):
-                    log.warning("%s", line)
+                    log.warning("cannot connect to voter %s", line)
             else:
                 since = clock.monotonic()
                 await self.serve(stream)
