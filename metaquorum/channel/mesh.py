@@ -37,9 +37,9 @@ class PeerWatcher(Protocol):
         """Note that a stream to that voter's process is open."""
 
     def peer_closed(self, voter_id: int) -> None:
-        """Note that the last stream to that voter was closed at its end.
+        """Note that the voter's side has closed the only stream to it.
 
-        The voter's process closed the stream, or its kernel did after the process had ended.
+        The voter's process closed the stream, or the kernel did after the process had ended.
         """
 
 

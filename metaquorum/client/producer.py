@@ -1,4 +1,4 @@
-"""Idempotent producer: when `send` returns, each record is in the log exactly once.
+"""Producer, idempotent by default: when `send` returns, each record is in the log exactly once.
 
 Records are grouped by partition into batches. Each partition has one batch in flight at a time,
 which preserves the order. Each batch has a producer id and a sequence number (KIP-98), so that the
