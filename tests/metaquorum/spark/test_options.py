@@ -321,7 +321,7 @@ def test_options_that_are_refused(options: Mapping[str, str], words: str) -> Non
 
 
 def test_every_option_is_documented() -> None:
-    text = (ROOT / "docs" / "spark-source.md").read_text()
+    text = (ROOT / "docs" / "reference" / "spark-options.md").read_text()
     named = set(re.findall(r"`([\w.]+)`", text))
     passwords = {"kafka.ssl.truststore.password", "kafka.ssl.keystore.password"}  # refused
     assert {*KNOWN_OPTIONS, *STREAMING_OPTIONS} - passwords <= named
