@@ -1,13 +1,14 @@
-"""One node: what its roles need, put together in the order that is safe.
+"""One node (process): start and stop of its roles in a safe order.
 
-    identity of the data directory     whose cluster, which node; refused if it is another's
-    listeners bound                    a port in use is told before anything is written
-    controller: journal replayed       votes, and answers other nodes
+    data directory opened              cluster id and node id checked; another node's is refused
+    listeners bound                    a port in use is reported before anything is written
+    controller: journal replayed       then it votes and answers other nodes
     links to the other controllers
-    worker without a controller here:  follows the metadata of the active one
-    worker                             see `worker_role`
+    node without the controller role:  follows the metadata of the active controller
+    worker                             see `worker_server`
 
-Stopping goes the other way; the controller is last, as workers need it to leave in good order.
+Stopping runs in reverse; the controller stops last, because a worker needs it for its controlled
+shutdown.
 """
 
 import errno
@@ -50,14 +51,14 @@ _LISTEN_ADVICE: Final = {
 
 
 class NodeError(Exception):
-    """The node cannot start or go on; the message is one sentence for whoever runs it."""
+    """Raised if the node cannot start or continue; the message is one sentence for operators."""
 
 
 _REPORTED: Final = (StorageError, KafkaError, SecretError, TlsFilesError, RaftFatalError, NodeError)
 
 
 class Node:
-    """A process's worth of metaquorum, in its roles, on the machine that `runtime` is."""
+    """One metaquorum process with its roles; all I/O goes through `runtime`."""
 
     def __init__(
         self,
@@ -66,14 +67,14 @@ class Node:
         owner: str = "a node",
         process: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`owner` is whom the data directory's lock file names, for people to find; `process`
-        gives what metrics tell of the process."""
+        """`owner` is the process name that the lock file of the data directory gives to operators;
+        `process` returns the values of the process_* metrics."""
         self.config = config
         self._owner = owner
         self._process = process
-        # Where it can be reached: by clients, or, where it is no worker, by other nodes.
+        # The first client listener; on a node without the worker role, the quorum address.
         self.address: Address = config.listen
-        self.addresses: dict[str, Address] = {}  # of all listeners for clients
+        self.addresses: dict[str, Address] = {}  # client listeners by name
         self.quorum_address: Address | None = None
         self.metrics_address: Address | None = None
         self.cluster_id = ""
@@ -89,11 +90,14 @@ class Node:
         return None if self.worker_role is None else self.worker_role.worker
 
     def stop(self) -> None:
-        """`run` will return once everything is closed in good order."""
+        """Start the shutdown; `run` returns when the node is closed cleanly."""
         self._stop.set()
 
     async def run(self, started: Callable[["Node"], None] = lambda _: None) -> None:
-        """Serve until `stop`; `started` is called when clients can connect. NodeError."""
+        """Run the node until `stop`; call `started` when clients can connect.
+
+        Raises NodeError if the node cannot start or continue.
+        """
         try:
             async with AsyncExitStack() as stack:
                 await self._run(stack, started)
@@ -127,7 +131,7 @@ class Node:
         listeners: list[Listener] = []
         log_dirs: LogDirs | None = None
         if config.is_worker:
-            # Before the controller runs: its heartbeats would wait for so long an import.
+            # Imported before the controller runs: the slow import would delay its heartbeats.
             from dataplane.worker_server import WorkerRole
 
             option = "address in listeners" if config.listeners else "--listen"
@@ -185,14 +189,17 @@ class Node:
         started(self)
 
     async def _stop_starting(self, everything: trio.CancelScope) -> None:
-        """Before it serves, there is nothing that would have to end in good order."""
+        """Cancel the start on `stop`; a node that does not serve yet needs no clean shutdown."""
         await self._stop.wait()
         if not self._serving:
-            log.info("stopped while starting")
+            log.info("stopped during the start")
             everything.cancel()
 
     def _endpoint(self) -> Endpoint | None:
-        """This node's end of all streams between nodes; None: there are no others. SecretError."""
+        """Return this node's endpoint for streams between nodes; None for a single-node cluster.
+
+        Raises SecretError if the node has no cluster secret.
+        """
         config = self.config
         if config.is_alone:
             if not config.is_controller:
@@ -200,7 +207,7 @@ class Node:
             return None
         if config.secret is None:
             raise SecretError(
-                "nodes of one cluster show each other that they know its secret: give each of them"
+                "nodes of a cluster authenticate each other with a shared secret: give all nodes"
                 " the same secret file"
             )
         identity = ChannelIdentity(self.cluster_id, config.node_id, config.secret, config.tls)
@@ -213,7 +220,7 @@ class Node:
         endpoint: Endpoint | None,
         loader: MetadataLoader,
     ) -> "ControllerRole | None":
-        """Its tasks run; None: this node is no controller."""
+        """Start the controller role and its tasks; return None on a node without that role."""
         config = self.config
         if not config.is_controller:
             return None
@@ -260,7 +267,7 @@ class Node:
     async def _listen_for_metrics(
         self, stack: AsyncExitStack, loader: MetadataLoader
     ) -> "MetricsEndpoint | None":
-        """None: nobody has asked for it."""
+        """Bind the metrics endpoint; return None if it is not configured."""
         address = self.config.metrics_listen
         if address is None:
             return None
@@ -280,7 +287,7 @@ class Node:
     async def _listen(self, address: Address, option: str) -> Listener:
         try:
             return await self._runtime.network.listen(*address)
-        except (OSError, ValueError) as error:  # ValueError: no host can be called that
+        except (OSError, ValueError) as error:  # ValueError: malformed host name
             raise _cannot_listen(address, error, option) from None
 
 
@@ -299,7 +306,7 @@ def _cannot_listen(address: Address, error: Exception, option: str) -> NodeError
 
 
 def _sentence(error: BaseException) -> str:
-    """The first of what went wrong; the rest follows from it."""
+    """Return the message of the first error; the others are its consequences."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error.message if isinstance(error, KafkaError) else str(error)

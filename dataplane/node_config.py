@@ -1,4 +1,4 @@
-"""What a node is told when it starts; everything else it learns from the metadata log."""
+"""Start configuration of a node; all other settings come from the metadata log."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -16,8 +16,8 @@ from wire.primitives.frozen import frozen
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 ALL_ROLES: Final = frozenset((CONTROLLER, WORKER))
-# A batch as large as message.max.bytes lets it be by default: 0.2 ms of the loop to the page cache.
-# A thread, and the turns of the loop that it takes, would cost as much again.
+# Largest batch under the default message.max.bytes: its write to the page cache takes 0.2 ms.
+# A worker thread would cost as much again.
 INLINE_APPEND_BYTES: Final = 1024 * 1024 + 12
 
 Address = tuple[str, int]
@@ -29,10 +29,10 @@ class NodeConfig:
     data_dir: str  # absolute
     listen: Address  # for clients of a worker; port 0: any free one
     advertise: tuple[str, int | None]  # None: the port that was bound
-    # Where there is not just one in plain text, as above.
+    # Client listeners; empty: one PLAINTEXT listener at `listen`.
     listeners: tuple[ClientListener, ...] = ()
-    replicating: ReplicationListener | None = None  # None: by that one
-    # Absolute; none: the data directory is the only one.
+    replicating: ReplicationListener | None = None  # None: the default listener
+    # Absolute paths; empty: the data directory is the only log directory.
     log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
     # Every controller and its quorum address. None: this node alone, and no other knows of it.
@@ -45,8 +45,8 @@ class NodeConfig:
     host: str = "localhost"  # the machine, for placement
     rack: str | None = None
     metrics_listen: Address | None = None  # for Prometheus; None: nowhere
-    inline_append_bytes: int = INLINE_APPEND_BYTES  # larger ones are made beside the loop
-    # Kafka's worker configs, as text; checked by whoever read them.
+    inline_append_bytes: int = INLINE_APPEND_BYTES  # larger appends run in a worker thread
+    # Kafka's worker configs as text, validated by the reader of the file.
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -68,10 +68,10 @@ class NodeConfig:
 
     @property
     def is_alone(self) -> bool:
-        """There are no other nodes, and no way for them to come."""
+        """Whether the node is a single-node cluster that no other node can join."""
         return not self.controllers
 
     @property
     def founds_cluster(self) -> bool:
-        """An empty data directory may become a cluster of its own: no other node votes on it."""
+        """Whether an empty data directory may become a new cluster: this node is the only voter."""
         return self.is_controller and set(self.controllers) <= {self.node_id}

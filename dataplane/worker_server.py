@@ -1,16 +1,16 @@
-"""A node in the role of a worker, put together in the order that is safe.
+"""The worker role of a node: start and stop in a safe order.
 
-    listener bound                     a port in use is told before anything is written
-    registered with the quorum         others lead what it led, or nobody does (KAFKA-10527);
-                                       where its logs may lack something, others are in sync
-    image holds that registration      so that nothing of an earlier process is taken for its own
-    logs opened and recovered          while heartbeats keep the registration
-    image published to the partitions  the quorum knows of those that had to begin anew
-    unfenced                           now it leads
+    listeners bound                    a port in use is reported before anything is written
+    registered with the quorum         the worker's partitions get other leaders or none
+                                       (KAFKA-10527); after an unclean shutdown it leaves the ISRs
+    image holds that registration      so that state of an earlier process is not taken for its own
+    logs opened and recovered          heartbeats keep the registration meanwhile
+    image published to the partitions  the quorum knows which logs were recreated empty
+    unfenced                           from now on the worker can lead
     serving
 
-Stopping goes the other way: the controllers let it go, no new connection, answers to what was read,
-logs synced and marked.
+Stopping runs in reverse: controlled shutdown, no new connections, responses to the requests already
+read, logs flushed and marked clean.
 """
 
 import logging
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
+# Used if queued.max.request.bytes is -1: unlimited in Kafka, but memory is not.
 DEFAULT_QUEUED_BYTES: Final = 512 << 20
 CONTROLLED_SHUTDOWN_S: Final = 10.0
 
 
 class WorkerRole:
-    """`listen`, then `run`; `close` in any case."""
+    """The worker of one node; `run` starts it, serves, and stops it."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class WorkerRole:
         listeners: Sequence[Listener],
         metrics: "Collector | None" = None,
     ) -> None:
-        """`listeners` are those that the config names, in its order, bound.
+        """`listeners` are the bound listeners of the config, in its order.
 
-        `endpoint` holds the cluster's secret; None on a node that is alone.
+        `endpoint` holds the cluster's secret; None in a single-node cluster.
         """
         self.worker: Worker | None = None
         self._config = config
@@ -102,7 +102,7 @@ class WorkerRole:
         )
 
     async def run(self, started: Callable[[], None], stop: trio.Event) -> None:
-        """Served, from `started` until `stop`; then everything is closed in good order."""
+        """Start the worker, call `started`, serve until `stop`, then close the logs cleanly."""
         async with trio.open_nursery() as nursery:
             registered_at = await self.session.register()
             await self._loader.wait_applied(registered_at)
@@ -125,7 +125,7 @@ class WorkerRole:
                 await self.session.wait_unfenced()
                 await self._loader.wait_visible(self._loader.image.end_offset)
                 upkeep = await self._serve(partitions, configs, quotas, started, stop)
-                # Nobody writes to a log that is being closed.
+                # Cancelled first, so that no task writes to a log that is being closed.
                 writing.cancel_scope.cancel()
             await self._log_dirs.close(
                 upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch
@@ -171,7 +171,10 @@ class WorkerRole:
         started: Callable[[], None],
         stop: trio.Event,
     ) -> BackgroundTasks:
-        """Clients are answered until `stop`, and then what they had asked; what keeps the logs."""
+        """Serve clients until `stop`, then answer the requests already read.
+
+        Returns the background tasks, which know the high watermarks for the clean shutdown.
+        """
         worker = self.worker = Worker(
             self._config.node_id,
             self._runtime,
@@ -217,10 +220,13 @@ class WorkerRole:
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
             await stop.wait()
-            log.info("stopping: answering what was asked, then syncing")
+            log.info("stopping: answering pending requests, then flushing the logs")
             worker.stop_waiting()
             if not await self.session.shut_down(CONTROLLED_SHUTDOWN_S):
-                log.warning("stopping without the quorum's leave: it will notice by itself")
+                log.warning(
+                    "controlled shutdown not confirmed by the controller; stopping anyway: the"
+                    " controller fences this worker when its session times out"
+                )
             await server.drain()
             serving.cancel_scope.cancel()
         return upkeep
@@ -267,7 +273,7 @@ class WorkerRole:
         return listener_contexts
 
     def _dialing(self) -> ReloadedContext | None:
-        """TLS to other workers."""
+        """Return the TLS context for connections to other workers; None without TLS."""
         files = self._config.between_workers.tls
         if files is None:
             return None
@@ -275,7 +281,10 @@ class WorkerRole:
         return self._contexts[-1]
 
     async def _decoy_key(self) -> bytes:
-        """Empty where no listener needs it. StorageError."""
+        """Return the key for decoy SCRAM credentials; empty if no listener uses SASL.
+
+        Raises StorageError if the data directory fails.
+        """
         if not any(asked.sasl for asked, _ in self._listeners):
             return b""
         secret = self._config.secret

@@ -1,12 +1,12 @@
-"""A node's figures, gathered in slices of the loop.
+"""Collection of the metrics of one node, in slices of the event loop.
 
-Nothing here is counted: what counts is where the thing happens (a partition, the server, the meter
-of requests), and is read when somebody asks. A page of 10,000 partitions is some 70,000 lines;
-after each `SLICE_PARTITIONS` others have their turn, so that the figures of one page are not of one
+The collector counts nothing: partitions, the server and the request meter keep their own counts,
+and the collector reads them for each page. A page of 10,000 partitions has some 70,000 lines; after
+each `SLICE_PARTITIONS` partitions other tasks run, so the values of one page are not from one
 moment.
 
-How much there can be to tell is bounded: partitions, topics and quotas beyond that are told in sums
-only, and `metaquorum_metrics_left_out` says how many they are.
+The page is bounded: partitions, topics and quotas beyond the limits below appear in the sums only,
+and `metaquorum_metrics_left_out` gives their number.
 """
 
 from collections import Counter
@@ -46,10 +46,10 @@ from wire.protocol.apis import APIS, ApiKey
 SLICE_PARTITIONS: Final = 250  # some 2 ms
 MAX_PARTITIONS: Final = 20_000
 MAX_TOPICS: Final = 5_000
-MAX_QUOTAS: Final = 1_000  # of each kind: those that are nearest to their limit, or beyond
+MAX_QUOTAS: Final = 1_000  # per kind: the quotas with the highest utilization
 MAX_QUOTAS_LOOKED_AT: Final = 20_000
 SLICE_QUOTAS: Final = 100
-# What Kafka calls each quota in its metrics, and how it is measured there.
+# By quota config: Kafka's resource label and the metric of the rate.
 RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     PRODUCER_BYTE_RATE: ("Produce", "kafka_server_quota_byte_rate"),
     CONSUMER_BYTE_RATE: ("Fetch", "kafka_server_quota_byte_rate"),
@@ -71,7 +71,7 @@ _RAFT: Final = "kafka_server_raft_metrics_"
 
 @frozen
 class WorkerParts:
-    """Of a node that serves clients."""
+    """Parts of a worker node that the collector reads."""
 
     worker: Worker
     server: Server
@@ -79,7 +79,7 @@ class WorkerParts:
 
 
 class Collector:
-    """What is to be told of one node. A node has parts once they have started."""
+    """Collector of one node's metrics; `controller` and `parts` are None until they start."""
 
     def __init__(self, cluster_id: str, node_id: int, loader: MetadataLoader, clock: Clock) -> None:
         self.meter = RequestMeter(clock)
@@ -93,11 +93,11 @@ class Collector:
         self._clock = clock
         self._version = _version()
         self._collect_s = 0.0
-        # What the system knows of the process, by the names in the table.
+        # Values of the process_* metrics, by metric name.
         self.process: Callable[[], Mapping[str, float]] = dict
 
     def serves(self, worker: Worker, server: Server, log_dirs: LogDirs) -> None:
-        """The node is a worker, and clients can connect."""
+        """Add the metrics of a worker that accepts clients."""
         self.parts = WorkerParts(worker, server, log_dirs)
 
     async def collect(self) -> Page:
@@ -229,7 +229,7 @@ class Collector:
 
 
 class _Slices:
-    """Turns of the loop, and what was taken of it."""
+    """Slices of one collection and the event loop time that they used."""
 
     def __init__(self, clock: Clock) -> None:
         self._monotonic = clock.monotonic
@@ -237,7 +237,7 @@ class _Slices:
         self._taken_s = 0.0
 
     async def rest(self) -> None:
-        """Others have had their turn."""
+        """Let other tasks run; the wait does not count as used time."""
         self._taken_s += self._monotonic() - self._began
         await trio.lowlevel.checkpoint()
         self._began = self._monotonic()
@@ -252,7 +252,7 @@ class _Sums:
         self.under_replicated = self.under_min_isr = self.at_min_isr = 0
 
     def count(self, partition: Partition) -> int:
-        """How many were counted by now."""
+        """Add `partition` to the sums; return the number of partitions counted so far."""
         self.all += 1
         self.offline += partition.offline is not None
         if partition.is_leader:
@@ -288,7 +288,7 @@ def _add_partition(page: Page, partition: Partition) -> None:
 
 
 async def _add_cluster(page: Page, image: MetadataImage, slices: _Slices) -> None:
-    """What the metadata say of all of the cluster."""
+    """Add the cluster-wide counts from the metadata image."""
     fenced = sum(worker.fenced for worker in image.workers.values())
     page.add(_CONTROLLER + "activebrokercount", len(image.workers) - fenced)
     page.add(_CONTROLLER + "fencedbrokercount", fenced)
@@ -346,7 +346,7 @@ def _add_quota(page: Page, use: QuotaUsage, resource: str, name: str) -> None:
 
 
 def _add_mutations(page: Page, role: ControllerRole, image: MetadataImage, now: float) -> None:
-    """Only the active controller counts them."""
+    """Add the tokens of `controller_mutation_rate`; only the active controller has them."""
     if not role.quorum.status.is_active:
         return
     mutations = role.controller.mutations

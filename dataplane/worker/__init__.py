@@ -1,5 +1,5 @@
-"""What handlers share: worker context, metadata cache, leadership checks, producer ids.
+"""State shared by the handlers: worker context, metadata cache, leadership checks, producer ids.
 
-Imports `replication` and below. No I/O of its own. Start with `context`, and `capabilities`,
-which says what of it handlers may touch.
+Imports `replication` and below. No I/O of its own. Start with `context`, then `capabilities`, the
+narrower types through which handlers use the context.
 """

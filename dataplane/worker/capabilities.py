@@ -1,14 +1,15 @@
-"""What a handler may touch of its worker: one Protocol for each part that several families share.
+"""Protocols for the parts of a worker that handlers may use.
 
-A handler's parameter `worker` names the parts that it, and what it calls, may touch: one of these,
-or a Protocol at the head of the handler's module that joins some of them with what only that family
-needs. `dataplane.worker.context.Worker` has all of them; the dispatcher, which alone knows the
-whole worker, passes it on, and mypy proves that it has what each handler asks for. Nothing of this
-costs anything when a request is handled: a handler gets the worker itself.
+The type of a handler's parameter `worker` lists the parts that the handler and its helpers may
+use: one of these Protocols, or a Protocol at the head of the handler's module that joins some of
+them with parts that only that family needs. `dataplane.worker.context.Worker` has all parts; only
+the dispatcher has the whole type, and mypy proves that `Worker` satisfies each handler. There is no
+cost at run time: a handler gets the worker itself.
 
-`Has...` is one part; the others are what several families do. All parts are read-only: a handler
-may change what a part lets it change, and cannot put another in its place. To let a family touch
-more, add a base to its Protocol. Tests: `tests/dataplane/worker/test_capabilities.py`.
+A `Has...` Protocol is one part; the others join parts for a task of several families. All parts are
+read-only attributes: a handler may call methods of a part, but cannot replace the part. To give a
+family another part, add a base to its Protocol.
+Tests: `tests/dataplane/worker/test_capabilities.py`.
 """
 
 from typing import Protocol
@@ -28,7 +29,7 @@ from wire.primitives.types import Uuid
 class HasImage(Protocol):
     @property
     def image(self) -> MetadataImage:
-        """The metadata as all parts of this worker have taken it in."""
+        """Metadata image that all parts of this worker have applied."""
 
 
 class HasWorkerId(Protocol):
@@ -39,13 +40,13 @@ class HasWorkerId(Protocol):
 class HasControllerClient(Protocol):
     @property
     def controller_client(self) -> ControllerClient:
-        """How the active controller is asked, for changes and for what only it knows."""
+        """Client for requests to the active controller."""
 
 
 class HasSlicer(Protocol):
     @property
     def slicer(self) -> TimeSlicer:
-        """Does long work in slices, with turns for others between them."""
+        """Runner of long work in slices, between which other tasks run."""
 
 
 class HasClock(Protocol):
@@ -61,7 +62,7 @@ class HasDisk(Protocol):
 class HasLayers(Protocol):
     @property
     def layers(self) -> WorkerLayers:
-        """What configs are in force for topics that have none of their own."""
+        """Configs in force for topics that do not override them."""
 
 
 class HasQuotas(Protocol):
@@ -70,7 +71,7 @@ class HasQuotas(Protocol):
 
 
 class PartitionLookup(Protocol):
-    """The partitions of this worker, for requests that name them; nothing is added or removed."""
+    """Read-only lookup of this worker's partitions."""
 
     def by_name(self, topic: str, index: int) -> Partition: ...
 
@@ -84,24 +85,24 @@ class HasPartitions(Protocol):
 
 class FailsPartitions(Protocol):
     def partition_failed(self, partition: Partition, error: StorageError) -> None:
-        """The partition's log directory has failed under a request: it goes offline."""
+        """Take `partition` offline after its log directory failed during a request."""
 
 
 class OpensBatches(HasDisk, Protocol):
-    """May decompress batches in a worker thread."""
+    """Parts for decompressing batches in a worker thread."""
 
     @property
     def opening_batch(self) -> trio.Lock:
-        """Held meanwhile: one batch may decompress to a hundred megabytes."""
+        """Lock held during decompression: one batch may decompress to a hundred megabytes."""
 
 
 class ReadsMetadata(HasImage, HasSlicer, Protocol):
-    """May read the metadata, of as many rows as there are."""
+    """Parts for reading any number of metadata rows."""
 
 
 class ReadsPartitions(HasPartitions, HasSlicer, Protocol):
-    """May look up partitions, as many as a request names."""
+    """Parts for looking up any number of partitions."""
 
 
 class AsksController(HasControllerClient, HasSlicer, Protocol):
-    """May ask the active controller, for as many changes as a request names."""
+    """Parts for sending any number of changes to the active controller."""

@@ -1,4 +1,4 @@
-"""What the handlers of one worker share: its identity, the metadata it follows, its partitions."""
+"""State shared by the handlers of one worker: identity, metadata, partitions."""
 
 import logging
 from typing import NamedTuple
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
-    """Who asks, and in which version. The message itself is the handler's other argument."""
+    """Header of a request: version and client. The message is the handler's other argument."""
 
     version: int
     client_id: str | None
@@ -43,15 +43,14 @@ class Request(NamedTuple):
 
     @property
     def context(self) -> RequestContext:
-        """As the controller is told who asks."""
+        """Principal, client id and host of the client, for requests to the controller."""
         return RequestContext(self.client.principal, self.client_id, self.client.address[0])
 
 
 class Worker:
-    """The state of one worker; `dataplane.node` puts it together.
+    """State of one worker, built by `dataplane.worker_server`.
 
-    Handlers get it by narrower types, which list what each may touch
-    (`dataplane.worker.capabilities`).
+    Handlers use it through the narrower types of `dataplane.worker.capabilities`.
     """
 
     def __init__(
@@ -77,14 +76,14 @@ class Worker:
         self._configs = configs
         self.quotas = quotas
         self.replica_authenticator = replica_authenticator
-        self.inline_append_bytes = inline_append_bytes  # larger ones are made beside the loop
-        # These do not change while a node runs.
+        self.inline_append_bytes = inline_append_bytes  # larger appends run in a worker thread
+        # Static configs: they do not change while the node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(controller_client, session)
         self.leadership_check = LeadershipCheck(controller_client)
-        # One at a time: a batch may decompress to a hundred megabytes.
+        # Decompress one batch at a time: a batch may grow to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.metadata_cache = MetadataCache()
         self.timers = Timers(runtime.clock)
@@ -98,7 +97,7 @@ class Worker:
         self.cleaner = CleanerStatistics()
         self.pending_deletes = PendingDeletes(runtime.clock)
         self.stopping = False
-        self.errors: ErrorCounts | None = None  # None: nobody asks for metrics
+        self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
     @property
     def isr_manager(self) -> IsrManager:
@@ -106,24 +105,24 @@ class Worker:
 
     @property
     def configs(self) -> Configs:
-        """This worker's own, as they are in force now."""
+        """This worker's configs currently in force."""
         return self._configs.own
 
     @property
     def layers(self) -> WorkerLayers:
-        """What topics have that do not say, as it is in force now."""
+        """Configs currently in force for topics that do not override them."""
         return self._configs.layers
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as this worker's parts have taken it in."""
+        """Metadata image that all parts of this worker have applied."""
         return self.loader.visible
 
     def stop_waiting(self) -> None:
-        """Long polls are answered now, and none begins any more."""
+        """Answer all long polls now; later requests do not wait."""
         self.stopping = True
         self.long_polls.close()
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None:
-        """The partition's log directory has failed under a request."""
+        """Take `partition` offline after its log directory failed during a request."""
         self.replica_manager.fail(partition, error)

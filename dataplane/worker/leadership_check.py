@@ -1,11 +1,12 @@
-"""Whether this worker still leads what it thinks it leads, by the quorum's word.
+"""Check with the active controller that this worker still leads its partitions.
 
-A leader that was replaced may not hear of it for a while, and its clients may hear of it no sooner:
-what they wrote meanwhile was taken by its successor. Mostly it can do no harm: what it appends is
-never committed. But of a producer's next batch it would say that a sequence is missing, upon which
-producers give up. So before it says that, it asks the active controller where the metadata ends,
-and waits until it has taken in all of that. Whoever asks while a question is under way, which may
-have been answered before, shares the next one.
+A replaced leader may learn late that another worker leads, while producers already write to its
+successor. Its own appends are never committed, so they do no harm. But if a producer returns to the
+old leader, that leader would answer OUT_OF_ORDER_SEQUENCE_NUMBER, which is fatal for the producer.
+So before it answers with that error, the worker asks the active controller for the end offset of
+the metadata log and waits until it has applied the metadata up to there. A question that arrives
+while a request to the controller is in flight waits for the next request, because the controller
+may have answered the current one already.
 """
 
 from collections.abc import Callable
@@ -16,18 +17,18 @@ import trio
 from metaquorum.rpc.controller_client import ControllerClient
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# Clients try again; a quorum that is away for longer may be for long.
+# Clients retry; a quorum that does not answer within a second may be unavailable for long.
 ASK_TIMEOUT_S: Final = 1.0
 
 
 class LeadershipQuestion:
-    """`done` is called when it is answered, unless it was dropped."""
+    """One pending leadership check; its end calls `done` unless it was cancelled."""
 
     __slots__ = ("_done", "is_current")
 
     def __init__(self, done: Callable[[], object]) -> None:
         self._done: Callable[[], object] | None = done
-        # What this worker knew when it was answered was no older than the question.
+        # Whether the applied metadata was at least as new as the question.
         self.is_current = False
 
     def cancel(self) -> None:
@@ -64,6 +65,6 @@ class LeadershipCheck:
         try:
             await self._controller_client.catch_up(timeout_s=ASK_TIMEOUT_S)
         except KafkaError as error:
-            # A controller of an earlier version cannot be asked: it is as without all this.
+            # An older controller does not know the request: continue without the check.
             return error.code is ErrorCode.UNSUPPORTED_VERSION
         return True

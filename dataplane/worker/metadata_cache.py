@@ -1,12 +1,11 @@
-"""Topics as Metadata tells of them: encoded, and kept until something about them changes.
+"""Cache of encoded topic rows for Metadata responses.
 
-A topic's row is made of its image, which the metadata log replaces when anything in it changes, of
-who is registered and fenced, and of what this worker alone knows: which of its replicas are lost,
-and whose process seems to be gone. Clients ask for all topics every few minutes, and all at once
-when a worker goes; 10,000 partitions take 50 ms to tell of, and to repeat what was told, none.
+A row depends on the topic's image, which the metadata log replaces on each change of the topic, on
+the registered and fenced workers, and on local knowledge of this worker: its lost replicas, and
+leaders whose process seems to have ended. Clients ask for all topics every few minutes, and all at
+once when a worker stops. Encoding 10,000 partitions takes 50 ms; a cached row takes almost none.
 
-What is not kept yet is made in slices, with a turn for others between them. Plain state but for
-that.
+Missing rows are encoded in slices, between which other tasks run. Apart from that, plain state.
 """
 
 from collections import Counter
@@ -30,26 +29,26 @@ _NO_LEADER: Final = -1
 # Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
 # ALTER_CONFIGS (KIP-430).
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-# Others have their turn after so many, some 5 µs each.
+# Other tasks run after each slice; a partition takes some 5 µs.
 PARTITIONS_PER_SLICE: Final = 500
-# And after so many topics, kept or not, some 2 µs each if they are.
+# The same for topics; a cached topic takes some 2 µs.
 TOPICS_PER_SLICE: Final = 500
-# All rows are forgotten when they exceed this: some 45 bytes for a partition of three replicas.
+# Above this size the cache is cleared; a partition of three replicas takes some 45 bytes.
 MAX_KEPT_BYTES: Final = 16 << 20
 
 
 class TopicView(NamedTuple):
-    """What a worker knows of a topic at one time, that its row is made of."""
+    """Inputs of a topic's row at one moment."""
 
     image: MetadataImage
     topic: TopicImage
     worker_id: int
-    lost: Set[int]  # partitions that should be here, and cannot be used
-    suspects: frozenset[int]  # leaders whose process seems to be gone
+    lost: Set[int]  # indexes of this worker's offline replicas
+    suspects: frozenset[int]  # worker ids of leaders whose process seems to have ended
 
 
 class ResponseFormat(NamedTuple):
-    """How a client is told."""
+    """Version and options that determine the encoding of a row."""
 
     version: int
     with_operations: bool
@@ -63,16 +62,16 @@ class _Row(NamedTuple):
 
 
 class MetadataCache:
-    """The rows of one worker."""
+    """Encoded topic rows of one worker."""
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
         self._rows: dict[tuple[ResponseFormat, str], _Row] = {}
-        self._workers: object = None  # of the image by which they were made
+        self._workers: object = None  # the `workers` of the image that the rows were made from
         self._kept_bytes = 0
 
     def kept(self, view: TopicView, form: ResponseFormat) -> bytes | None:
-        """The row as it was told before, if it would be the same now."""
+        """Return the cached row if it is still valid, otherwise None."""
         row = self._rows.get((form, view.topic.name))
         if (
             row is None
@@ -85,7 +84,7 @@ class MetadataCache:
         return row.data
 
     def row(self, view: TopicView, form: ResponseFormat) -> bytes:
-        """The row, kept from now on."""
+        """Return the row of a topic; encode and cache it if necessary."""
         data = self.kept(view, form)
         if data is None:
             partitions = describe(view)
@@ -94,7 +93,7 @@ class MetadataCache:
         return data
 
     async def make(self, view: TopicView, form: ResponseFormat) -> bytes:
-        """As `row`, with turns for others if the topic is a large one."""
+        """Return the row like `row`, but let other tasks run while a large topic is encoded."""
         count = len(view.topic.partitions)
         if count <= PARTITIONS_PER_SLICE or self.kept(view, form) is not None:
             return self.row(view, form)
@@ -134,7 +133,7 @@ def _encoded(
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
-        partitions=partitions,  # type: ignore[arg-type]  # they may be encoded
+        partitions=partitions,  # type: ignore[arg-type]  # partitions may be encoded already
     )
     if form.with_operations:
         row.topic_authorized_operations = TOPIC_OPERATIONS
@@ -145,10 +144,10 @@ def _encoded(
 def describe(
     view: TopicView, first: int = 0, end: int | None = None
 ) -> list[MetadataResponsePartition]:
-    """Those from `first` up to `end`; a replica here that cannot be used is known to be offline.
+    """Return the partitions from `first` up to `end`; lost replicas of this worker are offline.
 
-    A leader whose process has just closed its connections is none: a client that is told so asks
-    again soon, and one that is sent there does not.
+    A partition whose leader has just closed its connections is described without a leader: the
+    client then asks again soon instead of trying to connect to that worker.
     """
     live = frozenset(id for id, worker in view.image.workers.items() if not worker.fenced)
     unled, lost = live & view.suspects, view.lost

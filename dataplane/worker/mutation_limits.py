@@ -1,8 +1,8 @@
-"""Creating and deleting partitions, as far as a client's `controller_mutation_rate` goes (KIP-599).
+"""Limits on creating and deleting partitions: the quota `controller_mutation_rate` (KIP-599).
 
-The active controller counts (`metaquorum.controller.mutation_quotas`); it is asked only where some
-rule speaks of the client. What is not to be done (it exists, or does not, or is only to be
-validated) costs nothing.
+The active controller keeps the token buckets (`metaquorum.controller.mutation_quotas`); the worker
+asks it only if a quota applies to the client. Operations without effect (the topic exists already,
+does not exist, or is only validated) take no tokens.
 """
 
 from collections.abc import Sequence
@@ -29,32 +29,33 @@ W = TypeVar("W")
 EXCEEDED: Final = KafkaError(
     ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded."
 )
-# Asking takes one round trip. Who gets no answer is told so by what comes behind.
+# Seconds to wait for the controller, one round trip. Without an answer the quota is not enforced,
+# and the change itself then fails if the controller is still unavailable.
 ASK_S: Final = 5.0
 
 
 class LimitsMutations(HasControllerClient, HasQuotas, Protocol):
-    """May ask the controller what a client may create or delete, and mute who has to wait."""
+    """Parts for taking mutation tokens from the controller and muting throttled clients."""
 
 
 class ChangesPartitions(LimitsMutations, HasImage, HasSlicer, Protocol):
-    """May create and delete what is in the metadata, as far as quotas allow."""
+    """Parts for creating and deleting partitions within the quotas."""
 
 
 class CountsNewPartitions(HasImage, Protocol):
-    """May look up which topics there are, and how many partitions others get."""
+    """Parts for computing the partition count of new topics."""
 
     @property
     def configs(self) -> Configs:
-        """This worker's own, as they are in force now."""
+        """This worker's configs currently in force."""
 
 
 class CreatesTopics(ChangesPartitions, CountsNewPartitions, Protocol):
-    """May create topics, as far as quotas allow."""
+    """Parts for creating topics within the quotas."""
 
 
 class Allowed:
-    """`count`: of the wishes, from the first on. `throttle_ms`: what the answer says."""
+    """Number of operations allowed, from the first on, and the throttle time of the response."""
 
     __slots__ = ("count", "throttle_ms")
 
@@ -66,9 +67,9 @@ class Allowed:
 async def allowed(
     worker: LimitsMutations, request: Request, counts: Sequence[int], *, is_strict: bool
 ) -> Allowed:
-    """What may be done of what creates or deletes so many partitions each.
+    """Take tokens for operations that create or delete `counts` partitions each.
 
-    Whoever has to wait, because it was refused or because it has got more than it should, is muted.
+    Returns how many operations are allowed. Mutes the client if the controller throttles it.
     """
     quotas, client = worker.quotas, request.client
     name = name_of(client, request.client_id)

@@ -1,4 +1,4 @@
-"""Producer ids for idempotent producers, out of blocks that the controller gives."""
+"""Producer ids for idempotent producers, from blocks that the controller allocates."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import ALLOCATE_PRODUCER_IDS, AllocateProducerIds
 from metaquorum.rpc.session import WorkerSession
 
-BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer asks again
+BLOCK_S: Final = 10.0  # seconds to wait for the next block; after that the client retries
 
 
 class ProducerIds:
-    """Hands out the ids of this worker's block, and asks for the next block when it is used up."""
+    """Allocator of producer ids from this worker's block; requests a new block when it is empty."""
 
     def __init__(self, controller_client: ControllerClient, session: WorkerSession) -> None:
         self._controller_client = controller_client
@@ -22,7 +22,10 @@ class ProducerIds:
         self._asking = trio.Lock()
 
     async def take(self) -> int:
-        """An id that nobody has had before. KafkaError when the controller gives none."""
+        """Return a producer id never used before.
+
+        Raises KafkaError if the controller does not allocate a block.
+        """
         async with self._asking:
             if self._next == self._end:
                 request = AllocateProducerIds(
