@@ -21,7 +21,7 @@ class WorkerListener(Struct):
 
 
 class DescribedWorker(Struct):
-    """State of one worker. Values that come from heartbeats are -1 before the first heartbeat."""
+    """State of one worker. Values from heartbeats are -1 if the controller has received none."""
 
     worker_id: int = int32()
     broker_epoch: int = int64()

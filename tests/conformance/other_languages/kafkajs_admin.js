@@ -1,4 +1,4 @@
-// Administers a node with kafkajs: node kafkajs_admin.js BOOTSTRAP TOPIC. Prints what it saw as JSON.
+// Administers a node with kafkajs: node kafkajs_admin.js BOOTSTRAP TOPIC. Prints its results as JSON.
 const { Kafka, logLevel, ConfigResourceTypes, AclResourceTypes, AclOperationTypes,
   AclPermissionTypes, ResourcePatternTypes } = require('kafkajs')
 
@@ -13,7 +13,7 @@ const value = async (admin, name) => {
     includeSynonyms: false, resources: [{ ...resource, configNames: [name] }] })
   return resources[0].configEntries[0].configValue
 }
-const becomes = async (admin, name, wanted) => { // Kafka answers before it is in force
+const becomes = async (admin, name, wanted) => { // Kafka acknowledges it before it is in force
   for (let tries = 0; tries < 100 && (await value(admin, name)) !== wanted; tries++) {
     await new Promise((done) => setTimeout(done, 50))
   }

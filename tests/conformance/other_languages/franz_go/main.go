@@ -1,4 +1,4 @@
-// Produces, consumes and administers a node with franz-go: main BOOTSTRAP TOPIC. Prints what it saw
+// Produces, consumes and administers a node with franz-go: main BOOTSTRAP TOPIC. Prints its results
 // as JSON.
 package main
 
@@ -61,7 +61,7 @@ func administer(ctx context.Context, admin *kadm.Client, topic string) map[strin
 		{Op: kadm.SetConfig, Name: "retention.ms", Value: &soon}}, topic)
 	must(err)
 	seen["badConfig"] = name(altered[0].Err)
-	// Kafka answers a change before it is in force.
+	// Kafka acknowledges a change before it is in force.
 	for tries := 0; tries < 100; tries++ {
 		described, err := admin.DescribeTopicConfigs(ctx, topic)
 		must(err)
@@ -85,7 +85,7 @@ func administer(ctx context.Context, admin *kadm.Client, topic string) map[strin
 	return seen
 }
 
-// Batches of every codec, with keys and headers; what the idempotent producer got back.
+// Batches of every codec, with keys and headers; the results of the idempotent producer.
 func produce(ctx context.Context, bootstrap, topic string) {
 	codecs := map[string]kgo.CompressionCodec{"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(),
 		"snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()}

@@ -1,4 +1,4 @@
-// Administers a node with sarama: main BOOTSTRAP TOPIC. Prints what it saw as JSON.
+// Administers a node with sarama: main BOOTSTRAP TOPIC. Prints its results as JSON.
 package main
 
 import (
@@ -36,7 +36,7 @@ func value(admin sarama.ClusterAdmin, topic, name string) string {
 	return entries[0].Value
 }
 
-// Kafka answers a change before it is in force.
+// Kafka acknowledges a change before it is in force.
 func becomes(admin sarama.ClusterAdmin, topic, name, wanted string) string {
 	for tries := 0; tries < 100 && value(admin, topic, name) != wanted; tries++ {
 		time.Sleep(50 * time.Millisecond)
