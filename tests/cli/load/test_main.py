@@ -1,4 +1,4 @@
-"""mq-load, as somebody types it: what it prints, and how it ends."""
+"""mq-load on the command line: its output and exit codes."""
 
 import io
 import json
@@ -159,7 +159,7 @@ def test_reports_and_files_need_a_table(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What it refers to, and which texts it has."""
+    """Parser that collects the links and the texts of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def test_a_bundle_cannot_be_written_anywhere(tmp_path: Path) -> None:
 
 
 def test_without_java_a_load_says_so_before_it_asks_anybody(tmp_path: Path) -> None:
-    """In a process of its own: this one may have a session of Spark."""
+    """In a process of its own, because this one may have a Spark session."""
     arguments = ["-b", "127.0.0.1:1", "--topic", "t", "--output", tmp_path / "table"]
     process = LoadProcess(tmp_path / "process", arguments, JAVA_HOME=str(tmp_path))
     assert process.wait() == 1

@@ -1,8 +1,8 @@
-"""One Spark session for all tests of a process, where there is a Java to run it.
+"""One Spark session for all tests of a process, if Java is installed.
 
-The official connector's jars are added to it where they can be had (tests/peers/spark/install, for
-one version of PySpark), to compare with. METAQUORUM_SPARK_JARS names others, with commas between
-them; empty: none.
+The official connector's jars are added if they are available (tests/peers/spark/install, for
+one version of PySpark), for comparison. METAQUORUM_SPARK_JARS names other jars, separated by
+commas; if it is empty, no jars are added.
 """
 
 import functools
@@ -40,7 +40,7 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 
 @functools.cache
 def missing_for_spark() -> str:
-    """Why Spark cannot be run here; empty when it can."""
+    """Return the reason why Spark cannot run here; "" if it can."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -53,7 +53,7 @@ def missing_for_spark() -> str:
         return f"Spark needs Java {LEAST_JAVA} or newer: {java} cannot be run: {error.strerror}"
     found = re.search(r'version "(\d+)', done.stderr)
     if found is None:
-        return f"Spark needs Java {LEAST_JAVA} or newer: {java} -version tells no version"
+        return f"Spark needs Java {LEAST_JAVA} or newer: {java} -version prints no version"
     if int(found[1]) < LEAST_JAVA:
         return f"Spark needs Java {LEAST_JAVA} or newer: {java} is Java {found[1]}"
     return ""
@@ -61,7 +61,7 @@ def missing_for_spark() -> str:
 
 @functools.cache
 def connector_jars() -> str:
-    """Paths of the official connector's jars, with commas between them; empty: there are none."""
+    """Return the paths of the official connector's jars, separated by commas; "" without jars."""
     if JARS in os.environ:
         return os.environ[JARS]
     if (
@@ -77,10 +77,10 @@ def connector_jars() -> str:
 @dataclass(frozen=True)
 class SharedSpark:
     session: SparkSession
-    logs: Path  # of driver and executors, whatever they print, and the event log
+    logs: Path  # output of driver and executors, and the event log
 
     def logged(self) -> str:
-        """All that stands in there, of each query until now."""
+        """Return the content of the file, from all queries so far."""
         mark = unique("mark")
         self.session.range(1).selectExpr(f"'{mark}'").collect()
         wait_until(lambda: mark in text_of(self.logs / "events"))
@@ -122,7 +122,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpa
     )
     if jars := connector_jars():
         builder = builder.config("spark.jars", jars)
-    with printing_to(logs / "printed"):  # of Java, which starts here and keeps both files
+    with printing_to(logs / "printed"):  # for Java, which starts here and inherits both files
         session = builder.getOrCreate()
     if not any(info.name == "pyspark_metaquorum" for info in iter_modules()):
         session.dataSource.register(DefaultSource)  # not installed by make
@@ -137,7 +137,7 @@ def spark(shared_spark: SharedSpark) -> SparkSession:
 
 @contextmanager
 def printing_to(path: Path) -> Iterator[None]:
-    """Processes that begin meanwhile print into that file."""
+    """Redirect the output of processes started during the block into the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {number: os.dup(number) for number in (1, 2)}

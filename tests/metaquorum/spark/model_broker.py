@@ -1,8 +1,8 @@
-"""A Kafka broker's partition as a model: what a reader may meet, on the wire, in memory.
+"""Model of a Kafka broker's partition, in memory, with all cases that a reader must handle.
 
-`PartitionLog` is a list of encoded batches, and what the broker says beside them; `ModelBroker` is
-a `Transport` to as many brokers as a test wants, which answer by the protocol from the logs. Tests
-change the log between requests: `before_fetch` is called with each Fetch request.
+`PartitionLog` is a list of encoded batches with the other facts that the broker reports.
+`ModelBroker` is a `Transport` to any number of brokers, which answer by the protocol from the logs.
+Tests change the log between requests: `before_fetch` is called with each Fetch request.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PartitionLog:
     aborted: list[tuple[int, int, int]] = field(default_factory=list)  # producer, first, last
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """As Kafka's LeaderEpochFileCache.endOffsetFor."""
+        """Return the result of Kafka's LeaderEpochFileCache.endOffsetFor."""
         if not self.epochs or epoch > self.epochs[-1][0]:
             return -1, -1
         if epoch == self.epochs[-1][0]:
@@ -92,13 +92,15 @@ class ModelBroker:
         self.topic_id = TOPIC_ID
         self.exists = True
         self.throttle_ms = 0
-        self.is_empty_when_throttled = False  # as a Kafka's fetches are
+        self.is_empty_when_throttled = False  # limits of a fetch, as in Kafka
         self.preferred: int | None = None
         self.fetches: list[tuple[int, FetchRequest]] = []  # node and request
         self.max_bytes: int | None = None
         self.before_fetch: Callable[[int, FetchRequest], ErrorCode | None] = lambda _n, _r: None
         self.down: set[int] = set()
-        self.truncations: list[tuple[int, int]] = []  # in the ledger; first and last offset
+        self.truncations: list[
+            tuple[int, int]
+        ] = []  # first and last offset, in the truncation ledger
         self.slept_s = 0.0
         self._now = 1000.0
         self._served = {**SERVED, ApiKey.FETCH: fetch_version}

@@ -61,7 +61,7 @@ def forms() -> list[type[RecordWalk]]:
 
 class Built(NamedTuple):
     batches: list[pa.RecordBatch]
-    runs: list[list[tuple[int, int]]]  # of each batch that was added
+    runs: list[list[tuple[int, int]]]  # runs of each added batch
     facts: tuple[Any, ...]
     error: str
 
@@ -73,7 +73,7 @@ def build(
     names: Sequence[str] | None = None,
     take_every: int = 1 << 60,
 ) -> Built:
-    """What a builder gives of these; it is asked for it behind `take_every` steps."""
+    """Return the rows of a builder for these batches, taken after `take_every` steps."""
     builder = BatchBuilder(schema(True, names), "letters", 7)
     made, runs, error, steps = [], [], "", 0
     try:
@@ -99,7 +99,7 @@ def build(
 
 
 def build_in_all_forms(batches: Sequence[bytes], *args: Any, **options: Any) -> Built:
-    """Which are the same, to the byte that is outside the columns' bounds."""
+    """Assert that the batches are equal, including bytes outside the columns' bounds."""
     with in_form(RecordWalk):
         interpreted = build(batches, *args, **options)
     if COMPILED is not None:
@@ -163,7 +163,7 @@ _times = st.integers(0, 5) | st.sampled_from([-1, 0, NOW, NOW + 10**8]) | st.int
 
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
-    """Dense, or with offsets that compaction took away; records alike, or none like the other."""
+    """Draw a batch: dense or compacted, with records that are similar or all different."""
     count = draw(st.integers(1, 8))
     step = draw(st.sampled_from([1, 1, 3]))
     offset = base = draw(st.sampled_from([0, 1, 1000, 1 << 40]))
@@ -210,7 +210,7 @@ def test_the_rows_are_what_decode_records_gives(batch: bytes, data: st.DataObjec
 @given(some=st.lists(batches(), min_size=1, max_size=4), take_every=st.integers(1, 3))
 @settings(deadline=None, max_examples=20)
 def test_batches_are_added_before_and_behind_a_take(some: list[bytes], take_every: int) -> None:
-    """Their rows come in the order of the adds, none twice, whenever the rows are taken."""
+    """The rows are in the order of the adds, without duplicates, whenever they are taken."""
     expected = [row for batch in some for row in expected_rows(batch)]
     assert rows_of(build_in_all_forms(some)) == expected
     assert rows_of(build_in_all_forms(some, take_every=take_every)) == expected
@@ -229,7 +229,7 @@ def test_the_columns_are_those_that_were_chosen(names: list[str]) -> None:
 
 
 def _random_batch(dice: random.Random, count: int, codec: Codec) -> bytes:
-    """Large enough that columns grow, and that pieces end inside of records."""
+    """Return a batch so large that columns grow and pieces end inside records."""
     sizes = dice.choice([(0, 0), (100, 100), (50, 150), (-1, 30), (900, 1100), (8100, 8300)])
     keys = dice.choice([(-1, -1), (8, 8), (0, 0), (-1, 20)])
 
@@ -368,11 +368,11 @@ def test_offsets_beyond_64_bits_are_outside_of_every_range(end: int) -> None:
     assert built.error == ""
 
 
-# What is damaged
+# Damage
 
 
 def _decodable(batch: bytes) -> tuple[list[Record], bool]:
-    """The records before the first that is not sound; whether all are.
+    """Return the records before the first malformed one, and whether all are well-formed.
 
     Read one by one from ever shorter claims, as `decode_pieces` gives no part of a piece.
     """
@@ -383,7 +383,7 @@ def _decodable(batch: bytes) -> tuple[list[Record], bool]:
 
 
 def _mutated(dice: random.Random, batch: bytes) -> bytes:
-    """Records that lie behind a checksum that is right, or a header that lies about them."""
+    """Malformed records with a correct checksum, or a header with false counts."""
     header = parse_header(batch)
     body = bytearray(batch[HEADER_BYTES:])
     for _ in range(dice.choice((1, 1, 2, 4))):
@@ -517,7 +517,7 @@ def test_more_bytes_than_the_offsets_of_a_column_reach_are_refused_before_a_row_
 
 @pytest.mark.parametrize("form", FORMS)
 def test_headers_without_a_byte_are_held_bytes(form: type[RecordWalk]) -> None:
-    """Many in a record of a batch that decompresses to gigabytes: the caller sees them grow."""
+    """A record with many headers decompresses to gigabytes: the caller sees the size grow."""
     headers = (("", None),) * 1000
     records = [Record(i, NOW, None, None, headers) for i in range(50)]
     batch = bytes(encode_batch(records, codec=Codec.ZSTD))

@@ -1,8 +1,8 @@
-"""Row for row what Spark's own Kafka connector reads: our data source, and the files of a load.
+"""The data source and the files of a load equal the rows that Spark's Kafka connector reads.
 
 The topics are in a real Kafka, written by Java's own client (`WriteTopics.java`): every codec,
 headers, null and empty keys and values, compaction, log append time, aborted transactions,
-and one that is open. Needs the connector's jars (tests/peers/spark/install), which there are for
+and an open transaction. Needs the connector's jars (tests/peers/spark/install), which exist for
 PySpark 4.2 only; without them, or without Java 17, these tests are skipped.
 """
 
@@ -47,7 +47,7 @@ Row = tuple[object, ...]
 def written(
     java: None, shared_spark: object, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Bootstrap of a Kafka that has the topics, compacted as far as they will be."""
+    """Return the bootstrap address of a Kafka with the topics, after compaction."""
     settings = {"log.cleaner.backoff.ms": 100, "log.cleaner.min.compaction.lag.ms": 0}
     kafka = KafkaNode(tmp_path_factory.mktemp("equal") / "kafka", settings)
     kafka.start()
@@ -65,7 +65,7 @@ def written(
 
 
 def is_compacted(kafka: KafkaNode) -> bool:
-    """The cleaner has been through all but the last segments, and nothing changes any more."""
+    """Wait until the cleaner has cleaned all but the last segments, and nothing changes."""
     checkpoint = kafka.data_dir / "cleaner-offset-checkpoint"
     if not checkpoint.exists():
         return False
@@ -76,7 +76,7 @@ def is_compacted(kafka: KafkaNode) -> bool:
 
 
 def active_segments(kafka: KafkaNode) -> list[int]:
-    """Of each partition of the compacted topic: where its last segment begins."""
+    """Return the base offset of the last segment of each partition of the compacted topic."""
     return [
         max(
             int(path.stem)

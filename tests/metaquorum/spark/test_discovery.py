@@ -18,7 +18,7 @@ from tests.test_house import project_files
 
 pytestmark = pytest.mark.slow
 
-# With no site-packages of its own, so that what makes it editable here has no part in it.
+# Without its own site-packages, so that this environment's editable install has no effect.
 LOOKUP = """
 import sys
 sys.path[:0] = sys.argv[1:]
@@ -35,7 +35,7 @@ for info in iter_modules():
 
 
 def found_by_spark(*folders: Path) -> list[str]:
-    """Of the packages in `folders`, before those of this environment: name, and both files."""
+    """Return name and files of the data source, with `folders` first in the path."""
     installed = sysconfig.get_path("purelib")
     done = subprocess.run(
         [sys.executable, "-S", "-c", LOOKUP, *map(str, folders), installed],
@@ -56,7 +56,7 @@ def expected(folder: Path, sources: Path) -> list[str]:
 
 
 def pip(*arguments: object) -> None:
-    """Without a compiler, which is quicker; the code that is compiled is interpreted then."""
+    """Build without a compiler, which is faster; the compiled modules are then interpreted."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     done = subprocess.run(
         [*command, *map(str, arguments)],
@@ -69,7 +69,7 @@ def pip(*arguments: object) -> None:
 
 
 def sources_in(folder: Path) -> Path:
-    """A copy of the project's files: building in place leaves traces."""
+    """Return a copy of the project's files, as a build in place would leave files."""
     for path in project_files():
         copy = folder / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The Spark pipeline runs where pyspark, pyarrow and the codecs are, and nothing else of a node."""
+"""The Spark pipeline runs with pyspark, pyarrow and the codecs only."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ print(json.dumps([sum(rows), sorted(ABSENT & sys.modules.keys())]))
 
 
 def test_a_topic_is_read_where_nothing_of_a_node_is_installed(node: Peer) -> None:
-    """By every codec, as each is a module of its own; and all modules can be imported there."""
+    """Read with every codec, each a module of its own, and import all modules."""
     with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
         topic = new_topic(cluster)
         for codec in Codec:

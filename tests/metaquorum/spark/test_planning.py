@@ -1,4 +1,4 @@
-"""Offsets and splits without I/O, and plans of topics on our node and on a real Kafka."""
+"""Offsets and splits without I/O, and plans of topics on a node and on a real Kafka."""
 
 import logging
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def at(*offsets: int) -> OffsetsByPartition:
     return OffsetsByPartition({TopicPartition("t", n): each for n, each in enumerate(offsets)})
 
 
-# Where a partition is read from and to
+# First and end offsets of partitions
 
 LOG = PartitionSnapshot(log_start=10, end=50)
 
@@ -311,7 +311,7 @@ def test_splits_hold_every_offset_once_and_no_more_than_is_asked(
         live = part.end - max(part.start, min(snapshot.log_start, part.end))
         assert most_records is None or live <= most_records
         per_offset = snapshot.bytes_per_offset or 0
-        # Offsets are not divided: one more than the share is in some parts.
+        # Offsets are whole: some parts have one more than the share.
         assert most_bytes is None or (live - 1) * per_offset <= most_bytes
 
 
@@ -496,7 +496,7 @@ def test_what_a_user_may_not_know_is_left_out_or_said(java: None, tmp_path: Path
 
 
 def allow_reading_alone(bootstrap: str, known: str, unknown: str) -> None:
-    """Of one of the topics; a broker needs some rights of its own."""
+    """Deny access to one of the topics; a broker keeps the rights that it needs."""
     topic, cluster = ResourceType.TOPIC, ResourceType.BROKER
     allow, deny = AclPermissionType.ALLOW, AclPermissionType.DENY
     client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

@@ -1,4 +1,4 @@
-"""RangeReader against a model of a broker: every offset of a range is a record or a named gap."""
+"""RangeReader with a model broker: every offset of a range is a record or a gap with a reason."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def new_batch(
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Batches of transactions and of none, their markers, elections, compaction, retention."""
+    """Draw a log with transactions, markers, elections, compaction and retention."""
     log = PartitionLog(epochs=[(3, 0)])
     committed: Truth = {}
     open_since: dict[int, int] = {}
@@ -124,7 +124,7 @@ def histories(draw: st.DrawFn) -> History:
             written.setdefault(producer, [])
             if open_since[producer] == offset:
                 written[producer] = []
-            # Of an aborted batch even what compaction took counts as aborted.
+            # Offsets of an aborted batch that compaction removed count as aborted, too.
             written[producer] += offsets
         codec = draw(st.sampled_from(Codec))
         batch = new_batch(sorted(kept), offset, offset + count - 1, epoch, producer, codec=codec)
@@ -133,7 +133,7 @@ def histories(draw: st.DrawFn) -> History:
         else:
             written.get(producer, [])[-count:] = []
         offset += count
-    # Compaction never takes the last batch.
+    # Compaction never removes the last batch.
     if not parts or parts[-1][1] < offset:
         parts.append((offset, offset + 1, new_batch([offset], offset, offset, epoch)))
         committed[offset] = value_of(offset)
@@ -201,7 +201,7 @@ def read(
 
 
 def accounted(reader: RangeReader) -> Mapping[int, GapReason]:
-    """The listed gaps, offset by offset; they are in order and do not overlap."""
+    """Return the reason of each offset in the gaps, after a check of their order."""
     report = reader.report
     assert report is not None
     for one, other in pairwise(report.gaps):
@@ -295,7 +295,7 @@ def test_a_leader_that_moves_or_dies_is_found_again_and_nothing_is_doubled(each:
 
 
 def test_a_range_that_was_left_half_way_is_read_again() -> None:
-    """Over the same connections: the answer that was on its way is of nobody's interest."""
+    """On the same connections: the client discards the response that was in flight."""
     broker = ModelBroker(plain_log(60))
     broker.max_bytes = 1
     with cluster_of(broker) as cluster, pytest.MonkeyPatch.context() as patch:
@@ -368,7 +368,7 @@ def test_throttle_times_are_waited_out_and_told() -> None:
 
 
 def test_a_broker_that_throttles_may_answer_with_nothing() -> None:
-    """For longer than the timeout, too: it is no failure."""
+    """A throttle time longer than the timeout is not a failure."""
     broker = ModelBroker(plain_log(20))
     broker.throttle_ms, broker.is_empty_when_throttled = 9_000, True
 
@@ -404,7 +404,7 @@ def test_the_nearest_replica_is_read_from_and_left_when_it_fails() -> None:
     assert nodes == [0, *[1] * 6, *[0] * 5]
 
 
-# What is gone
+# Deleted, truncated and replaced records
 
 
 def test_deleted_records_are_an_error_or_a_gap() -> None:
@@ -452,7 +452,7 @@ def test_a_hole_in_a_topic_without_compaction_is_no_compaction() -> None:
 
 
 def cut_log(at: int, upto: int) -> PartitionLog:
-    """Of 50 records in epoch 3, those from `at` on are gone; others up to `upto` in epoch 5."""
+    """Return 50 records in epoch 3, truncated at `at`, and those up to `upto` in epoch 5."""
     log = plain_log(50)
     log.batches = log.batches[: at // 10]
     if upto > at:
@@ -469,7 +469,7 @@ def test_records_that_were_replaced_are_not_taken_for_those_of_the_plan(upto: in
         DataLossError, match="replaced: the log was truncated since the plan was made"
     ):
         read(ModelBroker(log), range_of(0, 50, 3), STRICT)
-    # Who asks only for what was not cut reads it.
+    # A range before the truncation is read normally.
     assert read(ModelBroker(log), range_of(0, 30, 3), STRICT)[0] == everything(30)
     found, reader = read(ModelBroker(log), range_of(0, 50, 3), UNCOMMITTED)
     assert found == everything(min(50, upto))
@@ -518,19 +518,19 @@ def test_a_hole_before_replaced_records_is_compacted_up_to_the_cut_only() -> Non
         **dict.fromkeys(range(20, 30), GapReason.COMPACTED),
         **dict.fromkeys(range(30, 50), GapReason.REPLACED),
     }
-    # Nothing of the range is left behind the cut: what lies behind the range tells of it.
+    # No offset of the range is left: the records after the range reveal the truncation.
     with pytest.raises(DataLossError, match="offsets 30 to 37 of t-0 are replaced"):
         read(ModelBroker(log), range_of(0, 38, 3), STRICT)
     found, _ = read(ModelBroker(log), range_of(0, 30, 3), STRICT)
     assert found == everything(20)
-    # Another leader that only goes on where the plan ends has replaced nothing.
+    # A new leader that only appends after the end of the plan has replaced no record.
     log.epochs[-1] = (5, 38)
     found, _ = read(ModelBroker(log), range_of(0, 38, 3), STRICT)
     assert found == everything(20)
 
 
 def test_the_ledger_is_asked_for_while_the_response_is_still_decoded() -> None:
-    """Its answer must not come into the buffer of which the records are views."""
+    """Its response must not overwrite the buffer that the records refer to."""
     broker = ModelBroker(cut_log(30, 50))
     broker.truncations = [(30, 49)] * 9
     found, reader = read(broker, range_of(30, 50, 3), UNCOMMITTED)
@@ -612,7 +612,7 @@ def test_a_topic_that_vanishes_in_mid_range(is_made_again: bool) -> None:
 
 
 def test_compaction_up_to_an_open_transaction_leaves_nothing_to_fetch() -> None:
-    """The broker gives no batch, since the next one is not to be read yet."""
+    """The broker sends no batch, because the next one is not readable yet."""
     log = plain_log(50)
     log.last_stable_offset = 30
     log.batches = [log.batches[0], *log.batches[3:]]
@@ -659,7 +659,7 @@ def test_records_that_make_no_sense_behind_a_right_checksum() -> None:
 
     header = parse_header(log.batches[1])
     body = bytearray(log.batches[1][61:])
-    body[-1] = 9  # headers, which are not there
+    body[-1] = 9  # count of headers, which are missing
     log.batches[1] = bytes(pack_batch(header, bytes(body)))
     with pytest.raises(DataLossError, match="corrupt"):
         read(ModelBroker(log), range_of(0, 30), STRICT)
@@ -669,14 +669,14 @@ def test_records_that_make_no_sense_behind_a_right_checksum() -> None:
 
 
 def test_what_compaction_took_before_damage_is_accounted_for() -> None:
-    """Of a batch that is walked in several pieces, the last of which makes no sense."""
+    """The last of several pieces of the batch is malformed."""
     from wire.records.records import pack_batch, parse_header
 
     log = PartitionLog(epochs=[(3, 0)])
     count = 20_000
     batch = new_batch(list(range(0, count, 2)), 0, count - 1, 3)
     body = bytearray(batch[61:])
-    body[-1] = 9  # headers, which are not there
+    body[-1] = 9  # count of headers, which are missing
     log.batches = [bytes(pack_batch(parse_header(batch), bytes(body)))]
     log.log_end = log.high_watermark = count
     found, reader = read(ModelBroker(log), range_of(0, count), UNCOMMITTED)

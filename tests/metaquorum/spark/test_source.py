@@ -1,4 +1,4 @@
-"""Records by way of the data source: without Spark's Java where that is enough, and by it."""
+"""Records read by the data source: without Java where possible, and by Spark."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def record(number: int, partition: int = 0) -> ProducerRecord:
 
 
 def row(number: int, topic: str, partition: int = 0, offset: int | None = None) -> dict[str, Any]:
-    """What the data source has of `record(number)`."""
+    """Return the rows that the data source should have of `record(number)`."""
     sent = record(number, partition)
     return {
         "key": sent.key,
@@ -79,7 +79,7 @@ def reader(bootstrap: str, **options: object) -> RangesReader:
 
 
 def read(bootstrap: str, **options: object) -> list[dict[str, Any]]:
-    """Rows as the tasks of Spark make them, one after the other."""
+    """Return the rows of the Spark tasks, run one after the other."""
     made = reader(bootstrap, **options)
     batches = [batch for part in made.partitions() for batch in made.read(part)]
     rows: list[dict[str, Any]] = pa.Table.from_batches(batches).to_pylist() if batches else []
@@ -163,7 +163,7 @@ def test_ranges_by_time_and_splits(node: Peer) -> None:
 def test_what_was_deleted_is_left_out_or_an_error(
     node: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between the plan and its reading, as retention does."""
+    """The records are deleted between the plan and the read, as by retention."""
     topic = filled_topic(node.bootstrap, map(record, range(100)))
     strict = reader(node.bootstrap, subscribe=topic)
     lenient = reader(node.bootstrap, subscribe=topic, failOnDataLoss="false")
@@ -177,7 +177,7 @@ def test_what_was_deleted_is_left_out_or_an_error(
 
 
 def test_no_partitions_are_read_as_nothing(node: Peer) -> None:
-    """Spark then has a partition of its own read."""
+    """Spark then reads a partition of its own, None."""
     topic = filled_topic(node.bootstrap, [])
     made = reader(node.bootstrap, subscribe=topic)
     assert made.partitions() == []
@@ -310,7 +310,7 @@ def test_spark_finds_the_source_and_reads_every_row(spark: SparkSession, either:
     assert (
         load(spark, either.bootstrap, subscribe=topic, columns="offset").distinct().count() == 500
     )
-    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")  # of what DDL calls a timestamp
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")  # type of TIMESTAMP in DDL
     try:
         timestamps = load(spark, either.bootstrap, subscribe=topic, columns="timestamp")
         assert timestamps.schema["timestamp"].dataType == TimestampType()

@@ -12,7 +12,7 @@ from wire.records.records import Codec
 
 
 def new_topic(cluster: Cluster, partitions: int = 1, **configs: str) -> str:
-    """Known to the cluster; underscores in names of configs stand for dots."""
+    """Create a topic; underscores in config names become dots."""
     admin, name = BlockingAdmin(cluster), unique("spark")
     texts = {key.replace("_", "."): value for key, value in configs.items()}
     made = admin.create_topics([NewTopic(name, partitions, 1, texts)])[name]

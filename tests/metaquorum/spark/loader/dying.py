@@ -1,4 +1,4 @@
-"""A storage on which a process dies, or stands still, at its k-th operation."""
+"""A storage on which a process dies, or pauses, at its k-th operation."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Death(BaseException):
-    """No `except Exception` may catch it; nor does anything that the process did go on."""
+    """No `except Exception` may catch it; nor does anything that the process continues."""
 
 
 class When(Enum):
@@ -100,7 +100,7 @@ class WatchedFile:
         self._is_closed = True
 
     def discard(self) -> None:
-        """A process that is dead discards nothing; but its file is closed."""
+        """Only close the file: a dead process discards nothing."""
         if not self._storage.is_dead:
             self._file.discard()
         elif not self._is_closed:
@@ -116,7 +116,7 @@ def dies_at(number: int, when: When) -> Callable[[int, When], None]:
 
 
 class Pause:
-    """A driver stands still at its k-th operation until it is let go on."""
+    """A driver pauses at its k-th operation until it is resumed."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -1,4 +1,4 @@
-"""A log without a cluster, whose records say where they are; and a driver that loads it."""
+"""A log without a cluster, whose records hold their own offsets, and a driver that loads it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ TOPIC_ID = bytes(range(16))
 CLUSTER = "a-cluster"
 BATCH = 3
 SCHEMA = pa.schema([("value", pa.binary()), ("offset", pa.int64())])
-# No offset in which 7 goes has a record.
+# Positive multiples of 7 are offsets without a record.
 MISSING = 7
 
 NOW_MS = 1_700_000_000_000
 
 
 class Log:
-    """Partitions of one topic with so many offsets each. A `Planner`."""
+    """Partitions of one topic with the given number of offsets each. A `Planner`."""
 
     def __init__(self, ends: Mapping[int, int], range_offsets: int = 10) -> None:
         self.ends = dict(ends)
@@ -73,7 +73,7 @@ def offsets_of(start: int, end: int) -> list[int]:
 
 
 class NumbersReader:
-    """As `RangeReader`."""
+    """A replacement of `RangeReader`."""
 
     def __init__(self, range_: OffsetRange, on_progress: OnProgress) -> None:
         self.report: RangeReport | None = None
@@ -144,7 +144,7 @@ def request(
 def drive(
     storage: Storage, log: Log, asked: LoadRequest, events: Events | None = None
 ) -> LoadOutcome:
-    """One load by a driver of its own, without a lock."""
+    """Run one load by a new driver, without a lock."""
     table = Table(storage)
     table.open_or_make()
     return run_load(
@@ -156,11 +156,11 @@ def load(folder: Path, log: Log) -> LoadOutcome:
     return drive(LocalStorage(str(folder)), log, request(folder))
 
 
-# What readers see
+# Files visible to readers
 
 
 def seen_by_readers_of_the_folder(folder: Path) -> dict[int, list[int]]:
-    """By partition, the offsets in all that is called `*.parquet`, file by file in order."""
+    """Return the offsets in all files `*.parquet` by partition, in the order of the files."""
     found: dict[int, list[int]] = {}
     for path in sorted(folder.rglob("*.parquet")):
         partition = int(path.parent.name.removeprefix("partition="))
@@ -194,7 +194,7 @@ def assert_nothing_twice(found: Mapping[int, Sequence[int]]) -> None:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """What is there beside committed files and the loader's own."""
+    """Return the files other than committed files and the loader's own."""
     return [
         str(path.relative_to(folder))
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""mq-load as a process, and what it starts."""
+"""mq-load as a process, and the processes it starts."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ class LoadProcess:
         return self.process.wait(PATIENCE_S)
 
     def workers(self) -> list[int]:
-        """Processes that it started."""
+        """Return the processes that it started."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -68,7 +68,7 @@ def is_running(pid: int) -> bool:
 
 
 def results_in(output: Path) -> int:
-    """How many ranges of an unfinished load have a result."""
+    """Return the number of ranges of an unfinished load that have a result."""
     found = LocalStorage(str(output)).list_files(LOADING_FOLDER)
     return sum(result_index(path) is not None for path in found)
 

@@ -1,4 +1,4 @@
-"""The zip for Spark's --py-files: imported where metaquorum is not installed, and at work."""
+"""The zip for Spark's --py-files: imported and used where metaquorum is not installed."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, Peer
 
 COUNT = 500
-# An environment without metaquorum: only these of the distributions that are installed here.
+# An environment without metaquorum: of the packages installed here, only these.
 DISTRIBUTIONS = (
     *("pyarrow", "crc32c", "cramjam", "lz4", "zstandard"),
     *("backports", "_cffi_backend", "cffi"),

@@ -61,7 +61,7 @@ OTHER = "fedcba9876543210"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table with one load, of ranges 0 to 10 and 10 to 20 of one partition."""
+    """Return a table with one load, of ranges 0 to 10 and 10 to 20 of one partition."""
     load(tmp_path, Log({0: 20}))
     return tmp_path
 
@@ -71,7 +71,7 @@ def table_in(folder: Path) -> Table:
 
 
 def unfinished(folder: Path, log: Log) -> LoadPlan:
-    """A load whose driver died when it had made its plan."""
+    """Return a load whose driver died after it created its plan."""
     for number in range(100):
         storage = Watched(LocalStorage(str(folder)), dies_at(number, When.AFTER))
         with pytest.raises(Death):
@@ -204,7 +204,7 @@ def test_a_damaged_plan_stops_the_load(folder: Path) -> None:
         load(folder, log)
 
 
-# What may follow
+# Loads that may follow a load
 
 
 def test_the_plan_of_another_cluster_or_topic_is_not_gone_on_with(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Drivers that die, or stand still, at each operation on the output: every offset is there once."""
+"""Drivers that die, or pause, at each operation on the output: the table has each offset once."""
 
 import threading
 from itertools import count
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def small_log() -> Log:
-    """Ranges of 6 offsets: one with a gap, one that has only a gap, one of another partition."""
+    """Return ranges of up to 7 offsets: without a gap, with only a gap, of another partition."""
     return Log({0: 8, 1: 4}, range_offsets=7)
 
 
@@ -50,7 +50,7 @@ def test_a_load_that_dies_anywhere_is_finished_by_its_next_run(tmp_path: Path, w
         log = small_log()
         if not dies(Watched(storage_in(folder), dies_at(number, when)), log, folder):
             break
-        # Meanwhile readers see no more than what is committed, and nothing in part.
+        # Meanwhile readers see committed files only, and no incomplete file.
         visible = seen_by_readers_of_the_folder(folder)
         committed = seen_through_manifests(folder) if Table(storage_in(folder)).is_there() else {}
         assert committed in ({}, expected(log))
@@ -61,7 +61,7 @@ def test_a_load_that_dies_anywhere_is_finished_by_its_next_run(tmp_path: Path, w
         assert seen_by_readers_of_the_folder(folder) == expected(log)
         assert seen_through_manifests(folder) == expected(log)
         assert leftovers(folder) == []
-    assert number > 30  # as many operations as the whole load has
+    assert number > 30  # the number of operations of the whole load
 
 
 @pytest.mark.parametrize("when", When)
@@ -97,7 +97,7 @@ def test_deaths_one_after_the_other_are_no_different(tmp_path: Path) -> None:
 
 
 class PausedDriver(threading.Thread):
-    """A driver that stands still at its k-th operation, if it has so many."""
+    """A driver that pauses at its k-th operation, if it has that many."""
 
     def __init__(self, folder: Path, number: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class PausedDriver(threading.Thread):
 
 
 def test_a_driver_that_stands_still_while_another_one_works_does_no_harm(tmp_path: Path) -> None:
-    """As after a long pause of its machine, when its lock is no longer believed."""
+    """Simulate a driver whose lock became stale during a long pause of its machine."""
     refused = 0
     for number in count():
         folder = tmp_path / f"{number}"

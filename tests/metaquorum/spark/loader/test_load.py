@@ -1,4 +1,4 @@
-"""Loads from a node: whole ones, those that are killed, and what they leave."""
+"""Loads from a node: complete loads, killed loads, and their leftovers."""
 
 import os
 import signal
@@ -84,14 +84,14 @@ def load(bootstrap: str, topic: str, output: Path, **options: Any) -> LoadReport
 
 
 def rows_of(output: Path) -> list[dict[str, Any]]:
-    """As a reader of the folder sees them, in order."""
+    """Return the rows that a reader of the folder sees, in order."""
     found = ds.dataset(str(output), format="parquet", partitioning="hive").to_table()
     rows: list[dict[str, Any]] = found.to_pylist()
     return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
 
 def assert_whole(output: Path, count: int = COUNT) -> None:
-    """Each record once, and as it was sent."""
+    """Assert that the table has each record once, unchanged."""
     rows = rows_of(output)
     where = [(number % PARTITIONS, number // PARTITIONS) for number in range(count)]
     assert [(row["partition"], row["offset"]) for row in rows] == sorted(where)
@@ -130,7 +130,7 @@ def test_an_output_is_the_same_folder_for_drivers_and_tasks(
 
 
 def test_a_row_group_has_many_batches(node: Peer, tmp_path: Path) -> None:
-    """Of 4 MiB each, which lie in memory until the group is written."""
+    """The batches have 4 MiB each, and stay in memory until the row group is written."""
     values = [b"%d " % number * 200 for number in range(12_000)]
     name = filled_topic(node.bootstrap, map(ProducerRecord, values))
     report = load(node.bootstrap, name, tmp_path / "out", max_records_per_range=None)
@@ -230,7 +230,7 @@ def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_p
 def test_a_quota_of_the_job_slows_it_down_and_is_reported(
     start_node: NewNode, tmp_path: Path
 ) -> None:
-    """Counted on one client id, whichever process fetches. Over one second, to be over soon."""
+    """Quotas apply to one client id for all processes. The quota window is one second."""
     node = start_node({"quota.window.num": 2})
     values = [b"%06d" % number * 100 for number in range(1000)]
     name = filled_topic(node.bootstrap, map(ProducerRecord, values))
@@ -278,7 +278,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any]) -
     assert list(tmp_path.iterdir()) == []
 
 
-# Deaths
+# Crashes
 
 
 def arguments(bootstrap: str, topic: str, output: Path, records: int) -> list[object]:
@@ -289,7 +289,7 @@ def arguments(bootstrap: str, topic: str, output: Path, records: int) -> list[ob
 
 
 def half_way(folder: Path, bootstrap: str, topic: str, **environment: str) -> LoadProcess:
-    """A load of 120 ranges, of which some have results, stopped; its output is `folder / "out"`."""
+    """Start a load of 120 ranges into `folder / "out"`, and stop it when some have results."""
     process = LoadProcess(
         folder, arguments(bootstrap, topic, folder / "out", COUNT // 120), **environment
     )
@@ -306,7 +306,7 @@ def half_way(folder: Path, bootstrap: str, topic: str, **environment: str) -> Lo
 
 
 def killed_half_way(folder: Path, bootstrap: str, topic: str) -> Path:
-    """The output of a load whose driver died when some ranges had results."""
+    """Return the output of a load whose driver died when some ranges had results."""
     for attempt in range(ATTEMPTS):
         process = half_way(folder / str(attempt), bootstrap, topic)
         process.kill()
@@ -412,7 +412,7 @@ def test_lanes_have_about_the_same_size() -> None:
 
 
 class KillsWorkers(Events):
-    """Kills the workers of this process whenever a range has begun, so many times."""
+    """Kills the workers of this process when a range begins, up to a number of times."""
 
     def __init__(self, times: int) -> None:
         self.killed: list[int] = []
@@ -426,7 +426,7 @@ class KillsWorkers(Events):
 
 
 def descendants(ancestor: int, word: bytes) -> list[int]:
-    """Processes that it, or one of those, started, and whose command has that word."""
+    """Return the descendant processes whose command contains the word."""
     parents, commands = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -496,7 +496,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def all_arguments() -> str:
-    """Those of every process of this machine, as ps shows them."""
+    """Return the arguments of every process of this machine, as ps shows them."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -616,7 +616,7 @@ def test_spark_gets_the_password_and_writes_it_nowhere(
 def test_a_range_that_spark_cannot_read_is_a_sentence(
     shared_spark: SharedSpark, node: Peer, tmp_path: Path
 ) -> None:
-    """The records go between the plan and the task."""
+    """The records are deleted between the plan and the task."""
     name = filled_topic(node.bootstrap, (record(2 * n) for n in range(100)))
 
     class Deletes(Events):

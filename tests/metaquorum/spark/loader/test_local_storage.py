@@ -1,4 +1,4 @@
-"""A table in a folder: exclusive creation, and what a folder may not be."""
+"""A table in a folder: exclusive creation, and folders that are refused."""
 
 import errno
 import os
@@ -83,7 +83,7 @@ def test_a_table_of_another_format_is_refused(tmp_path: Path, content: bytes) ->
 
 
 class Forgetful(LocalStorage):
-    """Creates what is there already, as stores do that know no condition."""
+    """A storage that overwrites existing files, like stores without conditional writes."""
 
     def create(self, path: str, data: bytes) -> None:
         self.overwrite(path, data)
@@ -119,7 +119,7 @@ def test_what_creators_that_died_left_is_swept(tmp_path: Path) -> None:
 
 
 class Full:
-    """A disk that has no more room."""
+    """A full disk."""
 
     def write(self, data: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""A table in an object store, of which a server in this process stands in for S3."""
+"""A table in an object store; a server in this process replaces S3."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
 
 BUCKET = "tables"
-# Of the libraries that stand between.
+# Warnings of the libraries in between.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -51,7 +51,7 @@ def storage_at(name: str, options: Mapping[str, Any]) -> Storage:
 
 
 def seen_in(storage: Storage, options: Mapping[str, Any]) -> dict[int, list[int]]:
-    """By partition, the offsets in all that is called `*.parquet`."""
+    """Return the offsets in all objects `*.parquet` by partition."""
     files = s3fs.S3FileSystem(**options)
     found: dict[int, list[int]] = {}
     for path in sorted(storage.list_files("")):
@@ -99,7 +99,7 @@ def test_loads_follow_one_another(options: Mapping[str, Any]) -> None:
 def test_a_load_that_dies_is_finished_by_its_next_run(
     options: Mapping[str, Any], when: When
 ) -> None:
-    """At every third operation; all of them are tried on a local folder."""
+    """The driver dies at every third operation; the test of local folders covers all operations."""
     for number in count(when is When.AFTER, 3):
         storage = storage_at(f"{when.value}-{number}", options)
         log = Log({0: 8, 1: 4}, range_offsets=7)

@@ -1,8 +1,8 @@
-"""Executors in processes of their own whose Python lacks metaquorum: two ways to bring it there.
+"""Executors in processes of their own without metaquorum: two ways to install it there.
 
 `local-cluster[2,1,1024]` starts a master and two workers as a real cluster has them. Executors run
 an interpreter that has pyarrow and the codecs, links to those of this environment, and nothing of
-ours; PYTHONPATH is empty.
+this project; PYTHONPATH is empty.
 """
 
 import os
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 RECORDS = 3000
-# What the loader needs on executors, by the names that are imported.
+# Packages that the loader needs on executors, by import name.
 NEEDED = ("pyarrow", "lz4", "zstandard", "crc32c", "cramjam")
 OURS = ("metaquorum", "wire")
 
@@ -42,7 +42,7 @@ def site_packages(environment: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with what NEEDED names, and nothing of ours."""
+    """Return an environment with the packages in NEEDED, without this project."""
     environment = tmp_path_factory.mktemp("bare") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     for name in NEEDED:

@@ -1,4 +1,4 @@
-"""What a worker process is told, through its pipe."""
+"""Specification of a task, sent to a worker process through its pipe."""
 
 import json
 

@@ -20,7 +20,9 @@ class Registry:
         self.versions: dict[tuple[str, int], int] = {}
         self.asked: list[str] = []
         self.authorizations: list[str | None] = []
-        self.answers: list[tuple[int, bytes, dict[str, str]]] = []  # instead of its own, in turn
+        self.answers: list[
+            tuple[int, bytes, dict[str, str]]
+        ] = []  # responses to send first, instead of its own
 
     def register(self, subject: str, body: dict[str, Any]) -> int:
         kept = {key: body[key] for key in ("schema", "schemaType", "references") if key in body}
@@ -79,7 +81,7 @@ def running_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             self.end_headers()
             try:
                 self.wfile.write(content)
-            except OSError:  # the client had enough
+            except OSError:  # the client closed the connection
                 self.close_connection = True
 
         def log_message(self, *_: object) -> None:

@@ -235,7 +235,7 @@ def test_no_values_are_no_rows() -> None:
     assert decode(USER).columns.num_rows == 0
 
 
-# Schemas with values of theirs: (type in DDL, strategy of pairs (JSON value, what Arrow returns)).
+# Schemas and matching values: (type in DDL, strategy of pairs (JSON value, value from Arrow)).
 Typed = tuple[str, st.SearchStrategy[tuple[Any, Any]]]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 MOMENTS = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30))
