@@ -222,9 +222,9 @@ def test_what_was_done_is_told_where_the_rest_is_refused(either: Peer) -> None:
 def test_a_name_in_a_broker_s_refusal_stays_within_its_line(either: Peer) -> None:
     """The name is escaped, so the terminal does not interpret it."""
     admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
-    name = "nobody\n\x1b[2Jmq-admin: forged\u2028"
+    name = "mallory\n\x1b[2Jmq-admin: forged\u2028"
     admin("users", "describe", name, code=1)
     assert "RESOURCE_NOT_FOUND" in admin.errors
-    assert "nobody" in admin.errors
+    assert "mallory" in admin.errors
     assert not any(line.startswith("mq-admin: forged") for line in admin.errors.splitlines())
     assert not UNSAFE.search(admin.errors.replace("\n", ""))
