@@ -206,7 +206,7 @@ def test_a_listener_with_tls_has_the_files_that_its_configs_name(tmp_path: Path)
     ("texts", "complaint"),
     [
         ({}, "ssl.keystore.location must name"),
-        ({"ssl.keystore.location": "/nowhere"}, "/nowhere cannot be read"),
+        ({"ssl.keystore.location": "/nowhere"}, "cannot read the certificate file /nowhere"),
         ({"ssl.keystore.location": "store", "ssl.client.auth": "required"}, "ssl.truststore"),
         (
             {"ssl.keystore.location": "store", "ssl.principal.mapping.rules": "RULE:x"},

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane.instruments.histogram import GROWTH, TURN_S, Histogram
-from dataplane.prometheus.catalog import METRICS, Kind
+from dataplane.prometheus.catalog import METRICS
 from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, labels
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
@@ -23,7 +23,7 @@ from metaquorum.runtime.system import real_runtime
 from tests.dataplane.quotas.test_quota_enforcement import send, set_quota
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
-from tests.nodes import PATIENCE_S, ROOT, Node
+from tests.nodes import PATIENCE_S, Node
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.primitives.errors import ErrorCode
@@ -419,18 +419,3 @@ def test_what_is_long_ago_is_not_among_the_quantiles() -> None:
     assert times.quantiles([1.0], 2 * TURN_S + 2)[0] < 2
     assert times.quantiles([1.0], 9 * TURN_S) == [0.0]
     assert (times.count, times.total_s) == (2, 6.0)
-
-
-def test_every_metric_is_in_the_docs_as_in_the_table() -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
-    told = {name: (kind, shown.strip(), help_.strip()) for name, kind, shown, help_ in rows}
-    assert told == {
-        metric.name: (
-            metric.kind.value,
-            ", ".join(f"`{label}`" for label in metric.labels) or "-",
-            metric.help,
-        )
-        for metric in METRICS.values()
-    }
-    assert all(metric.kind in Kind for metric in METRICS.values())
