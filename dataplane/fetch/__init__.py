@@ -1,6 +1,6 @@
-"""Fetch: what one reads, its sessions (KIP-227) on both sides, long polls, near replicas (KIP-392).
+"""Fetch requests: reading, fetch sessions (KIP-227), long polls, rack-aware reads (KIP-392).
 
-Imports `network`, `partition` and below. No I/O but reads of the log in `reader`. `sessions` is the
-leader's side, `session_client` the follower's; `long_polls` holds fetches open, and `parked_polls`
-bounds their memory.
+Imports `network`, `partition` and below. No I/O except reads of the log in `reader`. Start with
+`sessions`, the leader's side; `session_client` is the follower's side. `long_polls` keeps waiting
+fetches, and `parked_polls` bounds their memory.
 """

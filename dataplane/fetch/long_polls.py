@@ -1,6 +1,6 @@
-"""The fetches of one worker that are held open: until enough has come, or their time is over.
+"""Long polls of one worker: fetches that wait for min bytes or their timeout.
 
-All are woken when the worker stops, and none is held from then on. Plain state.
+When the worker stops, all long polls are woken and later fetches do not wait. Plain state.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from dataplane.partition.partition import FetchWaiter
 
 
 class LongPolls:
-    """Each is in here from `hold` to `release`."""
+    """Waiting fetches of one worker; a fetch is registered from `hold` to `release`."""
 
     def __init__(self, timers: Timers) -> None:
-        self.parked = ParkedRequests()  # those of many partitions, by what they hold in memory
-        self.is_closed = False  # no fetch is to be held any more
+        self.parked = ParkedRequests()  # large long polls and their memory
+        self.is_closed = False  # fetches no longer wait
         self._timers = timers
         self._waiters: set[FetchWaiter] = set()
 
@@ -23,16 +23,16 @@ class LongPolls:
         return len(self._waiters)
 
     def hold(self, waiter: FetchWaiter, wait_s: float, time_over: Callable[[], object]) -> Timer:
-        """`waiter` is woken by `close`; `time_over` is called in so many seconds."""
+        """Register `waiter`, which `close` wakes; call `time_over` after `wait_s` seconds."""
         self._waiters.add(waiter)
         return self._timers.call_after(wait_s, time_over)
 
     def release(self, waiter: FetchWaiter) -> None:
-        """It is held no more. Any number of times."""
+        """Remove `waiter`; idempotent."""
         self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """All that are held are woken."""
+        """Wake all waiters; later fetches do not wait."""
         self.is_closed = True
         for waiter in self._waiters:
             waiter.wake()

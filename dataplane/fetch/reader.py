@@ -1,4 +1,4 @@
-"""What can be read now for one fetch: a row per partition, within the bounds the client gave."""
+"""Reading of one fetch request: a response row per partition, within the client's limits."""
 
 from typing import Final, Protocol
 
@@ -24,15 +24,15 @@ UNKNOWN_EPOCH: Final = -1
 _LEADER_ELSEWHERE: Final = frozenset(
     (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 )
-# Told when the wait is over, unless there is nothing to wait for: a client that has not heard yet
-# that a topic is gone would else ask without a pause.
+# Errors that do not end the wait of a long poll: a client that does not know yet that a topic was
+# deleted would otherwise fetch without a pause.
 _UNHURRIED: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
 
 
 class FetchedWorker(Protocol):
-    """What a fetch may read of the worker, beside the partitions that were looked up for it.
+    """Parts of the worker that a fetch uses, besides its partitions.
 
-    It changes nothing of the worker but that a partition has failed.
+    A fetch changes the worker only by reporting a failed partition.
     """
 
     @property
@@ -40,7 +40,7 @@ class FetchedWorker(Protocol):
 
     @property
     def selects_replicas(self) -> bool:
-        """Whether consumers are sent to replicas of their rack (KIP-392)."""
+        """Whether consumers are directed to replicas in their rack (KIP-392)."""
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None: ...
 
@@ -79,33 +79,35 @@ class FetchReader:
         *,
         from_followers: bool = False,
     ) -> None:
-        """`listener` is that by which the client came.
+        """`listener` is the name of the client's listener.
 
-        `from_followers`: a consumer that knows that followers, too, have what is committed.
+        `from_followers`: whether the consumer may read from followers (KIP-392).
         """
         self.worker = worker
         self.listener = listener
         self.from_followers = from_followers
         self.rack = message.rack_id if from_followers and worker.selects_replicas else ""
-        # What is read next is not read again after a wait, when a follower has told no more.
+        # Whether this is the first read of the request; a read after a wait carries no new
+        # progress of the follower.
         self.is_first = True
         self.replica_id = replica_of(message)
         state = message.replica_state
         self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch
         self.is_committed = message.isolation_level == READ_COMMITTED
-        # What has to be read beside the loop before the places of all records can be told.
+        # Reads that need a worker thread before the positions of all records are known.
         self.cold: list[ColdError] = []
         self.may_block = False
         self.left_bytes = max_bytes
         self.size_bytes = 0
         self._given: list[tuple[Partition, int]] = []
-        # An error or a diverging log is told at once; and nothing comes to a full answer, or to
-        # what was read of an older segment.
+        # Whether to answer without a wait: after an error or a diverging epoch, and if waiting
+        # cannot add records, as the response is full or was read from an older segment.
         self.must_answer = False
         self.names_leaders = False
 
     def end_offset(self, partition: Partition) -> int:
-        """Where this reader has to stop. A debugging consumer (-2) is a consumer, as in Kafka."""
+        """Return the end of the readable records. A debugging consumer (-2) reads like a consumer,
+        as in Kafka."""
         if self.replica_id >= 0:
             return partition.log.log_end_offset
         if self.is_committed:
@@ -115,7 +117,7 @@ class FetchReader:
     def read(
         self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
     ) -> PartitionData:
-        """The row for one partition, which was looked up with this outcome."""
+        """Return the row of one partition; `code` is the error if its lookup gave None."""
         if partition is None:
             return self._refuse(asked, partition, code)
         code = partition.leader_error(asked.current_leader_epoch)
@@ -132,7 +134,7 @@ class FetchReader:
             return self._refuse(asked, partition, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def count_given(self) -> None:
-        """What was read is answered, and counts."""
+        """Add the bytes of the response to the partitions' traffic."""
         for partition, size_bytes in self._given:
             if self.replica_id >= 0:
                 partition.replicated_bytes_out += size_bytes
@@ -140,7 +142,7 @@ class FetchReader:
                 partition.bytes_out += size_bytes
 
     def endpoints(self) -> list[NodeEndpoint]:
-        """Where the leaders are that the rows name (KIP-951)."""
+        """Return the endpoints of the leaders that the rows name (KIP-951)."""
         if not self.names_leaders:
             return []
         return [
@@ -217,34 +219,40 @@ class FetchReader:
         return answer
 
     def _note_follower(self, asked: FetchPartition, partition: Partition) -> None:
-        """It holds all before what it asks for. KafkaError where that cannot be."""
+        """Record that the follower holds all records before its fetch offset.
+
+        Raises KafkaError (NOT_LEADER_OR_FOLLOWER) if the fetching worker is not a replica.
+        """
         offset = asked.fetch_offset
         if not partition.log.log_start_offset <= offset <= partition.log.log_end_offset:
-            return  # which the read refuses
+            return  # the read answers OFFSET_OUT_OF_RANGE
         if not partition.fetched_by(
             self.replica_id, self.broker_epoch, offset, asked.log_start_offset
         ):
             raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.replica_id} is no replica of {partition}"
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"worker {self.replica_id} is not a replica of {partition}",
             )
 
 
 def size_of(answer: PartitionData) -> int:
-    """Of the records in it."""
+    """Return the bytes of records in the row."""
     return answer.records.size_bytes if isinstance(answer.records, LogSlice) else 0
 
 
 def diverging_epoch(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
-    """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
+    """Return where the follower's log diverges from this log, by its last epoch (KIP-595).
 
-    KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.
+    Returns None if the logs match. Raises KafkaError (OFFSET_OUT_OF_RANGE) if this log knows no
+    epoch up to the follower's.
     """
     epoch, end_offset = partition.log.epochs.end_offset_for(
         asked.last_fetched_epoch, partition.log.log_end_offset
     )
     if epoch < 0:
         raise KafkaError(
-            ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition} knows no epoch {asked.last_fetched_epoch}"
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"{partition} has no leader epoch up to {asked.last_fetched_epoch}",
         )
     if epoch < asked.last_fetched_epoch or end_offset < asked.fetch_offset:
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)

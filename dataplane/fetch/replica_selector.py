@@ -1,8 +1,8 @@
-"""Where a consumer is to read that says which rack it is in (KIP-392, RackAwareReplicaSelector).
+"""Preferred read replica of a consumer with a rack id (KIP-392, RackAwareReplicaSelector).
 
-The leader chooses, of the replicas in sync that hold what is asked for, one in the consumer's rack:
-itself if it is there, else the one that has most. Where none is there, it serves the consumer
-itself.
+The leader selects an in-sync replica in the consumer's rack that holds the fetch offset: itself if
+it is in that rack, otherwise the follower with the highest log end offset. Without such a replica
+the leader serves the consumer.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSe
 def nearest_replica(
     partition: Partition, rack: str, offset: int, image: MetadataImage
 ) -> int | None:
-    """The follower to read from at `offset`; None: the leader, which is this worker."""
+    """Return the id of the follower to read `offset` from; None for the leader, this worker."""
     leadership = partition.leader_state
     if leadership is None or _rack(image, partition.leader_id) == rack:
         return None

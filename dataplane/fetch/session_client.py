@@ -1,9 +1,9 @@
-"""The asking side of a fetch session: whole requests to begin with, then only what changed.
+"""Follower's side of a fetch session: a full request first, then incremental requests.
 
-The counterpart of `dataplane.fetch.sessions`, for followers. One request is under way at a time:
+The counterpart of `dataplane.fetch.sessions`. One request is in flight at a time:
 
-    whole request, epoch 0 --session id--> incremental, epoch 1, 2 ... --session error, or the
-         ^   ^-- no session given: whole again                            connection ends--+
+    full request, epoch 0 --session id--> incremental, epoch 1, 2 ... --session error, or the
+         ^   ^-- no session given: full again                             connection ends--+
          '---------------------------------------------------------------------------------'
 
 Plain state. Source: KIP-227.
@@ -40,7 +40,7 @@ _SESSION_ERRORS: Final = frozenset(
 
 
 class RequestedPartition(NamedTuple):
-    """What a follower asks of one partition."""
+    """Fetch parameters of one partition."""
 
     topic_id: Uuid
     partition: int
@@ -58,7 +58,7 @@ class FetchLimits(NamedTuple):
 
 
 class FetchSessionClient:
-    """One follower's session with one leader. What has not changed costs nothing."""
+    """One follower's session with one leader; unchanged partitions cost nothing."""
 
     def __init__(self, replica_id: int, broker_epoch: BrokerEpoch, limits: FetchLimits) -> None:
         self._broker_epoch: Final = broker_epoch
@@ -67,7 +67,7 @@ class FetchSessionClient:
         self._id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._wanted: dict[Key, RequestedPartition] = {}
-        # Since the last request; what is in neither is as the leader knows it.
+        # Changes since the last request; the leader's session holds all other partitions.
         self._changed: dict[Key, RequestedPartition] = {}
         self._forgotten: dict[Key, None] = {}
 
@@ -76,29 +76,29 @@ class FetchSessionClient:
         return self._id != NO_SESSION
 
     def __len__(self) -> int:
-        """How many partitions are asked for."""
+        """Return the number of fetched partitions."""
         return len(self._wanted)
 
     def want(self, want: RequestedPartition) -> None:
-        """Its partition is asked for like this from now on."""
+        """Fetch the partition of `want` with these parameters from now on."""
         key = want.topic_id, want.partition
         if self._wanted.get(key) != want:
             self._wanted[key] = self._changed[key] = want
 
     def drop(self, key: Key) -> None:
-        """It is not asked for any more."""
+        """Stop fetching the partition."""
         if self._wanted.pop(key, None) is not None:
             self._changed.pop(key, None)
             self._forgotten[key] = None
 
     def restart(self) -> None:
-        """The next request is a whole one."""
+        """Make the next request a full one."""
         self._id, self._epoch = NO_SESSION, INITIAL_EPOCH
 
     def request(self, max_wait_ms: int | None = None) -> FetchRequest:
-        """All that is wanted is asked for, and nothing else; to wait no longer than that.
+        """Return the next request, with `max_wait_ms` if given.
 
-        A worker that has registered again begins anew: the session was another registration's.
+        A changed broker epoch starts a new session: the old one belongs to the old registration.
         """
         known = self._replica
         if known.replica_epoch != (broker_epoch := self._broker_epoch()):
@@ -124,7 +124,7 @@ class FetchSessionClient:
         return request
 
     def answered(self, response: FetchResponse) -> ErrorCode:
-        """NONE if the partitions in it are to be looked at; else the session starts anew."""
+        """Return NONE if the response's partitions are valid, else restart the session."""
         if response.error_code:
             self.restart()
             return ErrorCode(response.error_code)
@@ -136,7 +136,7 @@ class FetchSessionClient:
 
 
 def is_session_error(code: ErrorCode) -> bool:
-    """Whether a whole request, at once, is the remedy."""
+    """Return whether an immediate full request resolves the error."""
     return code in _SESSION_ERRORS
 
 

@@ -1,25 +1,27 @@
-"""Fetch sessions: what a client fetches is remembered, so that it asks for changes and hears news.
+"""Leader's side of fetch sessions: incremental fetch requests and responses.
 
-    epoch 0    the client asks for everything; the answer names a session, or 0 when it gets none
-    epoch n>0  the client names what it adds, changes or forgets; the answer holds partitions with
-               news: records, an error, another high watermark or log start. n counts up
-    epoch -1   the client asks for everything and wants no session; the one it names is closed
+    epoch 0    full request; the response gives a session id, or 0 if no session was created
+    epoch n>0  incremental request: partitions added, changed or forgotten; the response holds the
+               changed partitions: records, an error, a new high watermark or log start offset.
+               n increases by one with each request
+    epoch -1   full request without a session; closes the session that it names
 
-Here a partition of a session is quiet, or among the session's `news`:
+A partition of a session is either quiet or in the session's set `news`:
 
-    quiet -> news  what the client asks of it changed, or it told its watchers that something did
-    news -> quiet  looked at: there is nothing to read, and all else has been told
+    quiet -> news  the client changed its fetch parameters, or the partition notified its watchers
+    news -> quiet  examined: nothing to read, and all other changes have been sent
 
-A session watches its partitions from the moment it looks at them, between requests, too. A fetch
-therefore looks at `news` only, and an idle one of a thousand partitions costs as much as of one.
-Partitions that gave records go to the end of `news`, so that none starves behind a small max_bytes.
+A session watches its partitions from their first examination, also between requests. A fetch
+therefore examines `news` only, and an idle fetch of a thousand partitions costs as much as one of a
+single partition. Partitions that returned records move to the end of `news`, so that a small
+max_bytes starves none.
 
-A follower's session wakes for what is appended; that more is committed it hears with the next
-answer, which otherwise would be two for each append.
+An append wakes a follower's session; a new high watermark does not, but goes with the next
+response. Otherwise each append would cause two responses.
 
-Sessions end by eviction, not with their connections: the one unused longest when that is longer
-than MIN_AGE_S, else the smallest that is older than MIN_AGE_S if the new one is larger. Beyond
-Kafka's rules, their partitions have a bound in all. Source: KIP-227.
+Sessions end by eviction, not with their connections: first the least recently used if unused for
+more than MIN_AGE_S, else the smallest one older than MIN_AGE_S if the new session is larger. Beyond
+Kafka's rules, the partitions of all sessions together are limited. Source: KIP-227.
 """
 
 from bisect import bisect_left, insort
@@ -40,7 +42,7 @@ INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 _EPOCH_MAX: Final = 2**31 - 1
 MIN_AGE_S: Final = 120.0
-# Over all sessions; some 500 bytes each. Whoever would exceed it gets no session.
+# Partitions of all sessions, some 500 bytes each. A client that would exceed it gets no session.
 PARTITIONS_MAX: Final = 250_000
 _NEVER_SENT: Final = -1
 
@@ -48,12 +50,12 @@ Key: TypeAlias = tuple[Uuid | str, int]  # topic id or name, and index
 
 
 def is_whole(message: FetchRequest) -> bool:
-    """Whether the request says everything it asks for, without regard to a session."""
+    """Return whether the request is a full one, independent of a session."""
     return message.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
 
 
 def has_many(message: FetchRequest) -> bool:
-    """Whether the request changes more partitions of its session than are changed in one go."""
+    """Return whether the request changes more than PIECE_ROWS partitions of its session."""
     topics, gone = message.topics, message.forgotten_topics_data
     if not (topics or gone):
         return False
@@ -68,7 +70,7 @@ def next_epoch(epoch: int) -> int:
 
 
 class _CommitWatcher:
-    """Watches for a follower what is committed: news to be told, but not to be woken for."""
+    """Watcher of the high watermark for a follower's session, which it does not wake."""
 
     __slots__ = ("_part",)
 
@@ -80,15 +82,15 @@ class _CommitWatcher:
         part.session.news[part] = None
         if part.partition is not None and part.partition.is_leader:
             return True
-        part.stop_watching_commits()  # the follower has another leader, of which it has not told us
+        part.stop_watching_commits()  # this worker no longer leads the partition
         return False
 
     def wake(self) -> None:
-        """It watches what is appended, too, and is woken there."""
+        """Do nothing: the session also watches appends and is woken by that watcher."""
 
 
 class SessionPartition:
-    """What a session asks of one partition, and what it was told last. Watches the partition."""
+    """Fetch parameters and last sent state of one partition of a session; watches the partition."""
 
     __slots__ = (
         "_commit_watcher",
@@ -105,7 +107,7 @@ class SessionPartition:
         self, session: "FetchSession", topic: str, topic_id: Uuid, asked: FetchPartition
     ) -> None:
         self.session = session
-        self.topic = topic  # may be unknown ("") to a session that goes by ids
+        self.topic = topic  # may be "" in a session with topic ids
         self.topic_id = topic_id
         self.asked = asked
         self.partition: Partition | None = None
@@ -114,7 +116,7 @@ class SessionPartition:
         self.log_start_offset = _NEVER_SENT
 
     def watch(self, partition: Partition | None) -> None:
-        """Whatever happens to `partition` from now on is news."""
+        """Watch `partition` from now on, instead of the one watched before."""
         before = self.partition
         if partition is not before:
             if before is not None:
@@ -137,10 +139,10 @@ class SessionPartition:
             partition.waiters.add(self._commit_watcher)
 
     def end(self) -> None:
-        """Its session is closed: it watches nothing, and knows the session no more.
+        """Stop watching and drop the reference to the closed session.
 
-        In a circle both would stay in memory until the garbage collector comes by, which it hardly
-        ever does (`mq-server`).
+        The reference cycle would keep both in memory until a run of the garbage collector, which
+        is rare in `mq-server`.
         """
         self.watch(None)
         self.session = _CLOSED
@@ -152,7 +154,7 @@ class SessionPartition:
         session = self.session
         session.news[self] = None
         if session.waiter is None:
-            return False  # it is news already when the next request comes
+            return False  # already in `news` for the next request
         return session.waiter.note(new_bytes)
 
     def wake(self) -> None:
@@ -162,7 +164,7 @@ class SessionPartition:
             session.waiter.wake()
 
     def is_quiet(self, end_offset: int) -> bool:
-        """There is nothing to read before `end_offset`, and the rest has been told."""
+        """Return whether nothing is to be read before `end_offset` and all state has been sent."""
         partition = self.partition
         return (
             partition is not None
@@ -172,7 +174,7 @@ class SessionPartition:
         )
 
     def update(self, answer: PartitionData, size_bytes: int) -> bool:
-        """Whether the client has to be told `answer`; it counts as told then."""
+        """Return whether the client needs the row `answer`; record its state as sent."""
         is_news = size_bytes > 0 or answer.preferred_read_replica >= 0
         if self.high_watermark != answer.high_watermark:
             self.high_watermark = answer.high_watermark
@@ -181,7 +183,7 @@ class SessionPartition:
             self.log_start_offset = answer.log_start_offset
             is_news = True
         if answer.error_code != NO_ERROR or answer.diverging_epoch is not None:
-            self.high_watermark = _NEVER_SENT  # when that is over, it is told again
+            self.high_watermark = _NEVER_SENT  # sent again when the error is over
             is_news = True
         return is_news
 
@@ -204,14 +206,14 @@ class FetchSession:
 
     def __init__(self, session_id: int, now_s: float, *, has_topic_ids: bool) -> None:
         self.id = session_id
-        self.epoch = next_epoch(INITIAL_EPOCH)  # that the next request must have
+        self.epoch = next_epoch(INITIAL_EPOCH)  # expected in the next request
         self.has_topic_ids = has_topic_ids
         self.partitions: dict[Key, SessionPartition] = {}
-        self.present_count = 0  # of its partitions, while it is open, those that are known here
+        self.present_count = 0  # partitions found on this worker, while open
         self.news: dict[SessionPartition, None] = {}
         self.is_open = True
-        self.waiter: FetchWaiter | None = None  # of the long poll under way
-        self.reader: tuple[int, int] | None = None  # how far it may read: replica, isolation
+        self.waiter: FetchWaiter | None = None  # of the pending long poll
+        self.reader: tuple[int, int] | None = None  # replica id and isolation level
         self.created_s = self.used_s = now_s
         self.evictable_size: int | None = None
 
@@ -220,7 +222,7 @@ class FetchSession:
         return self.reader is not None and self.reader[0] >= 0
 
     def ask(self, topic: str, topic_id: Uuid, asked: FetchPartition) -> SessionPartition:
-        """The partition is fetched as `asked` from now on."""
+        """Add the partition, or change its fetch parameters to `asked`."""
         key = (topic_id if self.has_topic_ids else topic, asked.partition)
         part = self.partitions.get(key)
         if part is None:
@@ -237,12 +239,12 @@ class FetchSession:
             part.watch(None)
 
     def end(self) -> None:
-        """It is closed: its partitions watch nothing."""
+        """Stop the watches of all partitions after the session was closed."""
         for part in self.partitions.values():
             part.end()
 
     def end_in_pieces(self) -> Work[None]:
-        """As `end`, and nothing is left of its partitions, for a session of many."""
+        """Stop the watches and remove the partitions in pieces, for a large session."""
         while self.partitions:
             for _ in range(min(FORGOTTEN_ROWS, len(self.partitions))):
                 _, part = self.partitions.popitem()
@@ -251,7 +253,7 @@ class FetchSession:
             yield
 
     def read_as(self, reader: tuple[int, int]) -> None:
-        """Another isolation level, say, ends elsewhere: everything is looked at again."""
+        """Set replica id and isolation level; after a change, all partitions are examined again."""
         if reader != self.reader:
             self.reader = reader
             self.news.update(dict.fromkeys(self.partitions.values()))
@@ -266,7 +268,7 @@ class FetchSession:
                 self.forget((name, index))
 
     def changes(self, message: FetchRequest) -> Iterator[Callable[[], object]]:
-        """As `update`, one partition after the other."""
+        """Yield the changes of `update`, one callable for each partition."""
         for topic in message.topics:
             for asked in topic.partitions:
                 yield partial(self.ask, topic.topic, topic.topic_id, asked)
@@ -281,7 +283,7 @@ _CLOSED.is_open = False
 
 
 class FetchSessions:
-    """The sessions of one worker, at most `slots`. Times are the caller's, in seconds."""
+    """Fetch sessions of one worker, at most `slots`; the caller passes times in seconds."""
 
     def __init__(
         self,
@@ -290,12 +292,12 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         finish_in_background: Callable[[Work[None]], object] = at_once,
     ) -> None:
-        """`finish_in_background` does work that nobody waits for: the end of a large session."""
+        """`finish_in_background` runs the end of large sessions, which no request waits for."""
         self._slots = slots
         self._finish_unawaited = finish_in_background
         self._random = random
         self._partitions_max = partitions_max
-        self._sessions: dict[int, FetchSession] = {}  # the one unused longest first
+        self._sessions: dict[int, FetchSession] = {}  # least recently used first
         self._evictable: list[tuple[int, int]] = []  # (partitions, id), the smallest first
         self.partition_count = 0
         self.eviction_count = 0
@@ -306,7 +308,10 @@ class FetchSessions:
     def create(
         self, partition_count: int, now_s: float, *, has_topic_ids: bool
     ) -> FetchSession | None:
-        """An empty session; None if so many partitions shall not have one. See `resized`."""
+        """Return a new empty session; None if there is no room for `partition_count` partitions.
+
+        The caller adds the partitions and then calls `resized`.
+        """
         room = self._partitions_max - partition_count
         if not partition_count or room < 0:
             return None
@@ -321,15 +326,19 @@ class FetchSessions:
         return session
 
     def resized(self, session: FetchSession, before: int) -> None:
-        """The session had `before` partitions; it is closed if there are too many now."""
+        """Update the partition count after a change from `before` partitions.
+
+        Closes the session if it is empty or all sessions together exceed the limit.
+        """
         self.partition_count += len(session.partitions) - before
         if not session.partitions or self.partition_count > self._partitions_max:
             self.close(session.id)
 
     def use(self, message: FetchRequest, now_s: float, *, has_topic_ids: bool) -> FetchSession:
-        """The session that the request continues, with what it asks for. KafkaError if it cannot.
+        """Apply an incremental request and return its session.
 
-        It may have come to an end thereby, when all was forgotten: it has no partitions then.
+        A request that forgets all partitions closes the session, which is then empty. Raises
+        KafkaError if the session id, epoch or kind of topic key does not match.
         """
         session = self._session_of(message, has_topic_ids=has_topic_ids)
         if message.topics or message.forgotten_topics_data:
@@ -348,10 +357,10 @@ class FetchSessions:
     def use_in_pieces(
         self, message: FetchRequest, now_s: float, *, has_topic_ids: bool
     ) -> Work[FetchSession]:
-        """As `use`, of a request that changes many partitions."""
+        """Apply a request like `use`, in pieces, for many changed partitions."""
         session = self._session_of(message, has_topic_ids=has_topic_ids)
         self._touch(session, now_s)
-        # Nobody else goes on with this one meanwhile; whoever has the next one overtakes.
+        # Another request with this epoch is refused; one with the next epoch overtakes this one.
         epoch = session.epoch = next_epoch(session.epoch)
         changes = session.changes(message)
         while some := list(islice(changes, PIECE_ROWS)):
@@ -361,9 +370,9 @@ class FetchSessions:
             is_empty = not session.partitions
             self.resized(session, before)
             if is_empty:
-                break  # it was closed for that
+                break  # `resized` has closed it
             if session.is_open:
-                yield  # in which it may be closed: its partitions are not counted any more then
+                yield  # the session may be closed meanwhile; its partitions then no longer count
             if not session.is_open:
                 raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
             if session.epoch != epoch:
@@ -381,7 +390,7 @@ class FetchSessions:
         return session
 
     def close(self, session_id: int) -> None:
-        """Nobody can continue the session, if it was one."""
+        """Close the session if it exists; later requests for it fail."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return

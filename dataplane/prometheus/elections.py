@@ -1,6 +1,6 @@
-"""Elections that a controller has seen in the metadata log, of those that are worth an alert.
+"""Counts of leader elections from eligible leader replicas and of unclean ones.
 
-A publisher of the loader; only where somebody asked for metrics.
+A publisher of the metadata loader, registered only if metrics are enabled.
 """
 
 from itertools import zip_longest
@@ -16,13 +16,14 @@ from metaquorum.metadata.image import (
     TopicImage,
 )
 
-SLICE_PARTITIONS: Final = 5000  # looked at before the loop gets its turn
+SLICE_PARTITIONS: Final = 5000  # examined before other tasks run
 _NONE: Final[tuple[PartitionImage, ...]] = ()
 
 
 class ElectionCounts:
-    """Since this process has caught up with the log. Every controller counts, not just the active
-    one, so that what an alert is about does not depend on who that is.
+    """Election counts since this process caught up with the metadata log.
+
+    Every controller counts, not only the active one, so alerts survive a change of the active one.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class ElectionCounts:
         self._has_begun = False
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        if self._has_begun:  # before, it is history
+        if self._has_begun:  # the first image holds earlier elections
             looked_at = 0
             for topic_id in delta.topic_ids:
                 after = image.topic_by_id(topic_id)

@@ -1,9 +1,9 @@
-"""`GET /metrics` over HTTP, for Prometheus: h11 knows the protocol, the seams the network.
+"""`GET /metrics` over HTTP for Prometheus: h11 parses HTTP, `metaquorum.runtime` does the I/O.
 
-There is no login: whoever can connect can read. Bounded are the connections, the length of a
-request, the seconds that it may take, and the pages: one at a time is made. A connection beyond
-MAX_CONNECTIONS is taken, and another is closed for it: of the host that has the most, the one that
-has asked nothing for longest. So half-open connections do not shut Prometheus out.
+There is no authentication: any host that can connect can read. The number of connections and the
+size and duration of a request are bounded, and one page is made at a time. A connection beyond
+MAX_CONNECTIONS is accepted and another is closed for it: of the host with the most connections, the
+one idle longest. So half-open connections cannot shut Prometheus out.
 """
 
 import logging
@@ -26,7 +26,7 @@ RECEIVE_BYTES: Final = 16 * 1024
 # a scrape after ten seconds by default.
 HEAD_S: Final = 10.0
 IDLE_S: Final = 120.0  # between two requests of a connection
-ANSWER_S: Final = 60.0  # to make a page, and for the other side to take it
+ANSWER_S: Final = 60.0  # to make a page and send it
 ACCEPT_RETRY_S: Final = 0.1
 PATH: Final = "/metrics"
 
@@ -43,8 +43,8 @@ class _Client:
         self.connection = connection
         self.host = connection.peer[0]
         self.scope = trio.CancelScope()
-        self.is_answered = False  # a request of it has come, and its answer is on the way
-        self.since = trio.current_time()  # when that began, or when the last one ended
+        self.is_answered = False  # whether a response is being made or sent
+        self.since = trio.current_time()  # start of that response, or end of the last one
 
     def turn(self, *, is_answered: bool) -> None:
         self.is_answered = is_answered
@@ -60,12 +60,12 @@ class MetricsEndpoint:
         self._clients: dict[_Client, None] = {}
 
     async def run(self) -> None:
-        """For ever."""
+        """Accept and serve connections until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 try:
                     connection = await self._listener.accept()
-                except OSError as error:  # out of descriptors, or one that has ended already
+                except OSError as error:  # no descriptors left, or the client has disconnected
                     log.debug("cannot accept a connection for metrics: %s", error)
                     await sleep(self._clock, ACCEPT_RETRY_S)
                     continue
@@ -76,14 +76,14 @@ class MetricsEndpoint:
                 nursery.start_soon(self._serve_one, client)
 
     def _make_room(self, newcomer: _Client) -> None:
-        """Another connection than the newcomer's is being closed, and is not counted any more."""
+        """Close a connection other than `newcomer`."""
         counts = Counter(client.host for client in self._clients)
         most = max(counts.values())
         closed = min(
             (each for each in self._clients if counts[each.host] == most and each is not newcomer),
             key=lambda each: (each.is_answered, each.since),
         )
-        log.debug("closing the connection for metrics from %s: others ask for it", closed.host)
+        log.debug("closing the metrics connection from %s: too many connections", closed.host)
         del self._clients[closed]
         closed.scope.cancel()
 
@@ -142,9 +142,9 @@ class MetricsEndpoint:
 async def _request(
     http: h11.Connection, connection: Connection, waiting: trio.CancelScope
 ) -> h11.Request | None:
-    """The next request, whose body (which means nothing) has come; None: there will be none.
+    """Return the next request after its body, which is ignored; None if the client has closed.
 
-    Once it has begun, its rest must come within HEAD_S: that shortens `waiting`.
+    After its first byte the rest must arrive within HEAD_S: the deadline of `waiting` is shortened.
     """
     buffer = bytearray(RECEIVE_BYTES)
     request: h11.Request | None = None

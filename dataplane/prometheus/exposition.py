@@ -1,4 +1,4 @@
-"""Prometheus' text format: samples as lines, those of one metric together."""
+"""Prometheus' text format: one line per sample, grouped by metric."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +11,7 @@ QUANTILES: Final = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
 
 
 def label_text(text: str) -> str:
-    """As it stands between the quotes of a label."""
+    """Return `text` escaped for a label value."""
     if "\\" in text or '"' in text or "\n" in text:
         text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     return text.encode(errors="replace").decode() if not text.isascii() else text
@@ -23,13 +23,13 @@ def labels(pairs: Iterable[tuple[str, object]]) -> str:
 
 
 class Page:
-    """What is told at one time: the lines of each metric, by its name in the table."""
+    """One page of metrics: the sample lines of each metric of the catalogue."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
 
     def lines(self, name: str) -> list[str]:
-        """Of the metric, for whoever has many to add: `name{labels} value` each."""
+        """Return the list of the metric's lines, `name{labels} value`, for adding many samples."""
         found = self._lines.get(name)
         if found is None:
             assert name in METRICS, f"{name} is not in the table"
@@ -40,7 +40,7 @@ class Page:
         self.lines(name).append(f"{name}{labels(of.items())} {value}")
 
     def add_times(self, name: str, times: Histogram, now: float, **of: object) -> None:
-        """In milliseconds, as Kafka has them."""
+        """Add the quantiles, sum and count of `times` in milliseconds, Kafka's unit."""
         lines = self.lines(name)
         for share, seconds in zip(QUANTILES, times.quantiles(QUANTILES, now), strict=True):
             shown = labels([*of.items(), ("quantile", share)])
@@ -50,7 +50,7 @@ class Page:
         lines.append(f"{name}_count{shown} {times.count}")
 
     def texts(self) -> Iterable[bytes]:
-        """The page, in pieces, each of one metric."""
+        """Yield the page, one metric at a time."""
         for name, lines in self._lines.items():
             if lines:
                 metric = METRICS[name]

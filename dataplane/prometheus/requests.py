@@ -1,7 +1,7 @@
-"""Requests, counted and timed between the connection and the dispatcher.
+"""Request counts and times, measured between the connection and the dispatcher.
 
-Only where somebody asked for metrics: it costs about a microsecond a request. The time of a request
-is from when its frame is whole to when its answer is ready; waits are in it.
+Used only if metrics are enabled: it costs about a microsecond a request. The time of a request runs
+from the complete frame until the response is ready, waits included.
 """
 
 import struct
@@ -22,7 +22,7 @@ _first_four = struct.Struct(">I").unpack_from
 
 
 class _Version:
-    """One version of one API."""
+    """Count of one API version, and the histograms of its API."""
 
     __slots__ = ("api_key", "count", "local", "remote", "times", "version")
 
@@ -32,17 +32,17 @@ class _Version:
         self.api_key = api_key
         self.version = version
         self.count = 0
-        # Of all versions together.
+        # Shared by all versions of the API.
         self.times = times
         self.local = local
         self.remote = remote
 
 
 class RequestMeter:
-    """Of what is served only. Times are by API key.
+    """Counts and times of served requests; times by API key.
 
-    `local_times` end when an answer is ready or has to wait; `remote_times` are how long those that
-    had to have waited.
+    `local_times` end when the response is ready or begins to wait; `remote_times` are the waits of
+    the responses that had to wait.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -50,12 +50,12 @@ class RequestMeter:
         self.local_times: dict[int, Histogram] = {}
         self.remote_times: dict[int, Histogram] = {}
         self._versions: dict[tuple[int, int], _Version] = {}
-        # As above, by the first four bytes of a request.
+        # The same, by the first four bytes of a request.
         self._by_bytes: dict[int, _Version] = {}
         self._monotonic = clock.monotonic
 
     def metered(self, handle: Handle) -> Handle:
-        """Does as `handle` does, and is counted here."""
+        """Return `handle` wrapped so that requests are counted and timed."""
         known, monotonic = self._by_bytes, self._monotonic
 
         def metered(frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
@@ -76,7 +76,7 @@ class RequestMeter:
         return metered
 
     def counts(self) -> Iterator[tuple[int, int, int]]:
-        """API key, version, and how often it was answered."""
+        """Yield API key, version and number of responses."""
         for (api_key, version), counted in sorted(self._versions.items()):
             yield api_key, version, counted.count
 
@@ -84,15 +84,16 @@ class RequestMeter:
         return sum(count for key, _, count in self.counts() if key == api_key)
 
     def ended(self, version: _Version, began: float, waited_from: float) -> None:
-        """A request that had to wait has its answer."""
+        """Record the times of a request whose response had to wait."""
         now = self._monotonic()
         version.times.record(now - began, now)
         version.remote.record(now - waited_from, now)
 
     def _first(self, frame: memoryview) -> _Version:
-        """It was answered, so the API is served, but ApiVersions answers any version.
+        """Return the counter for the version of `frame`.
 
-        What is no request, as a token of a login may be, is not counted.
+        ApiVersions is answered in any version; unsupported versions share OTHER_VERSION. A frame
+        that is not a request, such as a raw SASL token, gets a counter that no metric reads.
         """
         api_key, version = _api_and_version(frame)
         api = APIS.get(api_key)
