@@ -59,7 +59,9 @@ def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
     for name in chosen:
         if name not in there:
             hint = "; includeHeaders=true adds headers" if name == "headers" else ""
-            raise ValueError(f"there is no column {name!r}; there are {', '.join(there)}{hint}")
+            raise ValueError(
+                f"there is no column {name!r}; the columns are {', '.join(there)}{hint}"
+            )
         if chosen.count(name) > 1:
             raise ValueError(f"the column {name!r} is named twice")
     return pa.schema([(name, kind) for name, kind in there.items() if name in chosen])

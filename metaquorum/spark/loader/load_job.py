@@ -120,7 +120,9 @@ def check_settings(settings: TableSettings) -> None:
     for name in settings.columns:
         if name not in known:
             hint = "; headers need --headers as well" if name == HEADERS else ""
-            raise UsageError(f"there is no column {name!r}; there are {', '.join(known)}{hint}")
+            raise UsageError(
+                f"there is no column {name!r}; the columns are {', '.join(known)}{hint}"
+            )
     if len(set(settings.columns)) < len(settings.columns):
         raise UsageError("a column is named twice")
     if settings.value_schema is not None and "value" not in settings.columns:
