@@ -100,7 +100,10 @@ class ChangeQuotas:
 
 @frozen
 class TakeMutations:
-    """Request to charge partition mutations to a client's quota: `counts` per spec of a request."""
+    """Request to charge created and deleted partitions to a client's controller_mutation_rate.
+
+    `counts`: number of partitions of each spec of the client's request.
+    """
 
     context: RequestContext
     counts: Sequence[int]
