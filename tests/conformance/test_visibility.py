@@ -107,7 +107,7 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
         )
         said = {one["about"]: one for one in admin.json("topics", "explain", whole)["sentences"]}
         assert said["now"]["level"] == "bad"
-        assert "2 of 3 are in sync, and acks=all stops with one more" in said["now"]["text"]
+        assert "2 of 3 are in sync, and acks=all stops if one more fails" in said["now"]["text"]
         assert said["racks"]["level"] == "good"
 
     eventually(one_is_missing)
