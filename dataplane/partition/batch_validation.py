@@ -1,15 +1,14 @@
-"""Validation of a produced batch: its records are walked before it is appended.
+"""Validation of a produced batch: the leader walks its records before the append.
 
-A batch whose records cannot be read is acknowledged once and then stops every consumer, and the
-cleaner, so a leader looks at all of them: structure, number, dense offset deltas, timestamps, and
-keys where the topic is compacted. What is refused, and with which error, is in
-docs/explanation/record-validation.md; it is what Apache Kafka's LogValidator refuses, and a
-little more.
-Corrected: a largest timestamp that is none of the records' (and the checksum with it).
+A batch with unreadable records would be acknowledged and then stop every consumer and the cleaner.
+The leader therefore checks all records: structure, count, dense offset deltas, timestamps, and keys
+if the topic is compacted. docs/explanation/record-validation.md lists the refusals and their
+errors: those of Apache Kafka's LogValidator and a few more.
+A wrong largest timestamp in the header is corrected, and the checksum with it.
 A follower checks the header and the checksum only.
 
-A batch of many records, or a compressed one, takes long: `validation` works in slices, which belong
-in a worker thread (`is_slow`). A slice holds one piece of the decompressed records at a time.
+A batch of many records, or a compressed one, takes long: `validation` works in slices, which the
+caller runs in a worker thread (`is_slow`). A slice holds one piece of the decompressed records.
 """
 
 from collections.abc import Generator
@@ -32,30 +31,30 @@ from wire.records.records import check_records, new_walk, record_pieces, record_
 from wire.records.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
-# The bytes of records looked at in each slice, or above COMMON_BYTES those that are about to be
-# opened in one piece; at last, the batch as it is to be stored.
+# Yields the bytes of records checked in each slice; a value above COMMON_BYTES is the size of the
+# piece to be decompressed next. Returns the batch to store.
 Validation: TypeAlias = Generator[int, None, tuple[Batch, BatchHeader]]
 
-# Of the records that are refused, so many are named.
+# Refused records listed in one response.
 MAX_NAMED_RECORDS: Final = 100
 _SHOWN_RECORDS: Final = 3
-# Records of an uncompressed batch walked on the loop, which takes some 0.3 milliseconds: by the
-# interpreted walk, and by the compiled one, for which the way to a thread and back costs more.
+# Records of an uncompressed batch that are walked in the event loop, in some 0.3 milliseconds: by
+# the interpreted walk, and by the compiled one, for which a switch to a thread would cost more.
 INLINE_RECORDS: Final = 1000
 INLINE_COMPILED_RECORDS: Final = 20_000
-# What the records of a batch may have, decompressed: no client makes more, as all count them in 31
-# bits. It bounds what a decompression bomb costs.
+# Decompressed bytes of a batch's records: clients count them in 31 bits. Bounds the cost of a
+# decompression bomb.
 MAX_RECORDS_BYTES: Final = (1 << 31) - 1
 # Batches with more bytes of records than this, decompressed, are validated one at a time.
 COMMON_BYTES: Final = 4 << 20
-_BLOCKS_PER_SLICE: Final = 1000  # whose sizes are looked at, a microsecond each
+_BLOCKS_PER_SLICE: Final = 1000  # block sizes read per slice, a microsecond each
 _MAX_TIMESTAMP: Final = (1 << 63) - 1
 _RECORD_COUNT_AT: Final = 57
 _ATTRIBUTES_LOW_AT: Final = 22
 
 
 class InvalidRecordsError(KafkaError):
-    """Some records of a batch are refused, and so the batch; `records` says which and why."""
+    """Raised if records of a batch are invalid; `records` lists their indexes and errors."""
 
     def __init__(self, code: ErrorCode, message: str, records: list[tuple[int, str]]) -> None:
         super().__init__(code, message)
@@ -63,9 +62,9 @@ class InvalidRecordsError(KafkaError):
 
 
 def is_slow(config: TopicConfig, batch: Buffer) -> bool:
-    """Whether the validation of this batch belongs in a worker thread."""
+    """Return whether the validation of this batch must run in a worker thread."""
     if len(batch) < HEADER_BYTES:
-        return False  # it will be refused for that
+        return False  # the header check refuses it
     codec = batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK
     if codec or config.codec:
         return True
@@ -76,7 +75,7 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
 def validated(
     batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
 ) -> tuple[Batch, BatchHeader]:
-    """As `validation`, all at once: where that is not slow."""
+    """Run `validation` in one go, for a batch that is not slow."""
     slices = validation(batch, header, config, partition, now_ms)
     while True:
         try:
@@ -88,9 +87,10 @@ def validated(
 def validation(
     batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
 ) -> Validation:
-    """The batch as it is to be stored, and its header; KafkaError where it is refused.
+    """Validate a batch in slices; return the batch to store and its header.
 
-    Its header was checked (`wire.records.batches.produced_batch`).
+    The header was checked before (`wire.records.batches.produced_batch`). Raises KafkaError if the
+    batch is refused. Blocking if `is_slow`: run it in a worker thread.
     """
     walked = 0
     walk = new_walk(header.record_count, header.last_offset_delta, True)
@@ -123,7 +123,7 @@ def validation(
 
 
 def _announced(batch: Batch, header: BatchHeader) -> Generator[int, None, None]:
-    """The size of the first block that is too large to be opened beside others, before it is."""
+    """Yield the size of the first block above COMMON_BYTES, before it is decompressed."""
     for number, size in enumerate(piece_sizes(header.codec, memoryview(batch)[HEADER_BYTES:]), 1):
         if size > COMMON_BYTES:
             yield size
@@ -139,7 +139,7 @@ def _refuse_records(
     partition: object,
     times: tuple[int, int] | None,
 ) -> Generator[int, None, None]:
-    """InvalidRecordsError if some record has no key though it needs one, or another time."""
+    """Raise InvalidRecordsError if a record lacks a required key or is out of the time range."""
     refused: list[tuple[int, str]] = []
     count = index = 0
     out_of_range = ""
@@ -189,7 +189,7 @@ def _refuse_records(
 def _recompressed(
     batch: Batch, header: BatchHeader, config: TopicConfig, partition: object
 ) -> Validation:
-    """The batch in the topic's codec."""
+    """Return the batch compressed with the topic's codec."""
     codec, level = config.codec, config.compression_level
     assert codec is not None
     size = HEADER_BYTES
@@ -203,8 +203,9 @@ def _recompressed(
     if size > config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"the record batch has {size} bytes or more as {codec.name.lower()}, {partition} "
-            f"takes {config.max_message_bytes} (max.message.bytes)",
+            f"the record batch has {size} bytes or more when compressed with "
+            f"{codec.name.lower()}; {partition} allows {config.max_message_bytes} "
+            "(max.message.bytes)",
         )
     attributes = header.attributes & ~CODEC_MASK | codec
     stored = pack_batch(header._replace(attributes=attributes), b"".join(output))

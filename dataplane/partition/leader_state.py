@@ -1,30 +1,30 @@
-"""What the leader of a partition knows of its replicas: who is in sync, and what that commits.
+"""Leader's state of a partition: replica progress, in-sync replicas (ISR), high watermark.
 
-    a follower fetches at offset F   =>  it holds everything before F
-    high watermark                    =  the least that any in-sync replica holds
+    a follower fetches at offset F   =>  the follower holds all records before F
+    high watermark                    =  the smallest log end offset of the in-sync replicas
 
-The in-sync replicas (ISR) are the quorum's to say; the leader proposes changes. Between a proposal
-and the news of its outcome either set may be in force, and a leader be elected from it, so that
-meanwhile the *maximal* ISR, both together, has to hold what is committed (KIP-497).
+The controller quorum decides on the ISR; the leader proposes changes. Until the outcome of a
+proposal is known, either set may be in force and a leader be elected from it. Meanwhile all members
+of the *maximal* ISR, the union of both, must hold the committed records (KIP-497).
 
-    settled --propose--> proposed --the partition epoch has moved--> settled
-                            |------ refused -----------------------> settled, as before
-                            '------ nobody knows ------------------> proposed, and asked once more
+    settled --propose--> proposed --partition epoch increased--> settled
+                            |------ refused -------------------> settled with the old ISR
+                            '------ outcome unknown -----------> proposed, and sent again
 
-Who was in a proposal whose outcome nobody knew counts, even if a later one is refused, until the
-partition epoch moves: the first may still be made.
+The members of a proposal with unknown outcome stay in the maximal ISR until the partition epoch
+increases, even if a later proposal is refused: the first may still be applied.
 
-A follower joins when it holds all that is committed and where this leader's own epoch began (what
-it has from earlier epochs may still have to be cut), and it is the incarnation that the metadata
-knows, neither fenced nor going (KIP-903). It leaves when for `lag_s` it was never *caught up*: its
-fetch at one time reached what was the log's end at that time or, since records never stop coming,
-at the time of its fetch before. A follower that stands at the end does not ask anew for each
-partition; that it still fetches at all (`heard`) tells that it stood there until then.
+A follower joins the ISR if it has reached the high watermark and the start of this leader's epoch
+(records of earlier epochs may still be truncated), and if the metadata has its broker epoch as
+registered, not fenced and not in controlled shutdown (KIP-903). It leaves if it was not *caught up*
+for `lag_s`: no fetch reached the log end offset of that time or, as appends never stop, of the time
+of its previous fetch. A follower at the log end does not fetch each partition again; any fetch of
+that follower (`heard`) shows that it was at the end until then.
 
-While fewer than `min.insync.replicas` are in sync nothing new is committed (KIP-966), so that the
-last of them knows all that ever was.
+While the ISR has fewer than `min.insync.replicas` members the high watermark does not advance
+(KIP-966), so the last member holds all committed records.
 
-Plain state: `now` is monotonic seconds. Offsets are ends, the offset of the next record.
+Plain state: `now` is monotonic seconds. Offsets are end offsets, the offset of the next record.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,16 +35,16 @@ from wire.primitives.frozen import frozen
 
 UNKNOWN: Final = -1
 
-# Whether this incarnation (broker epoch) of a worker may be in an ISR, as the metadata has it.
+# Returns whether the metadata allows a worker id with this broker epoch in an ISR.
 Eligible: TypeAlias = Callable[[int, int], bool]
-# This worker's own, as its session has been given it last. It is asked for at each use: a process
-# that was unregistered registers again, and has another from then on.
+# Returns this worker's current broker epoch. Called at each use, because a worker that was
+# unregistered registers again and gets a new one.
 BrokerEpoch: TypeAlias = Callable[[], int]
 
 
 @dataclass(slots=True)
 class Follower:
-    """A replica as its fetches show it."""
+    """Progress of a follower, from its fetches."""
 
     replica_id: int
     caught_up_at: float
@@ -52,10 +52,10 @@ class Follower:
     log_start_offset: int = UNKNOWN
     broker_epoch: int = UNKNOWN
     fetched_at: float = 0.0
-    _end_at_fetch: int = 0  # the leader's, at `fetched_at`
+    _end_at_fetch: int = 0  # the leader's log end offset at `fetched_at`
 
     def fetched(self, offset: int, log_start_offset: int, leader_end: int, now: float) -> None:
-        """It asked for what comes at `offset`."""
+        """Record a fetch at `offset`."""
         if offset >= leader_end:
             self.caught_up_at = now
         elif offset >= self._end_at_fetch:
@@ -71,7 +71,7 @@ class Follower:
 
 @frozen
 class Lag:
-    """How far a replica is behind, and how long it has not been caught up."""
+    """Lag of a replica: missing records, and seconds since it was caught up."""
 
     records: int
     seconds: float
@@ -79,20 +79,20 @@ class Lag:
 
 @frozen
 class IsrChange:
-    """A proposal to the quorum: this set, as a successor of that of `partition_epoch`.
+    """Proposal of a new ISR to replace the ISR of `partition_epoch`.
 
-    `lags`: of those that are to leave.
+    `lags` has the lag of each replica that leaves, by worker id.
     """
 
     isr: tuple[int, ...]
-    broker_epochs: tuple[int, ...]  # of each; UNKNOWN for one that has not fetched
+    broker_epochs: tuple[int, ...]  # in the order of `isr`; UNKNOWN without a fetch
     leader_epoch: int
     partition_epoch: int
     lags: Mapping[int, Lag] = field(default_factory=dict)
 
 
 class LeaderState:
-    """One leader's view in one leader epoch."""
+    """State of one leader in one leader epoch."""
 
     __slots__ = (
         "_end",
@@ -118,20 +118,20 @@ class LeaderState:
         epoch_start_offset: int,
         lag_s: float,
     ) -> None:
-        """`epoch_start_offset` is where the log ended when this replica began to lead."""
+        """`epoch_start_offset` is the log end offset at the start of this leader epoch."""
         self.replica_id: Final = replica_id
         self._own_broker_epoch: Final = broker_epoch
         self.leader_epoch: Final = leader_epoch
         self.epoch_start_offset: Final = epoch_start_offset
         self._lag_s = lag_s
-        self._end = epoch_start_offset  # of the log, as it was told last
+        self._end = epoch_start_offset  # log end offset of the last `appended`
         self._followers: dict[int, Follower] = {}
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.partition_epoch = UNKNOWN
         self.proposed: IsrChange | None = None
-        self.made: IsrChange | None = None  # the partition is in that state
-        self._perhaps: frozenset[int] = frozenset()  # in sync, if an outcome were known
+        self.made: IsrChange | None = None  # the proposal that gave the current ISR
+        self._perhaps: frozenset[int] = frozenset()  # members of proposals with unknown outcome
 
     @property
     def followers(self) -> Iterable[Follower]:
@@ -142,24 +142,25 @@ class LeaderState:
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Everybody who may be in sync, as far as this leader can know."""
+        """Worker ids that may be in the ISR, proposals without a known outcome included."""
         proposed = self.proposed.isr if self.proposed is not None else ()
         return self._perhaps.union(self.isr, proposed)
 
-    # What the metadata says
+    # Changes in the metadata log
 
     def assign(
         self, replicas: Sequence[int], isr: Sequence[int], partition_epoch: int, now: float
     ) -> bool:
-        """The partition is as the metadata log says at `partition_epoch`; False if that is old."""
+        """Apply the replicas and ISR of `partition_epoch`; return False if that epoch is old."""
         if partition_epoch < self.partition_epoch:
             return False
         for replica_id in replicas:
             if replica_id != self.replica_id and replica_id not in self._followers:
-                # Who was not in sync has been away for ever.
+                # A new follower counts as never caught up.
                 self._followers[replica_id] = Follower(replica_id, float("-inf"))
         for replica_id in set(isr).difference(self.isr) & self._followers.keys():
-            # In sync until time tells. Who joins has all that is committed, perhaps not the end.
+            # A new ISR member holds the committed records, but perhaps not the log end: its lag
+            # time starts now.
             follower = self._followers[replica_id]
             follower.caught_up_at = max(follower.caught_up_at, now)
         for replica_id in self._followers.keys() - set(replicas):
@@ -167,7 +168,7 @@ class LeaderState:
         self.replicas, self.isr = tuple(replicas), tuple(isr)
         if partition_epoch > self.partition_epoch:
             self.made = self.proposed if self._is_made(partition_epoch, isr) else None
-            self.proposed, self._perhaps = None, frozenset()  # made, or overtaken
+            self.proposed, self._perhaps = None, frozenset()  # applied or superseded
         self.partition_epoch = partition_epoch
         return True
 
@@ -179,19 +180,19 @@ class LeaderState:
         )
 
     def forget(self, replica_id: int) -> None:
-        """What that replica had is gone: only what it fetches from now on counts.
+        """Reset the progress of a replica whose log is lost.
 
-        This spares wishes that would be refused. The controller takes no replica into an ISR that
-        is offline, and it is offline until its worker is another process, whose broker epoch is
-        not the one that was seen here (KIP-903).
+        This avoids proposals that the controller would refuse: it takes no offline replica into an
+        ISR, and the replica stays offline until its worker restarts with a new broker epoch
+        (KIP-903).
         """
         if replica_id in self._followers:
             self._followers[replica_id] = Follower(replica_id, float("-inf"))
 
-    # What followers show
+    # Appends and fetches
 
     def appended(self, log_end_offset: int, heard: Mapping[int, float]) -> None:
-        """The log ends there now; `heard`: when each replica was last heard of at all."""
+        """Record the new log end offset; `heard` has the time of each replica's last fetch."""
         for follower in self._followers.values():
             if follower.log_end_offset == self._end:
                 at = heard.get(follower.replica_id, follower.caught_up_at)
@@ -207,9 +208,10 @@ class LeaderState:
         log_end_offset: int,
         now: float,
     ) -> bool:
-        """The replica holds all before `offset`; False if it is none of this partition's.
+        """Record that the replica holds all records before `offset`.
 
-        A fetch by an older incarnation than one that was seen tells nothing.
+        Returns False if the worker is not a replica of this partition. Ignores fetches with an
+        older broker epoch.
         """
         follower = self._followers.get(replica_id)
         if follower is None:
@@ -222,10 +224,10 @@ class LeaderState:
     def committed(
         self, high_watermark: int, log_end_offset: int, min_isr: int, now: float, eligible: Eligible
     ) -> int:
-        """The high watermark, which never goes back.
+        """Return the new high watermark, never less than `high_watermark`.
 
-        A follower that is about to join is waited for like one that is in sync, or the end would
-        run away from it while few are.
+        A caught-up follower outside the ISR holds it back like an ISR member; otherwise the high
+        watermark of a small ISR would always stay ahead of it.
         """
         if len(self.isr) < min(min_isr, len(self.replicas)):
             return high_watermark
@@ -251,7 +253,7 @@ class LeaderState:
     # Changes of the ISR
 
     def joins(self, replica_id: int, high_watermark: int, eligible: Eligible) -> bool:
-        """Whether the replica, not in sync yet, should be."""
+        """Return whether the replica is not in the ISR but may join it."""
         follower = self._followers.get(replica_id)
         return (
             follower is not None
@@ -261,7 +263,7 @@ class LeaderState:
         )
 
     def lagging(self, log_end_offset: int, now: float) -> list[int]:
-        """Members of the ISR that have not been caught up for too long."""
+        """Return the followers in the ISR that were not caught up for `lag_s`."""
         return [
             f.replica_id
             for f in self._followers.values()
@@ -271,7 +273,7 @@ class LeaderState:
     def propose(
         self, high_watermark: int, log_end_offset: int, now: float, eligible: Eligible
     ) -> IsrChange | None:
-        """The change that is due, now proposed; None if none is, or one is on its way."""
+        """Return a new proposal; None if the ISR is right or a proposal is pending."""
         if self.proposed is not None:
             return None
         gone = self.lagging(log_end_offset, now)
@@ -297,11 +299,11 @@ class LeaderState:
         return self._followers[replica_id].broker_epoch
 
     def refused(self, change: IsrChange) -> None:
-        """This attempt at `change` was not made and never will be."""
+        """Drop the proposal `change`, which the controller refused."""
         if self.proposed is change:
             self.proposed = None
 
     def lost(self, change: IsrChange) -> None:
-        """An attempt at `change` may be made, now or later."""
+        """Keep the members of `change`, whose outcome is unknown, in the maximal ISR."""
         if self.proposed is change:
             self._perhaps = self._perhaps.union(change.isr)

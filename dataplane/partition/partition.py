@@ -1,12 +1,13 @@
-"""One partition as its worker sees it: leadership, high watermark, and who waits for what.
+"""One partition on its worker: leadership, high watermark, and the requests that wait for it.
 
-Plain state around the log. Two ends matter, and each has those who wait for it:
+Plain state around the log. Two offsets have waiters:
 
-    log_end_offset    moves with every append          followers
-    high_watermark    moves when all in sync have it   consumers, and producers with acks=all
+    log_end_offset    moves with every append                followers
+    high_watermark    moves when all in-sync replicas have   consumers, and producers with
+                      the records                            acks=all
 
-With one replica both are the same, and everything happens in the append. With more, the leader's
-view of the others (`dataplane.partition.leader_state`) says what is committed; a follower hears it.
+With one replica both are equal, and the append itself commits. With more, the leader computes the
+high watermark (`dataplane.partition.leader_state`), and followers get it in fetch responses.
 """
 
 from collections import deque
@@ -26,11 +27,11 @@ from metaquorum.runtime import Disk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Uuid
 
-# Long polls and sessions that hear of an append in its own slice of the loop, some µs each.
+# Watchers that an append notifies directly, some µs each; more are notified in slices.
 NOTIFIED_AT_ONCE: Final = 1000
-# Beyond so many, appends that wait for their commit are counted together.
+# Uncommitted appends with a size of their own; the sizes of older ones are added up.
 MAX_UNCOMMITTED: Final = 4096
-# A partition of which the metadata log has said nothing, or that it was taken from.
+# State of a partition before the metadata log has assigned it.
 NOWHERE: Final = PartitionImage((), (), NO_LEADER, -1, -1)
 UNKNOWN_BYTES: Final = 1 << 30
 
@@ -40,22 +41,25 @@ NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 class Watcher(Protocol):
-    """Who is told what happens to a partition."""
+    """Receiver of a partition's notifications."""
 
     def note(self, new_bytes: int) -> bool:
-        """So much more can be read, or (0) less from the log's start; False to hear no more."""
+        """Receive that `new_bytes` more can be read, or (0) that the log start offset moved.
+
+        Returns False to stop watching.
+        """
 
     def wake(self) -> None:
-        """Something else has happened."""
+        """Receive any other change, such as a new leader or a failed log directory."""
 
 
 class FetchWaiter:
-    """A long poll: woken when enough bytes have come, over all partitions it watches."""
+    """Long poll that is woken when its partitions together have enough new bytes."""
 
     __slots__ = ("_woken", "missing_bytes")
 
     def __init__(self, missing_bytes: int, woken: Callable[[], object]) -> None:
-        """`woken` is called then, perhaps more than once."""
+        """`woken` may be called more than once."""
         self.missing_bytes = missing_bytes
         self._woken = woken
 
@@ -69,7 +73,7 @@ class FetchWaiter:
         self._woken()
 
     def end(self) -> None:
-        """Nobody is woken any more, or kept in memory by it."""
+        """Drop the callback, so that this object wakes nothing and keeps nothing in memory."""
         self._woken = _no_op
 
 
@@ -79,18 +83,18 @@ def _no_op() -> None:
 
 @dataclass(slots=True, eq=False)
 class _PendingNotification:
-    """What the watchers of a partition have not been told yet."""
+    """Pending notification of a partition's watchers."""
 
     watchers: set[Watcher]
-    notified: tuple[Watcher, ...]  # those who watched when the last of it happened
+    notified: tuple[Watcher, ...]  # the watchers at the last event
     new_bytes: int | None
 
 
 class WatcherNotifier:
-    """Watchers of partitions that have so many that they are told in slices of the loop.
+    """Notifier in slices, for partitions with more than NOTIFIED_AT_ONCE watchers.
 
-    What happens before a telling has begun is part of it, so that at most one telling is under way
-    and one waits for each set of watchers, however fast producers append.
+    Events before a notification starts are merged into it. So each set of watchers has at most one
+    notification running and one waiting, however fast producers append.
     """
 
     def __init__(self) -> None:
@@ -98,9 +102,9 @@ class WatcherNotifier:
         self._added = trio.Event()
 
     def add(self, watchers: set[Watcher], new_bytes: int | None) -> None:
-        """Those who watch now are told what has come; None: that something else has happened.
+        """Notify the current watchers of new bytes, or with None wake them.
 
-        Who began to watch after an earlier call may be told of that, too.
+        A watcher added after an earlier call may also be notified of that earlier event.
         """
         waiting = self._waiting.get(id(watchers))
         if waiting is None:
@@ -133,7 +137,7 @@ class WatcherNotifier:
 
 
 class CommitWaiter:
-    """A producer that waits until everything before `offset` is committed, or can never be."""
+    """Producer that waits until the high watermark reaches `offset`, or the leadership ends."""
 
     __slots__ = ("_woken", "is_woken", "offset")
 
@@ -149,17 +153,17 @@ class CommitWaiter:
 
 @dataclass(slots=True)
 class ReplicaContext:
-    """What all partitions of one worker need to know about the others."""
+    """Replication state shared by all partitions of one worker."""
 
     worker_id: int
     broker_epoch: BrokerEpoch
     monotonic: Callable[[], float]
     lag_s: float  # replica.lag.time.max.ms
     eligible: Eligible
-    heard: dict[int, float]  # when each other replica fetched anything here last
-    # The partition's ISR may have to change: somebody is to ask `leader_state.propose`.
+    heard: dict[int, float]  # last fetch, monotonic seconds, by worker id
+    # Called if the partition's ISR may have to change: schedules `leader_state.propose`.
     isr_due: Callable[["Partition"], None]
-    # What was seen so far.
+    # Counts since the start of the process.
     isr_shrinks: int = 0
     isr_expands: int = 0
     flush_times: Histogram = field(default_factory=Histogram)
@@ -167,7 +171,7 @@ class ReplicaContext:
 
 
 class Traffic(NamedTuple):
-    """What has come and gone since the process began, as Kafka counts it."""
+    """Records and bytes since the start of the process, counted as in Kafka."""
 
     records_in: int  # of producers
     bytes_in: int
@@ -223,7 +227,7 @@ class Partition:
         config: TopicConfig,
         high_watermark: int = 0,
     ) -> None:
-        """`high_watermark`: as it was known last; a single replica commits all that it holds."""
+        """`high_watermark` is the checkpointed one; a single replica commits its whole log."""
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
@@ -231,25 +235,25 @@ class Partition:
         self._context = context
         self.log = log
         self.config = config
-        self.state = NOWHERE  # as the metadata log has it
+        self.state = NOWHERE  # the latest of the metadata log
         self.leader_id = -1
         self.leader_epoch = -1
-        # None where this worker does not lead, or is the only replica.
+        # None if this worker does not lead or is the only replica.
         self.leader_state: LeaderState | None = None
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.known_high_watermark = high_watermark  # when this worker started
-        self.offline: str | None = None  # why, when its log directory failed
-        self.waiters: set[Watcher] = set()  # for what is committed
-        self.end_waiters: set[Watcher] = set()  # for what is appended
-        self.event_count = 0  # of what any of these was told
+        self.offline: str | None = None  # reason, if the log directory failed
+        self.waiters: set[Watcher] = set()  # of the high watermark
+        self.end_waiters: set[Watcher] = set()  # of the log end offset
+        self.event_count = 0  # notifications of both sets
         self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
         self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
-        # Appends that are not committed: where each ends, and its bytes.
+        # Uncommitted appends: end offset and bytes of each.
         self._uncommitted: deque[tuple[int, int]] = deque()
         self.bytes_in = self.bytes_out = 0
         self.replicated_bytes_in = self.replicated_bytes_out = 0
-        self._records_in = 0  # in reigns that are over
-        self._led_from = 0  # where the log ended when this reign began
+        self._records_in = 0  # in earlier leader epochs of this worker
+        self._led_from = 0  # log end offset at the start of this leader epoch
         # Held through appends that do not finish within one slice of the loop.
         self.appending = trio.Lock()
 
@@ -262,7 +266,7 @@ class Partition:
 
     @property
     def is_follower(self) -> bool:
-        """It is to fetch from another worker, which leads."""
+        """Whether this replica fetches from another worker, the leader."""
         return (
             self.leader_id not in (NO_LEADER, self.worker_id)
             and self.worker_id in self.state.replicas
@@ -271,7 +275,7 @@ class Partition:
 
     @property
     def is_hosted(self) -> bool:
-        """It has a replica here, leader or not, which consumers may read (KIP-392)."""
+        """Whether this worker has a replica that consumers may read (KIP-392)."""
         return self.worker_id in self.state.replicas and self.offline is None
 
     @property
@@ -280,21 +284,21 @@ class Partition:
 
     @property
     def is_awaited(self) -> bool:
-        """Somebody waits here to read what may be committed by now."""
+        """Whether a consumer waits and the high watermark is behind the log end."""
         return bool(self.waiters) and self.high_watermark < self.log.log_end_offset
 
     @property
     def is_catching_up(self) -> bool:
-        """A new leader that does not know yet all that was committed before it led (KIP-207).
+        """Whether a new leader does not know yet all records committed before its epoch (KIP-207).
 
-        Its high watermark may lie behind what its predecessor has told.
+        Its high watermark may be behind the one that its predecessor reported.
         """
         leadership = self.leader_state
         return leadership is not None and self.high_watermark < leadership.epoch_start_offset
 
     @property
     def last_stable_offset(self) -> int:
-        """Where read_committed stops: no transaction is ever open while there are none."""
+        """Last stable offset: the high watermark, as transactions are not supported."""
         return self.high_watermark
 
     @property
@@ -307,13 +311,13 @@ class Partition:
 
     @property
     def least_isr(self) -> int:
-        """So many have to be in sync for acks=all; no more than there are replicas, as in Kafka."""
+        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka."""
         least = self.config.min_insync_replicas
         return least if least == 1 else min(least, len(self.state.replicas))
 
     @property
     def low_watermark(self) -> int:
-        """Where the log begins, at every replica that is live."""
+        """Smallest log start offset of the live replicas."""
         least = self.log.log_start_offset
         if self.leader_state is not None:
             for follower in self.leader_state.followers:
@@ -335,7 +339,10 @@ class Partition:
         )
 
     def assign(self, state: PartitionImage) -> None:
-        """Leader, replicas and ISR are as the metadata log says. StorageError."""
+        """Apply leader, replicas and ISR of the metadata log.
+
+        Raises StorageError if the log directory fails.
+        """
         changed = state.leader_epoch != self.leader_epoch or state.leader != self.leader_id
         if changed:
             self._records_in = self.traffic.records_in
@@ -348,7 +355,7 @@ class Partition:
         if state.leader != self.worker_id:
             self.leader_state = None
             self._uncommitted.clear()
-            # Of a log that goes nothing is written: it may be for a full disk that it goes.
+            # A replica being removed writes nothing: a full disk may be the reason for the removal.
             if changed and state.leader_epoch >= 0 and self.worker_id in state.replicas:
                 self.log.drop_unused_epochs()
         else:
@@ -365,7 +372,7 @@ class Partition:
             self._commit(self.log.log_end_offset)
             return
         if self.leader_state is None:
-            # From here on what is appended is of this epoch, and followers can tell by it.
+            # Later appends carry this leader epoch, by which followers detect a divergence.
             self.log.assign_epoch(state.leader_epoch)
             self.leader_state = LeaderState(
                 self.worker_id,
@@ -382,14 +389,14 @@ class Partition:
             self.advance()
 
     def configure(self, config: TopicConfig) -> None:
-        """The partition, and its log, do as `config` says from now on."""
+        """Apply `config` to the partition and its log."""
         self.config = config
         self.log.configure(config.log)
 
     def leader_error(self, current_leader_epoch: int = -1) -> ErrorCode:
-        """Why the asker may not be served here; NONE when it may.
+        """Return the error for a request that needs the leader; NONE if this worker can serve it.
 
-        `current_leader_epoch` is the asker's, or -1. Source: KIP-320.
+        `current_leader_epoch` is the client's leader epoch, or -1. Source: KIP-320.
         """
         if self.offline is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -403,9 +410,11 @@ class Partition:
         return NO_ERROR
 
     def check_append(self, acks: int) -> None:
-        """KafkaError unless a producer may append here now."""
+        """Raise KafkaError if a producer cannot append to this replica now."""
         if self.leader_id != self.worker_id or self.offline is not None:
-            raise KafkaError(self.leader_error(), f"{self} is not led or not usable here")
+            raise KafkaError(
+                self.leader_error(), f"this worker does not lead {self}, or its replica is offline"
+            )
         if acks == -1 and len(self.state.isr) < self.least_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -414,11 +423,11 @@ class Partition:
             )
 
     def retire(self) -> None:
-        """This worker hosts it no more."""
+        """End the assignment of this replica to this worker."""
         self.assign(PartitionImage((), (), NO_LEADER, self.leader_epoch, UNKNOWN))
 
     def appended(self, size_bytes: int) -> None:
-        """The leader's log has grown by so much: followers hear, or all is committed already."""
+        """Record an append to the leader's log: notify followers, or commit a single replica's."""
         self.bytes_in += size_bytes
         if self.leader_state is None:
             self.high_watermark = self.log.log_end_offset
@@ -432,7 +441,7 @@ class Partition:
         self.advance()
 
     def is_growing(self, size_bytes: int) -> None:
-        """The log has grown by so much that is not committed yet."""
+        """Record an append of `size_bytes` that is not committed yet."""
         uncommitted = self._uncommitted
         uncommitted.append((self.log.log_end_offset, size_bytes))
         if len(uncommitted) > MAX_UNCOMMITTED:
@@ -443,7 +452,10 @@ class Partition:
     def fetched_by(
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int
     ) -> bool:
-        """A follower holds everything before `offset`; False if it is no replica of this one."""
+        """Record that a follower holds all records before `offset`.
+
+        Returns False if the worker is not a replica, or this worker has no leader state.
+        """
         leadership, context = self.leader_state, self._context
         if self.start_waiters:
             self.look_at_starts()
@@ -465,7 +477,7 @@ class Partition:
         return True
 
     def advance(self) -> None:
-        """What all in sync hold by now is committed."""
+        """Advance the high watermark to the offset that all in-sync replicas hold."""
         leadership, context = self.leader_state, self._context
         if leadership is not None:
             self._commit(
@@ -479,14 +491,14 @@ class Partition:
             )
 
     def wait_committed(self, offset: int, woken: Callable[[], object]) -> CommitWaiter:
-        """`woken()` when everything before `offset` is committed, or something else has happened.
+        """Call `woken()` when the high watermark reaches `offset` or the leadership changes.
 
-        It is called in the middle of what has happened: it looks at nothing here.
+        The call comes in the middle of the change, so `woken` must not read this partition.
         """
         waiter = CommitWaiter(offset, woken)
         at = len(self.commit_waiters)
         while at and self.commit_waiters[at - 1].offset > offset:
-            at -= 1  # a batch that was sent again: its offset is an earlier one
+            at -= 1  # a duplicate of an earlier batch has a smaller offset
         self.commit_waiters.insert(at, waiter)
         return waiter
 
@@ -495,11 +507,11 @@ class Partition:
             self.commit_waiters.remove(waiter)
 
     def follow_to(self, high_watermark: int) -> None:
-        """The leader says what is committed; this replica may not have all of it yet."""
+        """Apply the leader's high watermark, limited to the log end offset of this replica."""
         self._commit(min(high_watermark, self.log.log_end_offset))
 
     def cut_to(self, high_watermark: int) -> None:
-        """The log has been cut, and what is known to be committed with it."""
+        """Set the high watermark after a truncation of the log."""
         self.high_watermark = high_watermark
         self._uncommitted.clear()
         self.wake_waiters()
@@ -516,21 +528,21 @@ class Partition:
         while uncommitted and uncommitted[0][0] <= high_watermark:
             new_bytes += uncommitted.popleft()[1]
         if self.waiters:
-            # Of what was there before this worker led or started, nobody knows how much it is.
+            # The size of records from before the start or this leader epoch is unknown.
             self._note(self.waiters, new_bytes or UNKNOWN_BYTES)
 
     def log_start_moved(self) -> None:
-        """Records at the start of the log are gone."""
+        """Notify the watchers that the log start offset has moved."""
         self._note(self.waiters, 0)
         self._note(self.end_waiters, 0)
 
     def notify_log_start(self) -> None:
-        """Followers hear at once where the log begins now."""
+        """Wake the followers, so that they get the new log start offset at once."""
         for watcher in tuple(self.end_waiters):
             watcher.wake()
 
     def look_at_starts(self) -> None:
-        """Replicas may have moved the start of their logs, or be gone."""
+        """Wake the waiters for replicas' log start offsets, which may have changed."""
         for woken in self.start_waiters:
             woken.set()
 
@@ -544,7 +556,10 @@ class Partition:
             waiters.difference_update(done)
 
     async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
-        """What was appended before this call survives a loss of power. StorageError."""
+        """Flush the log: records appended before this call survive a power failure.
+
+        Raises StorageError if the log directory fails.
+        """
         context = self._context
         began = context.monotonic()
         await self.log.flush(disk, now_ms)
@@ -552,7 +567,7 @@ class Partition:
         context.flush_times.record(now - began, now)
 
     def fail(self, reason: str) -> None:
-        """The log directory cannot be used any more."""
+        """Take the replica offline; `reason` says why its log directory failed."""
         self.offline = reason
         self.wake_waiters()
 

@@ -1,4 +1,4 @@
-"""Files of segments that are no part of their logs any more, until readers have let go of them."""
+"""Deleted segments whose files wait for file.delete.delay.ms, so that readers can finish."""
 
 import heapq
 import itertools
@@ -9,7 +9,7 @@ from metaquorum.runtime import Clock
 
 
 class PendingDeletes:
-    """How many deleted segments of which partition may be removed when, the earliest first."""
+    """Queue of deleted segments by due time, earliest first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -17,12 +17,12 @@ class PendingDeletes:
         self._number = itertools.count()
 
     def add(self, partition: Partition, segments: int) -> None:
-        """That many segments of the partition were deleted; their files go after the delay."""
+        """Schedule the removal of the files of `segments` deleted segments."""
         due_ms = self._clock.now_ms() + partition.config.file_delete_delay_ms
         heapq.heappush(self._queue, (due_ms, next(self._number), partition, segments))
 
     def take_due(self) -> Iterator[tuple[Partition, int]]:
-        """Partitions and segments whose time has come; each is given once."""
+        """Yield the due partitions with their number of segments, each once."""
         now_ms = self._clock.now_ms()
         while self._queue and self._queue[0][0] <= now_ms:
             _, _, partition, segments = heapq.heappop(self._queue)

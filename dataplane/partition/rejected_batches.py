@@ -1,31 +1,31 @@
-"""What follows a batch that was refused on a connection: the same, until that one is there.
+"""Rejection of batches that follow a refused batch of the same producer on a connection.
 
-A producer sends up to five requests ahead. If the first of them fails, those behind it must fail,
-too, so that all are sent again in order. By its sequences the log sees to that, if it knows the
-producer. One that it does not know may begin anywhere, as what was known may have expired or been
-deleted (KIP-360): of a new producer whose first batch is refused (a full disk that has room for a
-smaller one, a leader or topic of which this worker has not heard yet, replicas that come back into
-sync) the second would be taken, and the first could never be. Java's producer would then send it in
-vain; librdkafka takes it for delivered, as what comes behind it is, and it is lost.
+A producer has up to five requests in flight. If the first fails, the later ones must fail too, so
+that the producer sends all again in order. The log ensures this by the sequence numbers of a known
+producer. An unknown producer may begin at any sequence, because its state may have expired or been
+deleted (KIP-360). If the first batch of a new producer is refused (a full disk with room for a
+smaller batch, a leader or topic not yet in this worker's metadata, too few in-sync replicas), the
+log would accept the second, and never the first. Java's producer would retry the first in vain;
+librdkafka would take it for delivered, because a later batch was, and the batch would be lost.
 
-So a refused batch that may come again is remembered for as long as there may be requests that were
-sent before its answer was seen: the next four of its connection. It may come again if its error is
-one that is tried again, or if it is too large and has several records: Java's producer splits it.
-(For the rest aiokafka goes on behind it in the same epoch.) Of a batch whose producer the log does
-not know
+So a refused batch that may be retried is remembered during the next four requests of its
+connection, which may have been sent before the producer saw the error. A batch may be retried if
+its error is retriable, or if it is too large and has several records: Java's producer splits it.
+(After other errors aiokafka continues with the next sequence in the same epoch.) A batch of a
+producer unknown to the log:
 
-    nothing was refused here                  the log decides
-    the sequence that was refused, or before  the log decides
-    another epoch                             the log decides: the old one is given up
+    no refused batch of the producer          the log decides
+    the refused sequence, or an earlier one   the log decides
+    another producer epoch                    the log decides: the old epoch is over
     a later sequence of that epoch            refused
 
-With more batches refused at once than are remembered, a producer that the log does not know has its
-connection closed, and sends all again, too. Kafka holds back what follows in transactions only
+If more batches are refused at once than can be remembered, the connection of an unknown producer is
+closed, so that it also sends all again. Kafka refuses later sequences in transactions only
 (`VerificationStateEntry.lowestSequence`).
 
-What follows gets the error that the first had, if clients try again upon it; else, and where Kafka
-always says so, OUT_OF_ORDER_SEQUENCE_NUMBER. With that librdkafka begins a new epoch, and sends
-anew, in all its partitions, whatever it has no answer for: that may be there twice then.
+The later batches get the error of the first if it is retriable, and OUT_OF_ORDER_SEQUENCE_NUMBER
+otherwise, or where Kafka always uses that error. After it librdkafka starts a new epoch and sends
+all unacknowledged batches of all partitions again, which may duplicate records.
 """
 
 from typing import Final, NamedTuple
@@ -37,52 +37,54 @@ from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.primitives.types import Buffer, Uuid
 from wire.records.batches import BatchHeader, parse_header
 
-# Requests with batches of one producer that may be under way behind one that is refused.
+# Requests of one producer that may be in flight behind a refused one.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1
-# Of one connection: some 64 KiB of memory.
+# Refused batches remembered per connection: some 64 KiB of memory.
 MAX_REFUSED: Final = 150
 
 _SEQUENCES: Final = 1 << 31  # 2^31 - 1 is followed by 0
 
-# A topic, as it was asked for, by name or by id; and the index of the partition.
+# Topic name or id, as in the request, and partition index.
 Place = tuple[str | Uuid, int]
 
 
 class TooManyRejectedError(Exception):
-    """More batches were rejected than are remembered: the connection has to end."""
+    """Raised if more batches were refused than can be remembered; the connection is closed."""
 
 
 class _Rejected(NamedTuple):
     epoch: int
     sequence: int
     code: ErrorCode
-    last_request: int  # until which it is remembered
+    last_request: int  # last request in which it is remembered
 
 
 class RejectedBatches:
-    """Those of one connection."""
+    """Refused batches of one connection."""
 
     __slots__ = ("_batches", "_forgotten_until", "_last_request", "_request")
 
     def __init__(self) -> None:
-        self._batches: dict[tuple[Place, int], _Rejected] = {}  # the first of each producer
+        self._batches: dict[
+            tuple[Place, int], _Rejected
+        ] = {}  # the first refused one of each producer
         self._request = 0
-        self._last_request = 0  # until which anything is remembered
-        self._forgotten_until = -1  # until then, there were more than could be remembered
+        self._last_request = 0  # last request in which any batch is remembered
+        self._forgotten_until = -1  # last request affected by a full memory
 
     def next_request(self) -> "RejectedBatches | None":
-        """Another produce request has come; None: none of those before it matters any more."""
+        """Count a produce request; return None if no remembered batch affects it."""
         self._request += 1
         return self if self._request <= self._last_request else None
 
     def reject(
         self, place: Place, records: Buffer | None, error: KafkaError | StorageError
     ) -> KafkaError | StorageError:
-        """The batch was not appended, because of `error`. What its producer is told."""
+        """Remember a batch that failed with `error`; return the error for the response."""
         try:
             header = parse_header(records or b"")
         except KafkaError:
-            return error  # nobody's
+            return error  # no valid header, so no producer
         code = error.code if isinstance(error, KafkaError) else ErrorCode.KAFKA_STORAGE_ERROR
         if header.producer_id >= 0:
             first = self._first(place, header)
@@ -90,11 +92,11 @@ class RejectedBatches:
                 if _may_come_again(place, header, code):
                     self._note(place, header, code)
             elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and first.code in RETRIABLE:
-                return KafkaError(first.code, f"sequence {first.sequence} was refused before it")
+                return KafkaError(first.code, f"the earlier sequence {first.sequence} was refused")
         return error
 
     def _first(self, place: Place, header: BatchHeader) -> _Rejected | None:
-        """What was refused first of its producer in its epoch, and still matters."""
+        """Return the remembered batch of the header's producer and epoch."""
         first = self._batches.get((place, header.producer_id))
         if first is None or first.epoch != header.producer_epoch:
             return None
@@ -111,30 +113,33 @@ class RejectedBatches:
         )
 
     def _forget(self) -> bool:
-        """Those that do not matter any more; False if all do."""
+        """Drop expired batches; return whether there is room."""
         self._batches = {
             key: each for key, each in self._batches.items() if each.last_request >= self._request
         }
         return len(self._batches) < MAX_REFUSED
 
     def check(self, place: Place, header: BatchHeader) -> None:
-        """KafkaError or TooManyRejectedError unless a producer unknown to the log may begin so."""
+        """Check that a producer unknown to the log may start with this batch.
+
+        Raises KafkaError after an earlier refused batch, TooManyRejectedError if memory was full.
+        """
         first = self._first(place, header)
         if first is not None and _is_after(header.base_sequence, first.sequence):
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"producer {header.producer_id} sends sequence {header.base_sequence}, "
-                f"{first.sequence} was refused and is next",
+                f"producer {header.producer_id} sent sequence {header.base_sequence}; "
+                f"the refused sequence {first.sequence} must come first",
             )
         known = self._batches.pop((place, header.producer_id), None)
         if known is None and self._forgotten_until >= self._request:
             raise TooManyRejectedError(
-                "too many batches were refused to know which producers may go on"
+                "more batches were refused on this connection than the worker remembers"
             )
 
 
 def _may_come_again(place: Place, header: BatchHeader, code: ErrorCode) -> bool:
-    if len(place[0]) > MAX_TOPIC_CHARS:  # there never will be such a topic
+    if len(place[0]) > MAX_TOPIC_CHARS:  # no topic can have such a name
         return False
     return code in RETRIABLE or (code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1)
 
