@@ -122,7 +122,7 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
 
     eventually(one_is_left)
     admin("ledger")
-    assert "worker 3 is not live, and was not asked" in admin.errors
+    assert "worker 3 is fenced; its ledger is not shown" in admin.errors
 
     def told(option: str) -> list[str]:
         at = ["--bootstrap-server", cluster[1].bootstrap, "--describe", option]
