@@ -14,7 +14,7 @@ LOADED = re.compile(
     r"""<(?:script|img|iframe|source|object|embed)\b[^>]*\b(?:src|data)=["']([^"']+)"""
 )
 LINKED = re.compile(r"""<link\b[^>]*\bhref=["']([^"']+)""")
-IN_STYLES = re.compile(r"""(?:url\(|@import)\s*["']?([^"')]+)""")
+IN_STYLES = re.compile(r"""(?:url\(|@import)\s*["']?([^"')#]+)""")
 
 
 @pytest.fixture(scope="module")
