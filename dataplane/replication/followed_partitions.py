@@ -1,11 +1,11 @@
-"""What one fetcher follows, and what of it is to be asked for. Plain state.
+"""Partitions that one fetcher follows, and their next fetch parameters. Plain state.
 
     add ----> fetching --answer: records, where the logs part, nothing--> fetching
     remove <-'    |---- an error of the partition --> delayed --backoff--> fetching
-                  '---- the connection ends, or the leader is another process: all begin anew
+                  '---- the connection ends, or the leader has restarted: all start again
 
-Of thousands of partitions few change between two requests: those that may have to be asked for
-otherwise than before are *stirred*, and looked at by the next.
+Few of thousands of partitions change between two requests: those whose fetch parameters may have
+changed are marked, and the next request examines only the marked ones.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
 from wire.primitives.errors import ErrorCode
 
-# What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
+# Seconds between examinations of all partitions: the log start offset of an idle one may move.
 LOOK_AT_ALL_S: Final = 1.0
 
 
@@ -26,17 +26,17 @@ LOOK_AT_ALL_S: Final = 1.0
 class Followed:
     partition: Partition
     leader_epoch: int
-    want: RequestedPartition | None = None  # as it was asked for; None while it is not
+    want: RequestedPartition | None = None  # last fetch parameters; None while not fetched
     resume_at: float = 0.0
     failures: int = 0
-    logged_error: ErrorCode | None = None  # the error that was logged last
-    lag: int = 0  # records that its leader has committed, and that are not here
+    logged_error: ErrorCode | None = None  # last logged error
+    lag: int = 0  # committed records that this replica has not fetched
     # The leader has compared the last record here with its own log, or there was none to compare.
     is_matched: bool = False
 
 
 class FollowedPartitions:
-    """`session` asks for them; it is told what to ask for by `look`."""
+    """Partitions of one fetcher; `look` updates the fetch session from them."""
 
     def __init__(self, session: FetchSessionClient, partition_max_bytes: int) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class FollowedPartitions:
         self._followed: dict[Key, Followed] = {}
         self._changed: dict[Key, None] = {}
         self._delayed: dict[Key, None] = {}
-        self._awaited: dict[Key, None] = {}  # with consumers that wait for what is committed
+        self._awaited: dict[Key, None] = {}  # with consumers that wait for the high watermark
         self._look_at_all_at = 0.0
 
     def __len__(self) -> int:
@@ -55,14 +55,14 @@ class FollowedPartitions:
 
     @property
     def are_awaited(self) -> bool:
-        """Consumers wait here for what is committed in one of them, as of the last look."""
+        """Whether a consumer waited for a partition's high watermark at the last `look`."""
         return bool(self._awaited)
 
     def get(self, key: Key) -> Followed | None:
         return self._followed.get(key)
 
     def add(self, partition: Partition, leader_epoch: int) -> bool:
-        """It is followed in that epoch. False if it was."""
+        """Follow the partition in that leader epoch; return False if it was followed already."""
         key = partition.topic_id, partition.index
         known = self._followed.get(key)
         if (
@@ -77,7 +77,7 @@ class FollowedPartitions:
         return True
 
     def remove(self, key: Key) -> bool:
-        """It is not followed. False if it was not."""
+        """Stop following the partition; return False if it was not followed."""
         if self._followed.pop(key, None) is None:
             return False
         self._session.drop(key)
@@ -92,7 +92,7 @@ class FollowedPartitions:
         self._changed.update(dict.fromkeys(self._followed))
 
     def delay(self, followed: Followed, resume_at: float) -> None:
-        """It is not asked for until then; nothing, if it is followed no more."""
+        """Stop fetching the partition until `resume_at`, if it is still followed."""
         followed.resume_at = resume_at
         key = followed.partition.topic_id, followed.partition.index
         if self._followed.get(key) is followed:
@@ -102,13 +102,13 @@ class FollowedPartitions:
             self._delayed[key] = None
 
     def next_resume_at(self) -> float:
-        """When the first of those delayed is asked for again; inf where there are none."""
+        """Return when the first delayed partition is fetched again; inf if none is delayed."""
         if not self._delayed:
             return inf
         return min(self._followed[key].resume_at for key in self._delayed)
 
     def look(self, now: float) -> None:
-        """The session asks for what is to be asked for now."""
+        """Update the fetch session with the changed and the due delayed partitions."""
         if now >= self._look_at_all_at:
             self._look_at_all_at = now + LOOK_AT_ALL_S
             self.mark_all_changed()

@@ -1,17 +1,17 @@
-"""What a follower does with its leader's answers: cut what the leader has not, append, follow.
+"""Follower's handling of fetch responses: truncate, append, advance the high watermark.
 
-Logs of two replicas agree up to an offset at which both say that an epoch ended. So a follower
-tells with each fetch which epoch its last record is of. If the leader's log knows an end of that
-epoch before the fetch offset, or never had that epoch, it answers where the logs may part instead
-of records; the follower cuts its log there, and asks again. Nothing is fetched before the logs
-agree (KIP-101, KIP-320; carried by Fetch itself since KIP-595).
+The logs of two replicas agree up to an offset at which both have the end of the same leader epoch.
+So a follower sends the epoch of its last record with each fetch. If that epoch ends before the
+fetch offset in the leader's log, or is unknown there, the leader answers with the diverging epoch
+and its end offset instead of records; the follower truncates its log there and fetches again. No
+records are fetched before the logs agree (KIP-101, KIP-320; part of Fetch since KIP-595).
 
-    the leader's log begins     until the logs are known to agree
-    before our end              our last epoch is compared: cut, or append
-    at our end                  nothing can be compared: begin anew there, then append
-    behind our end              OFFSET_OUT_OF_RANGE: begin anew there
+    leader's log start offset     until the logs are known to agree
+    before the follower's end     compare the follower's last epoch: truncate, or append
+    at the follower's end         nothing to compare: truncate fully, start there, append
+    after the follower's end      OFFSET_OUT_OF_RANGE: truncate fully, start there
 
-Plain state around the log; its writes are small enough for the loop.
+Plain state around the log; its writes are small enough for the event loop.
 """
 
 from typing import Final, NamedTuple
@@ -28,18 +28,18 @@ NO_EPOCH: Final = -1
 
 
 class Truncation(NamedTuple):
-    """Records that a follower had and its leader has not: [offset, end_offset)."""
+    """Records [offset, end_offset) that a follower truncates because its leader lacks them."""
 
     offset: int
     end_offset: int
-    leader_epoch: int  # of the leader for whom it was cut
-    high_watermark: int  # before; records below it had been committed
-    last_epoch: int = NO_EPOCH  # of the last of them
-    starts_anew: bool = False  # the leader's log begins behind all of them
+    leader_epoch: int  # leader epoch in which the follower truncates
+    high_watermark: int  # before the truncation; records below it were committed
+    last_epoch: int = NO_EPOCH  # epoch of the last truncated record
+    starts_anew: bool = False  # full truncation: the leader's log starts later
 
 
 def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> RequestedPartition:
-    """What is to be fetched next."""
+    """Return the parameters of the partition's next fetch."""
     log = partition.log
     return RequestedPartition(
         partition.topic_id,
@@ -53,7 +53,7 @@ def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> Requested
 
 
 def last_epoch(partition: Partition) -> int:
-    """The epoch of the last record; an empty log agrees with every other."""
+    """Return the epoch of the last record; NO_EPOCH for an empty log, which matches any other."""
     log = partition.log
     if log.log_end_offset == log.log_start_offset:
         return NO_EPOCH
@@ -61,15 +61,16 @@ def last_epoch(partition: Partition) -> int:
 
 
 def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOffset) -> Truncation:
-    """What has to go as the logs may part there; nothing has changed yet. StorageError.
+    """Return the truncation that the leader's diverging epoch requires; change nothing yet.
 
-    Where the leader's epoch is unknown here, the epoch before it decides, and the next fetch asks
-    again. A batch of ours may go across the offset, as a leader that has removed the start of its
-    epoch says that the epoch before ended where its log begins: such a batch goes as a whole.
+    If the follower does not have the leader's epoch, its previous epoch decides, and the next fetch
+    compares again. A batch of the follower may span the offset, because a leader that has deleted
+    the start of its epoch reports its log start as the end of the previous epoch: such a batch is
+    truncated as a whole. Raises StorageError if the directory fails.
     """
     log = partition.log
     _, end_offset = log.epochs.end_offset_for(diverging.epoch, log.log_end_offset)
-    if end_offset < 0:  # nothing here is as new as that
+    if end_offset < 0:  # all local epochs are older
         end_offset = log.log_end_offset
     offset = log.first_cut_at(min(end_offset, diverging.end_offset))
     return Truncation(
@@ -78,7 +79,7 @@ def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOf
 
 
 def full_truncation(partition: Partition, leader_epoch: int) -> Truncation:
-    """What has to go where the leader's log begins behind the end of ours: all of it."""
+    """Return the truncation of the whole log, if the leader's log starts after its end."""
     log = partition.log
     return Truncation(
         log.log_start_offset,
@@ -91,7 +92,10 @@ def full_truncation(partition: Partition, leader_epoch: int) -> Truncation:
 
 
 def offsets_after(partition: Partition, cut: Truncation) -> LogOffsets:
-    """What checkpoints on disk may say at most before that cut is made. StorageError."""
+    """Return the offsets that checkpoints may hold at most before the truncation.
+
+    Raises StorageError if the directory fails.
+    """
     log = partition.log
     return (
         log.offsets_after_full_truncation(cut.offset)
@@ -101,10 +105,11 @@ def offsets_after(partition: Partition, cut: Truncation) -> LogOffsets:
 
 
 def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
-    """The log is cut there. StorageError. A flush follows before anything is appended.
+    """Truncate the log to `cut.offset`; the caller flushes it before the next append.
 
-    `kept` is what checkpoints were made to say (`offsets_after`); False, and nothing is cut, where
-    the start of the log has moved since, so that less is left.
+    `kept` are the offsets that the checkpoints were limited to (`offsets_after`). Returns False
+    without truncating if the log start offset has moved since, so that less would be left. Raises
+    StorageError if the directory fails.
     """
     log = partition.log
     if offsets_after(partition, cut) != kept:
@@ -115,9 +120,9 @@ def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
 
 
 def start_anew(partition: Partition, offset: int) -> bool:
-    """All of the log is gone, and begins there, which checkpoints know already. StorageError.
+    """Delete all records and start the log at `offset`; the checkpoints were limited before.
 
-    A flush follows before anything is appended.
+    The caller flushes the log before the next append. Raises StorageError if the directory fails.
     """
     partition.log.truncate_fully_and_start_at(offset)
     partition.cut_to(offset)
@@ -125,9 +130,10 @@ def start_anew(partition: Partition, offset: int) -> bool:
 
 
 def append(partition: Partition, records: Buffer, now_ms: int) -> int:
-    """The whole batches in `records` are in the log; their bytes. KafkaError, StorageError.
+    """Append the complete batches in `records`; return their bytes.
 
-    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again.
+    Raises KafkaError (CORRUPT_MESSAGE) for a damaged batch, before anything is written: the
+    follower fetches again. Raises StorageError if the directory fails.
     """
     headers: list[BatchHeader] = []
     end = 0
@@ -152,19 +158,19 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
 
 
 def ends_at_leaders_start(want: RequestedPartition, leader_log_start_offset: int) -> bool:
-    """Whether the leader had no record to compare the last one here with.
+    """Return whether the leader has no record to compare with the follower's last one.
 
-    It knows epochs from its log's start on, and agrees to a fetch from there whatever is before it.
-    The last records here may be of a deposed leader, in the place of others that the leader had and
-    has deleted.
+    The leader knows epochs from its log start offset on and accepts a fetch at that offset without
+    a comparison. The follower's last records may come from a former leader, at offsets of other
+    records that the leader has deleted.
     """
     return want.last_fetched_epoch >= 0 and want.fetch_offset <= leader_log_start_offset
 
 
 def begins_within(partition: Partition, records: Buffer) -> int | None:
-    """Where an empty log has to begin for the first of these batches; None: where it does.
+    """Return the offset at which an empty log must start for the first batch; None for no change.
 
-    A leader whose log begins within a batch, where records were deleted, sends all of that batch.
+    A leader whose log starts within a batch, after DeleteRecords, sends the whole batch.
     """
     log = partition.log
     if log.log_start_offset == log.log_end_offset:
@@ -179,11 +185,11 @@ def begins_within(partition: Partition, records: Buffer) -> int | None:
 
 
 def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> None:
-    """What the leader says is committed, or gone at the start, is so here."""
+    """Apply the leader's high watermark and log start offset."""
     partition.follow_to(high_watermark)
     log = partition.log
-    # As the leader's log never begins above its high watermark, this waits for no more than the
-    # records themselves: with these here, `follow_to` has made the high watermark reach as far.
+    # The leader's log start is never above its high watermark, so this waits only for the records:
+    # once they are appended, `follow_to` raises the high watermark that far.
     if log.log_start_offset < log_start_offset <= partition.high_watermark:
         log.advance_log_start(log_start_offset)
         partition.log_start_moved()

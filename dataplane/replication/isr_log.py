@@ -1,11 +1,11 @@
-"""Why replicas leave and join the ISRs of the partitions led here, in few lines of the log.
+"""Log lines for ISR changes of the partitions that this worker leads.
 
-A worker that dies leaves thousands of ISRs at once: what is told together is one line for each
-replica, way and reason, with the first partitions by name.
+A worker that fails leaves thousands of ISRs at once: changes logged together make one line for each
+replica, direction and reason, with the names of the first partitions.
 
-    left      slow: behind for replica.lag.time.max.ms, with how far at most; or what the metadata
-              know of it: fenced, shutting down, restarted, its log is lost, unregistered
-    joined    it has caught up
+    left      slow: not caught up for replica.lag.time.max.ms, with the largest lag; or the state in
+              the metadata: fenced, shutting down, restarted, log lost, unregistered
+    joined    caught up
 """
 
 import logging
@@ -43,7 +43,7 @@ class IsrLog:
         own: IsrChange | None,
         image: MetadataImage,
     ) -> None:
-        """`own`: the change that this leader had proposed, if it is that."""
+        """`own` is this leader's proposal, if it caused the change."""
         for replica_id in before:
             if replica_id in after.isr:
                 continue
@@ -68,7 +68,7 @@ class IsrLog:
         rows, self._rows = self._rows, {}
         for number, ((replica_id, what, why), row) in enumerate(rows.items()):
             if number == MOST_LINES:
-                log.info("and %d kinds of changes of ISRs more", len(rows) - number)
+                log.info("and %d more kinds of ISR changes", len(rows) - number)
                 return
             if why == "slow":
                 why = (

@@ -1,11 +1,11 @@
-"""How a worker's partitions come to have replicas elsewhere, and to be replicas of others.
+"""Replication of one worker's partitions: ISR changes as leader, fetchers as follower.
 
-    led here       followers fetch (`handlers.fetch`) -> `Leadership` -> changes of the ISR are
-                   proposed to the controller, together and one row of them at a time
-    followed here  one `ReplicaFetcher` for each leader, or several (num.replica.fetchers); and as
-                   many for what is not in sync
+    leader     followers fetch (`handlers.fetch`) -> `LeaderState` -> ISR changes are proposed to
+               the controller, batched, one request at a time
+    follower   num.replica.fetchers `ReplicaFetcher`s for each leader, and as many for its
+               partitions in which this replica is not in sync
 
-The metadata decides who does what: `assigned` is called for each partition as it changes.
+The metadata decides the roles: `assigned` is called for each changed partition.
 """
 
 import logging
@@ -55,17 +55,17 @@ from wire.primitives.types import Uuid
 
 log = logging.getLogger(__name__)
 
-MAX_CHANGES: Final = 1000  # of ISRs in one request
+MAX_CHANGES: Final = 1000  # ISR changes in one request
 FIRST_RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 1.0
 ASK_S: Final = 5.0
 SLICE_PARTITIONS: Final = 500
-# Of one partition in an answer to who is catching up: what is appended in one turn of the loop.
+# Bytes per partition in a response to a replica that is catching up: one append in the event loop.
 CATCH_UP_BYTES: Final = 256 * 1024
 
-# What was refused for good, with the metadata as the leader knows it: it may ask for another set.
+# Final refusals under the leader's current metadata: the leader may propose another ISR.
 _REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
-# News of the partition is on its way here, and settles everything.
+# A metadata change of the partition is on its way and ends the proposal.
 _OVERTAKEN: Final = frozenset(
     (
         ErrorCode.NONE,
@@ -81,7 +81,7 @@ _OVERTAKEN: Final = frozenset(
 
 
 class IsrManager:
-    """One worker's part in the replication of all its partitions."""
+    """Replication of all partitions of one worker."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class IsrManager:
         controller_client: ControllerClient,
         ledger: TruncationLedger,
     ) -> None:
-        """`between_workers` is how this worker reaches others, over `tls` if any.
+        """`between_workers` is the listener for connections to other workers, over `tls` if given.
 
-        `session` is read at each use of the broker epoch: nobody here keeps a copy. `endpoint`
-        proves to other workers which one this is; None where there are no others.
+        The broker epoch is read from `session` at each use, because it may change. `endpoint`
+        authenticates this worker to other workers; None in a single-node cluster.
         """
         self._between_workers = between_workers
         self._endpoint = endpoint
@@ -137,46 +137,46 @@ class IsrManager:
         self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
         self._fetched_by: dict[Key, tuple[int, int]] = {}
-        # Those with other replicas, and their ISR as it was told.
+        # Led partitions with other replicas, and their ISR in the metadata.
         self._led: dict[Partition, tuple[int, ...]] = {}
         self._isr_log = IsrLog()
         self._due: dict[Partition, None] = {}
         self._is_due = trio.Event()
-        self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
+        self._lost: dict[Key, None] = {}  # failed logs not yet reported to the controller
         self._has_lost = trio.Event()
         self.log_dirs: LogDirs | None = None
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
-        self._losses: list[truncation_ledger.Entry] = []  # of unclean elections, not recorded yet
+        self._losses: list[truncation_ledger.Entry] = []  # unclean elections to record
 
     def _broker_epoch(self) -> int:
         return self._session.broker_epoch
 
-    # What the metadata says
+    # Changes in the metadata
 
     def is_eligible(self, replica_id: int, broker_epoch: int) -> bool:
-        """Whether this incarnation may be in an ISR (KIP-841, KIP-903)."""
+        """Return whether a worker with this broker epoch may be in an ISR (KIP-841, KIP-903)."""
         image = self._loader.image
         return image.is_live(replica_id) and (
             broker_epoch in (UNKNOWN, image.workers[replica_id].broker_epoch)
         )
 
     def suspects(self) -> frozenset[int]:
-        """Leaders whose process seems to be gone, which the metadata do not say yet."""
+        """Return the leaders whose process seems to have ended but that are not fenced yet."""
         return frozenset(
             [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
         )
 
     def heard_from(self, replica_id: int) -> None:
-        """A follower has just sent a fetch as this replica, of whatever partitions."""
+        """Record the time of a fetch by this replica, of any partitions."""
         self.context.heard[replica_id] = self._runtime.clock.monotonic()
 
     def heard_at(self, replica_id: int) -> float:
-        """Monotonic seconds of the last fetch as this replica; 0 when there was none."""
+        """Return the monotonic seconds of the last fetch by this replica; 0 without one."""
         return self.context.heard.get(replica_id, 0.0)
 
     def assigned(self, partition: Partition) -> None:
-        """The partition's leader, replicas or ISR may be others now."""
+        """Apply a possible change of the partition's leader, replicas or ISR."""
         key = partition.topic_id, partition.index
         followed = partition.leader_id if partition.is_follower else None
         fetcher_at = None if followed is None else (followed, self._number(partition))
@@ -198,20 +198,20 @@ class IsrManager:
         self._led[partition] = state.isr
 
     def removed(self, partition: Partition) -> None:
-        """This worker hosts it no more, or cannot."""
+        """Stop the replication of a partition that this worker no longer hosts or cannot use."""
         self._stop_fetching((partition.topic_id, partition.index), unless=None)
         self._led.pop(partition, None)
         self._due.pop(partition, None)
 
     def lost(self, topic_id: Uuid, index: int) -> None:
-        """The log of that partition cannot be used here: others are to know."""
+        """Schedule the report to the controller that the partition's log cannot be used."""
         self._lost[topic_id, index] = None
         self._has_lost.set()
 
     async def report_recreated(self, logs: Sequence[Key]) -> bool:
-        """The controller knows that these logs are empty ones; however long that takes.
+        """Report to the controller that these logs were recreated empty; retry without limit.
 
-        False: another process is this worker by now, and this one is about to hear of it.
+        Returns False if another process has registered as this worker meanwhile.
         """
         failures = 0
         left = list(logs)
@@ -229,7 +229,7 @@ class IsrManager:
             if failures:
                 log.log(
                     logging.WARNING if failures == 1 else logging.DEBUG,
-                    "the controller cannot be told of logs that begin anew: %s",
+                    "cannot report the recreated logs to the controller: %s; retrying",
                     next(each.message for each in answers if each is not None),
                 )
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
@@ -237,7 +237,7 @@ class IsrManager:
         return True
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Workers may have come, gone, or be other processes. After the partitions."""
+        """Apply changes of workers; runs after the partitions were updated."""
         if self._losses:
             losses, self._losses = self._losses, []
             await self.ledger.record(losses)
@@ -253,11 +253,11 @@ class IsrManager:
                     await trio.lowlevel.checkpoint()
 
     def _number(self, partition: Partition) -> int:
-        """Which of a leader's fetchers has it.
+        """Return the number of the leader's fetcher for the partition.
 
-        What is not in sync has fetchers of its own: an answer full of what a replica lacks would
-        keep the others, for which producers wait, from their turn (2 GB to catch up with: an
-        acks=all took 30 ms instead of 2).
+        Replicas out of sync have fetchers of their own: their large responses would delay the
+        in-sync ones, for which producers wait (with 2 GB to catch up, acks=all took 30 ms instead
+        of 2 ms).
         """
         number = crc32(partition.topic_id, partition.index) % self._fetchers_per_leader
         is_in_sync = self.worker_id in partition.isr
@@ -275,7 +275,7 @@ class IsrManager:
             scope.cancel()
 
     def max_lag(self) -> int:
-        """Committed records that the replica here lacks that lacks most."""
+        """Return the largest number of committed records that a follower replica has to fetch."""
         return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
 
     def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
@@ -327,12 +327,11 @@ class IsrManager:
             yield {at[key]: error for key, error in uncut.items()}
 
     def elected(self, partition: Partition, before: PartitionImage, high_watermark: int) -> None:
-        """This worker leads; where it was not in sync when it was elected, what it lacks is lost.
+        """Note the lost records if this worker was elected leader uncleanly.
 
-        It knew `high_watermark` then: who is alone in sync has all that it has for committed.
-
-        Or it was elected so in an epoch before, of which it did not hear, or did not come to say
-        so: then it is still alone in sync.
+        `high_watermark` is the one before the election: as the only ISR member, the new leader
+        commits its whole log. The unclean election may be of an earlier epoch that this worker did
+        not see or not record: then it is still the only ISR member.
         """
         state = partition.state
         if state.unclean_epoch < 0:
@@ -349,14 +348,14 @@ class IsrManager:
         )
 
     async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
-        """Logs that begin anew are recorded, with where they ended at least, if that was noted."""
+        """Record logs that were recreated empty, with their smallest possible end if known."""
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record(
             [truncation_ledger.of_lost_log(each, end, now_ms) for each, end in lost]
         )
 
     async def recovered(self, partitions: Sequence[Partition]) -> None:
-        """What these logs lack since they were opened is recorded."""
+        """Record the records that these logs lost in recovery."""
         now_ms = self._runtime.clock.now_ms()
         found = [
             truncation_ledger.of_recovery(partition, now_ms, self.ledger.last_of)
@@ -380,17 +379,20 @@ class IsrManager:
             try:
                 await self._propose_changes()
             finally:
-                self._nursery = None  # what is assigned from now on, as all ends, is not fetched
+                self._nursery = None  # partitions assigned during the shutdown are not fetched
 
     async def _report(self, logs: Sequence[Key], *, recreated: bool) -> list[KafkaError | None]:
-        """For each None once it is committed that this worker has lost that log. KafkaError."""
+        """Report lost logs; return None per log once committed, or its error.
+
+        Raises KafkaError if the request as a whole fails.
+        """
         request = ReportLostLogs(self.worker_id, self._broker_epoch(), logs, recreated)
         return (
             await self._controller_client.ask(REPORT_LOST_LOGS, request, timeout_s=ASK_S)
         ).answer
 
     async def _report_lost(self) -> None:
-        """The controller hears of every log that is lost, for ever."""
+        """Report lost logs to the controller until cancelled."""
         failures = 0
         while True:
             await self._has_lost.wait()
@@ -413,7 +415,9 @@ class IsrManager:
             if refused is not None:
                 failures += 1
                 if failures == 1:
-                    log.warning("the controller cannot be told of lost logs: %s", refused.message)
+                    log.warning(
+                        "cannot report lost logs to the controller: %s; retrying", refused.message
+                    )
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
                 await sleep(self._runtime.clock, retry_s)
 
@@ -422,7 +426,7 @@ class IsrManager:
         self._is_due.set()
 
     async def _look_for_lag(self) -> None:
-        """Members of an ISR that have been behind for too long are proposed to leave."""
+        """Propose to remove lagging replicas from ISRs, until cancelled."""
         while True:
             await sleep(self._runtime.clock, self._lag_s / 2)
             now = self._runtime.clock.monotonic()
@@ -436,7 +440,7 @@ class IsrManager:
                     await trio.lowlevel.checkpoint()
 
     async def _propose_changes(self) -> None:
-        """What is due goes to the controller, for ever."""
+        """Send due ISR proposals to the controller until cancelled."""
         failures = 0
         while True:
             await self._is_due.wait()
@@ -456,7 +460,9 @@ class IsrManager:
             except KafkaError as error:
                 failures += 1
                 if failures == 1:
-                    log.warning("the controller cannot be asked for another ISR: %s", error.message)
+                    log.warning(
+                        "cannot propose ISR changes to the controller: %s; retrying", error.message
+                    )
                 self._settle(changes, [error.code] * len(changes), lost=True)
             else:
                 failures = 0
@@ -474,7 +480,7 @@ class IsrManager:
             leadership = partition.leader_state
             if leadership is None or partition.offline is not None:
                 continue
-            change = leadership.proposed  # asked for before, and nobody knows
+            change = leadership.proposed  # sent before with unknown outcome
             if change is None:
                 change = leadership.propose(
                     partition.high_watermark, partition.log.log_end_offset, now, self.is_eligible
@@ -496,7 +502,7 @@ class IsrManager:
         for (partition, change), code in zip(changes, codes, strict=True):
             leadership = partition.leader_state
             if leadership is None or leadership.proposed is not change:
-                continue  # news of the partition has overtaken the answer
+                continue  # a metadata change came before the response
             if not lost and code in _OVERTAKEN:
                 continue
             if lost or code not in _REFUSED:
@@ -508,7 +514,9 @@ class IsrManager:
         if refused:
             partition, code = refused[0]
             others = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
-            log.info("another ISR for %s is refused: %s%s", partition, code.name, others)
+            log.info(
+                "the controller refused the proposed ISR of %s: %s%s", partition, code.name, others
+            )
 
 
 def _row(partition: Partition, change: IsrChange) -> PartitionChange:

@@ -26,8 +26,8 @@ The handshake is that of `metaquorum.channel.handshake` with a stream kind of it
 for a stream to a controller proves nothing here, and the other way round. Both hellos name the
 cluster and both node ids, and the follower's covers the address that it dialed: a proof that a
 program at a former address of the leader passes on is refused. The proof holds for its connection
-alone. Somebody who alters the packets of an established plaintext connection can still use it; TLS
-prevents that.
+alone. An attacker who alters packets of a plaintext connection can still use it; TLS prevents
+that.
 
 A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES and has one attempt,
 which costs two HMACs if it fails. A worker of the cluster knows its secret and is believed: a node
@@ -60,14 +60,14 @@ _DIGEST_BYTES: Final = 8
 
 
 def claim_error(client: Client, replica_id: int) -> ErrorCode:
-    """NONE if this client may ask as that replica; negative ids are consumers'."""
+    """Return NONE if the client may fetch as this replica; negative ids are consumers'."""
     if replica_id < 0 or replica_id == client.replica.worker_id:
         return ErrorCode.NONE
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def fetch_claim_error(client: Client, message: FetchRequest, image: MetadataImage) -> ErrorCode:
-    """As `claim_error`, with the broker epoch that the fetch has to carry. `image`: that of now."""
+    """Return the error of a fetch's replica id and broker epoch; `image` is the current one."""
     state = message.replica_state
     if state is None or state.replica_id < 0:
         # To v14 a fetch does not say which process of the worker sent it: no worker sends one.
@@ -82,7 +82,7 @@ def fetch_claim_error(client: Client, message: FetchRequest, image: MetadataImag
 
 
 class ReplicaAuthenticationError(Exception):
-    """The proof is refused; `answer` is what the handshake says to that, if anything."""
+    """Raised if a worker's proof is refused; `answer` is the handshake's reply, if any."""
 
     def __init__(self, reason: str, answer: bytes = b"") -> None:
         super().__init__(reason)
@@ -90,7 +90,7 @@ class ReplicaAuthenticationError(Exception):
 
 
 class ReplicaAuthenticator:
-    """The leader's side, for all connections of one worker."""
+    """Leader's side of the handshake, for all connections of one worker."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ReplicaAuthenticator:
         address: tuple[str, int],
         monotonic: Callable[[], float],
     ) -> None:
-        """`address`: under which this worker's `listener` for other workers is registered.
+        """`address` is the registered one of `listener`, this worker's listener for other workers.
 
         Without `endpoint` (one node, without a secret) every proof is refused.
         """
@@ -110,10 +110,10 @@ class ReplicaAuthenticator:
         self._lines = LogRateLimiter(monotonic())
 
     def respond(self, client: Client, token: bytes) -> bytes:
-        """The answer to one message of the handshake; the last one sets `client.replica.worker_id`.
+        """Return the reply to one handshake message; the last sets `client.replica.worker_id`.
 
-        Raises ReplicaAuthenticationError, after which this connection can prove nothing any more,
-        and CloseConnectionError on a second attempt.
+        Raises ReplicaAuthenticationError, after which this connection cannot authenticate, and
+        CloseConnectionError on a second attempt.
         """
         exchange, client.replica.exchange = client.replica.exchange, None
         if exchange is None and client.replica.has_begun:
@@ -167,11 +167,11 @@ class ReplicaAuthenticator:
 
 
 def prove(endpoint: Endpoint, leader_id: int, address: tuple[str, int]) -> DialerHandshake:
-    """The follower's side of a new handshake with the leader that it dialed at `address`."""
+    """Return the follower's side of a new handshake with the leader dialed at `address`."""
     return endpoint.dialing(StreamKind.REPLICA, leader_id, address_digest(*address))
 
 
 def address_digest(host: str, port: int) -> int:
-    """The address as the hello of a follower carries it, in place of an incarnation."""
+    """Return the digest of the address that a follower's hello carries as its incarnation."""
     digest = hashlib.sha256(f"{host}\n{port}".encode()).digest()
     return int.from_bytes(digest[:_DIGEST_BYTES], "big")

@@ -59,9 +59,9 @@ from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 
-# Leader and follower do not hear of a topic or an election at the same time: thousands of
-# partitions say so, and hardly any for long.
-MOST_PASSING: Final = 10  # failures, of growing distance, that are not told
+# Leader and follower learn of a topic or an election at different times: thousands of partitions
+# fail then, most of them briefly.
+MOST_PASSING: Final = 10  # failures, with growing backoff, that are not logged
 _PASSING: Final = frozenset(
     (
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -76,27 +76,27 @@ FIRST_BACKOFF_S: Final = 0.02
 EARLIEST: Final = -2
 # An older version goes by names, not ids.
 FETCH_VERSION: Final = 17
-# An answer comes when its time to wait is over; whoever is silent for so much longer has gone.
+# Seconds beyond the max wait time after which a leader that does not answer is disconnected.
 SILENCE_S: Final = 10.0
-# So long a leader whose process seems to be gone is not shown to clients, unless the metadata say
-# more before: by then the controller has fenced it, or it is there.
+# Seconds for which clients are not directed to a leader that has closed its connection: by then
+# the controller has fenced it, or it is back.
 SUSPECT_S: Final = 1.0
-# A poll while consumers wait here for what is committed, of which a follower must ask to hear.
+# Max wait time while consumers wait for a follower's high watermark, which only a fetch updates.
 HURRIED_WAIT_MS: Final = 10
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
 OVERTAKEN_EVERY_S: Final = 0.1
-# Larger answers are appended with a turn for others after each partition.
+# Other tasks run after each partition of a larger response.
 IN_PLACE_BYTES: Final = 256 * 1024
-# Logs that are cut, and synced, side by side.
+# Logs that are truncated and flushed concurrently.
 CONCURRENT_CUTS: Final = 8
 
 
-# What ends a connection to a leader: another is made after a while.
+# Errors that end a connection to a leader; the fetcher reconnects after a backoff.
 _ENDS: Final = (OSError, EOFError, WireError, NotServedError, BrokerError, HandshakeError)
 
 
 class _OvertakenError(Exception):
-    """The request under way does not ask for all that is to be fetched."""
+    """Raised if the pending request does not cover all partitions to fetch."""
 
 
 class LeaderAddress(NamedTuple):
@@ -106,7 +106,7 @@ class LeaderAddress(NamedTuple):
 
 
 class FollowerEvents(NamedTuple):
-    """Who is told what happens to partitions that follow."""
+    """Callbacks for truncations and failures of followed partitions."""
 
     # Before it is: once this returns, what is lost is written down.
     truncating: Callable[[Sequence[tuple[Partition, Truncation]]], Awaitable[None]]
@@ -129,7 +129,7 @@ class FetcherConfig:
 
 
 class _Row(NamedTuple):
-    """What an answer says of one partition, and what had been asked."""
+    """Row of a fetch response, with the parameters of its fetch."""
 
     key: Key
     followed: Followed
@@ -152,9 +152,9 @@ class ReplicaFetcher:
         endpoint: Endpoint | None,
         draws: Random,
     ) -> None:
-        """`address` is where the leader is by the metadata, if it is anywhere.
+        """`address` returns the leader's address in the metadata, if any.
 
-        `endpoint` proves to it which worker this is; None without a secret: nothing is fetched.
+        `endpoint` authenticates this worker to the leader; None without a secret: no fetches.
         """
         self.leader_id: Final = leader_id
         self._runtime = runtime
@@ -179,7 +179,7 @@ class ReplicaFetcher:
 
     @property
     def is_leader_suspect(self) -> bool:
-        """The leader's process has closed the connection, or its kernel has, just now."""
+        """Whether the leader's side closed the connection less than SUSPECT_S ago."""
         at = self._closed_at
         return at is not None and self._runtime.clock.monotonic() < at + SUSPECT_S
 
@@ -191,7 +191,7 @@ class ReplicaFetcher:
         return max((followed.lag for followed in self._followed), default=0)
 
     def add(self, partition: Partition, leader_epoch: int) -> None:
-        """`partition` follows this leader in that epoch."""
+        """Follow this leader for `partition` in that leader epoch."""
         if not self._followed.add(partition, leader_epoch):
             return
         self._changed.set()
@@ -200,12 +200,12 @@ class ReplicaFetcher:
         self._polling.deadline = min(self._polling.deadline, due_at)
 
     def remove(self, key: Key) -> None:
-        """It does not any more; the answer under way does nothing to it."""
+        """Stop following the partition; the pending response does not change it."""
         if self._followed.remove(key) and not self._followed:
             self._talking.cancel()
 
     def look_at_leader(self) -> None:
-        """The metadata has changed: a leader that is another process is another connection."""
+        """Reconnect if the metadata has a new address or broker epoch of the leader."""
         address = self._address()
         if address is not None:
             if self._connected_to is not None and address != self._connected_to:
@@ -229,7 +229,11 @@ class ReplicaFetcher:
                 if self._runtime.clock.monotonic() - began > self._config.max_backoff_s:
                     failures = 0
                 if not failures:
-                    log.info("fetching from worker %d broke off: %s", self.leader_id, error)
+                    log.info(
+                        "the connection for fetching from worker %d ended: %s; reconnecting",
+                        self.leader_id,
+                        error,
+                    )
                 failures += 1
                 with trio.move_on_after(self._backoff_s(failures)):
                     await self._wait_changed()
@@ -280,7 +284,10 @@ class ReplicaFetcher:
     async def _greet(
         self, connection: BrokerConnection, address: LeaderAddress, deadline: float
     ) -> DialerHandshake:
-        """Hellos are exchanged: what is to be sent now is the proof. HandshakeError."""
+        """Exchange hellos with the leader; the proof is to be sent next.
+
+        Raises HandshakeError if the leader's hello is refused.
+        """
         if self._endpoint is None:
             raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
         dialing = prove(self._endpoint, self.leader_id, address[:2])
@@ -305,7 +312,7 @@ class ReplicaFetcher:
         self._polling = trio.CancelScope(deadline=self._polling.deadline)
 
     def _step(self, link: LeaderConnection) -> bool:
-        """An answer may have come. False: the task has to go on."""
+        """Handle a response if one has arrived; return False if the task must continue."""
         received = link.answer_nowait()
         if received is None:
             return True
@@ -331,7 +338,7 @@ class ReplicaFetcher:
         return link.is_asked and link.is_sent
 
     def _ask(self, link: LeaderConnection) -> None:
-        """A request is on its way, unless there is nothing to ask for now."""
+        """Send a fetch request, unless there is nothing to fetch now."""
         now = self._runtime.clock.monotonic()
         self._followed.look(now)
         if not len(self._session) or now < self._stale_until:
@@ -344,7 +351,7 @@ class ReplicaFetcher:
         self._is_overtaken = False
 
     def _wait_ms(self, now: float) -> int:
-        """For how long the leader may keep a request that finds nothing."""
+        """Return the max wait time of the next fetch in milliseconds."""
         wait_ms = self._config.limits.max_wait_ms
         if self._followed.are_awaited:
             wait_ms = min(wait_ms, HURRIED_WAIT_MS)
@@ -354,7 +361,7 @@ class ReplicaFetcher:
         return wait_ms
 
     async def _wait_due(self) -> None:
-        """Nothing is to be asked for now."""
+        """Wait until there is something to fetch."""
         now = self._runtime.clock.monotonic()
         next_at = self._followed.next_resume_at()
         if now < self._stale_until:
@@ -370,7 +377,7 @@ class ReplicaFetcher:
     # What an answer brings
 
     def _take(self, response: FetchResponse, *, in_place: bool) -> None:
-        """What can be done at once is done; the rest is left to the task."""
+        """Handle the rows that need no wait; leave the others to the task."""
         for key, row in rows_of(response):
             followed = self._followed.get(key)
             if followed is None or followed.want is None:
@@ -420,9 +427,9 @@ class ReplicaFetcher:
         return self._followed.get(each.key) is each.followed
 
     def _append(self, each: _Row, start: int | None = None) -> bool:
-        """Its records are in the log. False: they are not to be, and what follows is neither.
+        """Append the row's records; return False if they and the row's offsets do not apply.
 
-        `start`: where the log has begun anew for them.
+        `start` is the new start of an emptied log, if it was moved for these records.
         """
         partition, records = each.followed.partition, each.row.records
         expected = each.want.fetch_offset if start is None else start
@@ -433,7 +440,11 @@ class ReplicaFetcher:
             if records:
                 follower_state.append(partition, records, self._runtime.clock.now_ms())
         except KafkaError as error:
-            log.error("from worker %d: %s", self.leader_id, error.message)
+            log.error(
+                "cannot append records fetched from worker %d: %s; fetching them again",
+                self.leader_id,
+                error.message,
+            )
             self._delay(each.followed, error.code)
             return False
         except StorageError as error:
@@ -461,7 +472,7 @@ class ReplicaFetcher:
                 self._follow(each)
 
     def _follow(self, each: _Row) -> None:
-        """What the leader says is committed, or gone, is so here. The row is done."""
+        """Apply the leader's high watermark and log start offset, which completes the row."""
         followed, row = each.followed, each.row
         try:
             follower_state.follow(followed.partition, row.high_watermark, row.log_start_offset)
@@ -476,7 +487,7 @@ class ReplicaFetcher:
         self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
 
     async def _truncate(self, diverging: list[_Row]) -> None:
-        """They have lost what the leader has not, after it was written down that they do."""
+        """Record the truncations in the ledger, then truncate the diverging logs."""
         pairs: list[tuple[_Row, Truncation]] = []
         for each in diverging:
             partition, where = each.followed.partition, each.row.diverging_epoch
@@ -536,7 +547,7 @@ class ReplicaFetcher:
         return True
 
     async def _begin_anew(self, key: Key, followed: Followed, offset: int) -> bool:
-        """The log is empty, and begins at `offset`; False if that is not to be."""
+        """Empty the log and start it at `offset`; return False if that was not done."""
         partition = followed.partition
         kept = partition.log.offsets_after_full_truncation(offset)
         async with self._events.cutting({partition: kept}) as uncut:
@@ -596,7 +607,7 @@ class ReplicaFetcher:
             await self._truncate_fully(key, followed, row.offset)
 
     async def _truncate_fully(self, key: Key, followed: Followed, offset: int) -> None:
-        """As `_begin_anew`, after it was written down what goes."""
+        """Record the truncation in the ledger, then empty the log like `_begin_anew`."""
         partition = followed.partition
         cut = follower_state.full_truncation(partition, followed.leader_epoch)
         if cut.offset < cut.end_offset:

@@ -1,4 +1,4 @@
-"""The partitions of this worker, kept as the metadata log says."""
+"""Partitions of this worker, created, assigned and removed by the metadata log."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -33,7 +33,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 
 class NotLeaderOrFollowerError(KafkaError):
-    """The partition is another worker's; clients are to look for its leader (KIP-951)."""
+    """Raised for a partition of other workers; the client gets its leader (KIP-951)."""
 
     def __init__(self, partition: str, state: PartitionImage) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class NotLeaderOrFollowerError(KafkaError):
 
 
 class ReplicaManager:
-    """Finds partitions for requests, and follows the metadata as one of its publishers."""
+    """Lookup of partitions for requests; a publisher of the metadata loader."""
 
     def __init__(
         self,
@@ -86,7 +86,11 @@ class ReplicaManager:
         return sum(len(partitions) for partitions in self._by_id.values())
 
     def by_name(self, topic: str, index: int) -> Partition:
-        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
+        """Return the partition.
+
+        Raises NotLeaderOrFollowerError, or KafkaError (UNKNOWN_TOPIC_OR_PARTITION,
+        KAFKA_STORAGE_ERROR if it is offline).
+        """
         try:
             return self._by_name[topic][index]
         except KeyError:
@@ -107,7 +111,11 @@ class ReplicaManager:
         )
 
     def by_id(self, topic_id: Uuid, index: int) -> Partition:
-        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return the partition.
+
+        Raises NotLeaderOrFollowerError, or KafkaError (UNKNOWN_TOPIC_ID,
+        UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR if it is offline).
+        """
         partition = self._by_id.get(topic_id, {}).get(index)
         if partition is not None:
             return partition
@@ -121,16 +129,16 @@ class ReplicaManager:
         return self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
 
     def of_topic(self, name: str) -> list[Partition]:
-        """The topic's partitions that are here; none for a topic that is not."""
+        """Return the topic's partitions on this worker."""
         return list(self._by_name.get(name, {}).values())
 
     def offline(self, topic_id: Uuid) -> Set[int]:
-        """The topic's partitions that should be here, and cannot be used."""
+        """Return the indexes of the topic's offline replicas on this worker."""
         return self._offline.get(topic_id, _NONE)
 
     @property
     def offline_count(self) -> int:
-        """Partitions that should be here, and have no log that can be used."""
+        """Number of offline replicas of this worker."""
         return sum(len(indexes) for indexes in self._offline.values())
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
@@ -151,9 +159,9 @@ class ReplicaManager:
     # Following the metadata
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Every partition that `image` gives this worker is here and knows its leader; no other.
+        """Create, assign and remove partitions so that they match `image`.
 
-        The folders of deleted partitions are renamed here, and removed later by upkeep.
+        Folders of deleted partitions are renamed here; a background task removes them later.
         """
         self._image = image
         changed = list(delta.topics())
@@ -244,13 +252,13 @@ class ReplicaManager:
                     log_dir.delete(topic, index, self._random)  # made just before a power cut
                 else:
                     log.warning(
-                        "partition %s-%d is not of this cluster any more: its log is set aside",
+                        "partition %s-%d is not in the metadata; its log is set aside as stray",
                         topic,
                         index,
                     )
                     log_dir.set_aside(topic, index, self._random, self._clock.now_ms())
             except StorageError as error:
-                log.error("partition %s-%d stays where it is: %s", topic, index, error)
+                log.error("cannot set aside the stray partition %s-%d: %s", topic, index, error)
                 if isinstance(error, DirectoryFailedError):
                     self.log_dirs.fail(log_dir, error)
             if number % SLICE_PARTITIONS == 0:
@@ -309,9 +317,9 @@ class ReplicaManager:
         ]
 
     async def _report_recreated(self, created: list[tuple[TopicImage, int]]) -> bool:
-        """The quorum knows, before this worker may lead, of the logs that are lost.
+        """Report lost logs to the controller before this worker may lead.
 
-        False: it does not, as another process is this worker by now.
+        Returns False if another process has registered as this worker meanwhile.
         """
         lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
         unreported = [
@@ -323,7 +331,7 @@ class ReplicaManager:
             return True
         names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
         log.warning(
-            "the logs of %d partitions are lost, and begin anew, empty: %s%s",
+            "the logs of %d partitions are lost and were recreated empty: %s%s",
             len(lost),
             ", ".join(names),
             ", ..." if len(lost) > MOST_NAMED else "",
@@ -355,7 +363,7 @@ class ReplicaManager:
         ]
         if damaged:
             log.warning(
-                "%d logs are damaged, and are filled again by replicas that are not: %s%s",
+                "%d logs are damaged; their records are fetched again from intact replicas: %s%s",
                 len(damaged),
                 ", ".join(f"{topic.name}-{index}" for topic, index in damaged[:MOST_NAMED]),
                 ", ..." if len(damaged) > MOST_NAMED else "",
@@ -451,7 +459,7 @@ class ReplicaManager:
             self._take_offline(partition, str(error))
 
     def directory_failed(self, log_dir: LogDir) -> None:
-        """None of its partitions is served any more."""
+        """Take all partitions of the failed log directory offline."""
         for at in log_dir.partitions:
             partition = self._by_name.get(at[0], {}).get(at[1])
             if partition is not None and partition.log is log_dir.partitions[at]:

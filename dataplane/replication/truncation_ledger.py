@@ -321,7 +321,7 @@ class TruncationLedger:
                 has_old |= name == OLD_FILE_NAME
                 size_bytes = disk.size(path)
                 if size_bytes > 2 * MAX_FILE_BYTES:
-                    log.warning("%s is larger than a ledger, and passed over", path)
+                    log.warning("%s is too large for a truncation ledger; ignoring the file", path)
                     continue
                 data = disk.read_file(path)
                 if name == OLD_FILE_NAME:
@@ -330,11 +330,13 @@ class TruncationLedger:
                     _write_again(disk, folder, path, data)
                 found, unreadable = decode_lines(data)
             except OSError as error:
-                log.warning("the truncation ledger %s cannot be read: %s", path, error)
+                log.warning(
+                    "cannot read the truncation ledger %s: %s; ignoring the file", path, error
+                )
                 continue
             entries += found
             if unreadable:
-                log.warning("%d lines of %s are damaged, and passed over", unreadable, path)
+                log.warning("ignoring %d damaged lines of %s", unreadable, path)
         return cls(disk, folder, entries, size_bytes, has_old or len(entries) > MAX_ENTRIES)
 
     def __len__(self) -> int:
@@ -365,7 +367,10 @@ class TruncationLedger:
                 self._is_failing = False
             except OSError as error:
                 if not self._is_failing:
-                    log.error("the truncation ledger cannot be written: %s", error)
+                    log.error(
+                        "cannot write the truncation ledger: %s; retrying with the next entry",
+                        error,
+                    )
                 self._is_failing = True
                 self._unwritten = (data + self._unwritten)[:MAX_FILE_BYTES]
 
