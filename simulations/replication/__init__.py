@@ -1,5 +1,5 @@
-"""Clusters with replicated topics: clients, faults, and what must hold among replicas.
+"""Scenarios of clusters with replicated topics: clients, faults, and checkers of the replicas.
 
-Imports `cluster`, `workloads` and below. No I/O. `replication_scenario` and `crossings` are
-scenarios; `probes` watches the shipped partitions, `replica_checkers` judges them.
+Imports `cluster`, `workloads` and below. No I/O. Start reading at `replication_scenario` or
+`crossings`, the scenarios; `probes` observes the partitions, `replica_checkers` checks them.
 """

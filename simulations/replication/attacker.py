@@ -1,11 +1,11 @@
-"""A client that lies: it says that it is a replica, and sends batches whose records are not what
-their headers say, beside all that goes on in the scenario.
+"""A malicious client: it claims to be a replica, and produces batches with false headers.
 
-False replicas come in two kinds. A *stranger* has proved nothing and knows all else: ids, true
-broker epochs, where logs end. A *late process* has the cluster's secret and proves which worker it
-is, but the metadata know another broker epoch for that worker: a process that was held while its
-successor registered. Neither is evidence of what a replica holds: all checkers of replication look
-on, and `ClaimsAreRefused` at the answers. `LiesStayOut` looks for the batches in every log.
+False replicas come in two kinds. A *stranger* has not authenticated, but knows everything else:
+worker ids, current broker epochs, log end offsets. A *late process* has the cluster's secret and
+authenticates as a worker, but the metadata have another broker epoch for that worker: the process
+was paused while its successor registered. The fetches of neither may count for the ISR or the high
+watermark: `ClaimsAreRefused` checks the answers, the other checkers of replication check the
+effects. `LiesStayOut` checks that no log contains a batch with a false header.
 """
 
 from random import Random
@@ -41,13 +41,13 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 from wire.records.batches import BatchHeader, parse_header
 
-LIARS: Final = 0.25  # of all attacks: those that produce
+LIARS: Final = 0.25  # share of the attacks that produce
 MOST_CLAIMED: Final = 10_000  # records in a lying batch
-LATE_PROCESSES: Final = 0.4  # of all attacks
-CLAIMS: Final = 8  # of one connection, at most
-EPOCHS_SINCE: Final = 15  # of Fetch
-REPLICA_IDS_SINCE: Final = 3  # of OffsetForLeaderEpoch
-# Never a broker epoch of the metadata in a run as short as this.
+LATE_PROCESSES: Final = 0.4  # share of the other attacks, if the partition has followers
+CLAIMS: Final = 8  # most requests of one connection
+EPOCHS_SINCE: Final = 15  # Fetch version that has the replica's broker epoch
+REPLICA_IDS_SINCE: Final = 3  # OffsetForLeaderEpoch version that has the replica id
+# Added to a broker epoch; a run is too short for the metadata to reach such an epoch.
 FAR: Final = 1_000_000
 FUTURE_EPOCH: Final = 2**62
 MADE_UP_ID: Final = 4711
@@ -122,19 +122,20 @@ class ReplicaAttacker(ReplicaClient):
         while True:
             data = lying_batch(self._draw, timestamp_ms=runtime.clock.now_ms())
             header = parse_header(memoryview(data), 0)
-            # The chronicle would follow each of two thousand million records of a mistake.
+            # The cluster history would follow each of the two billion records that a header may
+            # claim, if a worker accepted the batch by mistake.
             if header.record_count < MOST_CLAIMED:
                 return data, header
 
     def _epoch(self, worker_id: int) -> int:
-        """By the metadata: anybody can ask for it."""
+        """Return the broker epoch in the metadata, which any client can request; -1 if unknown."""
         known = self.cluster_state.cluster_history.image.workers.get(worker_id)
         return -1 if known is None else known.broker_epoch
 
     async def _prove(
         self, runtime: Runtime, connection: ClientConnection, worker_id: int, leader: int
     ) -> None:
-        """The connection is that worker's. EOFError where the leader does not take that."""
+        """Authenticate the connection as `worker_id`. Raises EOFError if the leader refuses."""
         endpoint = Endpoint(runtime, ChannelIdentity(CLUSTER_ID, worker_id, SECRET))
         config = self.cluster_state.members[leader].config
         dialing = prove(endpoint, leader, (str(config.advertise[0]), config.listen[1]))
@@ -153,7 +154,7 @@ class ReplicaAttacker(ReplicaClient):
         leader: int,
         others: list[int],
     ) -> None:
-        """Of a stranger."""
+        """Send one request of a stranger, which claims to be a replica."""
         draw = self._draw
         replica_id = draw.choice((*others, *others, leader, 0, MADE_UP_ID))
         kind = draw.random()

@@ -1,8 +1,8 @@
-"""What must hold where replicas retain, compact and recompress, each on its own.
+"""Checkers of retention, compaction and recompression in clusters with replicas.
 
-Compaction and retention of followers go by their own clocks and their own high watermarks, so that
-logs of one partition begin at different offsets and have different gaps. What is left must agree
-all the same (the checkers of `replica_checkers`), and nothing may go that is not due.
+Each replica compacts and retains by its own clock and its own high watermark, so the logs of one
+partition begin at different offsets and have different gaps. The remaining records must agree
+nevertheless (the checkers of `replica_checkers`), and a cleaner may delete only what is due.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,10 @@ _CODECS: Final = {
 
 
 class CompactionKeepsLast(WatchingChecker):
-    """Compaction takes committed records whose keys come again, and tombstones whose time is up."""
+    """Compaction removes only committed records that a later record of the same key supersedes,
+
+    and tombstones older than `delete.retention.ms`.
+    """
 
     invariant = "L2"
 
@@ -44,7 +47,7 @@ class CompactionKeepsLast(WatchingChecker):
         for name, is_superseded in self.cluster_history.is_superseded(history, replica, names):
             self.compare(
                 is_superseded and name in history.ever_committed,
-                "{}: worker {} compacts {} away, {} (committed: {}); its key has nothing later",
+                "{}: worker {} compacts {} away, {} (committed: {}); no later record has its key",
                 history,
                 replica.worker_id,
                 name,
@@ -57,19 +60,18 @@ class CompactionKeepsLast(WatchingChecker):
 
 
 class LastOfEachKeyIsRead(WatchingChecker):
-    """The last acknowledged record of each key can be read in the end, unless it is a tombstone.
+    """The last acknowledged record of each key can be read at the end, unless it is a tombstone.
 
-    Told by what producers sent and consumers read; of what happened to logs nothing is asked but
-    which records were lost with good reason.
+    The checker compares what producers sent with what consumers read. From the cluster history it
+    takes only the records that were lost for an accepted reason.
     """
 
     invariant = "L2"
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
-        # By offset, whether acknowledged or only perhaps written.
-        self.acknowledged: dict[Place, dict[int, Content]] = {}
-        self.sent: dict[Place, list[Content]] = {}
+        self.acknowledged: dict[Place, dict[int, Content]] = {}  # by offset
+        self.sent: dict[Place, list[Content]] = {}  # acknowledged or not
 
     def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
         if not history.compacts:
@@ -83,7 +85,7 @@ class LastOfEachKeyIsRead(WatchingChecker):
         known = self.acknowledged.get(history.place, {})
         tombstones = {content.key for content in sent.values() if content.is_tombstone}
         contents = self.cluster_history.contents or {}
-        # With a key's last record may be lost what it had superseded by then.
+        # If the last record of a key was lost, compaction may have removed the earlier ones before.
         lost = {contents[identity].key for _, identity in history.lost_records}
         for offset, content in known.items():
             if offset < history.deleted_to or content.key in lost | tombstones:
@@ -99,9 +101,10 @@ class LastOfEachKeyIsRead(WatchingChecker):
 
 
 class ReplicaRetentionIsDue(WatchingChecker):
-    """A log start moves past what is deleted, or too old or too much for this replica; no further.
+    """A log start offset moves only past records that DeleteRecords or this replica's retention
+    deletes.
 
-    Never past the high watermark that the replica knows, nor past anything that is not committed.
+    It never moves past the high watermark that the replica knows, nor past uncommitted records.
     """
 
     invariant = "L3"
@@ -169,7 +172,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
 
 
 class CompressionIsInForce(WatchingChecker):
-    """What a leader stores is compressed as the topic's `compression.type` says."""
+    """A leader stores batches with the codec of the topic's `compression.type`."""
 
     invariant = "M3"
 

@@ -15,8 +15,8 @@ from wire.records.compression import Codec
 from wire.records.records import Record
 
 MOST_TOPICS: Final = 3
-_ZSTD_SINCE: Final = 7  # of Produce
-# Some workers' clocks are five minutes behind those of producers, and some ahead.
+_ZSTD_SINCE: Final = 7  # Produce version (KIP-110)
+# Clocks of some workers are five minutes behind the producers' clocks, of others five ahead.
 RETENTION_MS: Final = ("-1", "1000", "200000", "400000")
 RETENTION_BYTES: Final = ("-1", "2000", "6000")
 COMPRESSION_TYPES: Final = ("producer", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -24,7 +24,10 @@ POLICIES: Final = ("delete", "compact", "compact", "compact,delete")
 
 
 class CleanupAdministrator(ReplicaAdministrator):
-    """Few topics, so that each log gets many segments; some are compacted, most lose records."""
+    """Administrator that creates few topics, so that each log gets many segments.
+
+    Some topics are compacted; most delete records by time or size.
+    """
 
     async def _create(self, connection: ClientConnection) -> None:
         lasting = self.cluster_state.topic_outcomes.lasting
@@ -60,11 +63,11 @@ class CleanupAdministrator(ReplicaAdministrator):
 
 
 class CleanupProducer(ReplicaProducer):
-    """Writes few keys again and again, with a codec drawn for each batch, and deletes some."""
+    """Producer that repeats a few keys, draws a codec for each batch, and sends tombstones."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
-        # From a stream of its own: keys do not change what is sent when.
+        # A separate random stream: keys do not change the times and sizes of batches.
         self._of_keys = cluster_state.world.stream(f"keys {name}")
         self._keys = self._of_keys.choice([1, 3, 10])
         self._tombstones = self._of_keys.choice([0.0, 0.1, 0.4])

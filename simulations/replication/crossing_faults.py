@@ -1,27 +1,29 @@
-"""Interleavings that random troubles come to in no reasonable number of worlds, step by step.
+"""Scripted interleavings that random faults do not reach in a reasonable number of worlds.
 
-Each *crossing* makes a topic whose replicas it chooses, brings them into one state, and then lets
-two things happen at once: a leader is replaced while a follower cuts its log, a change of an ISR
-arrives after a newer one. The times within are drawn, so that some of the worlds come to the very
-moment. A crossing that does not get to its state within some seconds gives up, and is not counted.
+Each *crossing* creates a topic with chosen replicas, brings them into one state, and then lets two
+events happen at once: a leader is replaced while a follower truncates its log, or a change of an
+ISR arrives after a newer one. The delays are drawn, so some worlds reach the exact interleaving. A
+crossing that does not reach its state within `WITHIN_S` stops, and is not counted.
 
-    uneven       a leader that has written nothing is succeeded by one that has more records
-    unwanted cut a follower that is about to cut its log comes to lead before it does
-    impatient    followers stand still while producers' time for acks=all is over
-    pair         one partition of a request changes hands twice while another is not committed
-    unclean      the longer log comes back to a leader that was elected uncleanly, and leads then
-    half way     a replica that catches up is elected uncleanly before it has, or killed
-    late wish    an ISR arrives at the controller after that partition has had a newer one
-    dead wish    an ISR arrives at the controller when the worker that is to join is fenced
-    heir         a new leader does not know yet what was committed, and a follower lags behind it
-    left behind  a worker hears nothing of the metadata until it needs a snapshot
-    reborn wish  an ISR arrives at the controller when the worker that is to join has lost power
-    cut back     a leader is replaced, cuts what it had synced, and stops
-    handover     another leads while appends queue at the leader
-    namesake     a topic is made again under its name, and a worker killed soon after
-    unregister   as the trouble of that name, with a partition that nobody else has
-    cut damage   an eligible worker cuts damage off its log and is killed before it has told so
-    deleted ahead a leader is replaced, and its successor deletes all before the end of its log
+| kind | what happens |
+|---|---|
+| `uneven` | a leader that has appended nothing is succeeded by a replica that has more records |
+| `unwanted cut` | a follower that is about to truncate its log becomes the leader before it does |
+| `impatient` | followers stand still until requests of producers with acks=all time out |
+| `pair` | a partition of a Produce request changes its leader twice while another is uncommitted |
+| `unclean` | a longer log returns to an uncleanly elected leader, and becomes the leader later |
+| `half way` | a replica is elected uncleanly, or killed, before it has caught up |
+| `late wish` | an AlterPartition request arrives after the partition's ISR has changed again |
+| `dead wish` | an AlterPartition request arrives when the joining worker is fenced |
+| `heir` | a new leader does not know the latest high watermark, and a follower lags behind it |
+| `left behind` | a worker receives no metadata until it needs a snapshot |
+| `reborn wish` | an AlterPartition request arrives when the joining worker has lost power |
+| `cut back` | a replaced leader truncates records that it had synced, and stops |
+| `handover` | another replica becomes the leader while appends queue at the old leader |
+| `namesake` | a topic is deleted and created again, and a worker is killed soon after |
+| `unregister` | the fault of that name, with a partition that only the unregistered worker has |
+| `cut damage` | an eligible replica truncates damage, and is killed before it registers the loss |
+| `deleted ahead` | DeleteRecords moves the log start of a new leader to the old leader's log end |
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,27 +75,27 @@ from wire.records.records import HEADER_BYTES, Record, encode_batch
 
 DATA: Final = "/data"
 CONTROLLER: Final = "node-1"  # the only one
-# So long a state is waited for, and how often it is looked at.
+# Timeout of a wait for a state, and the interval of the checks.
 WITHIN_S: Final = 4.0
 LOOK_S: Final = 0.002
-# Of a link over which one request is to come late.
+# Delay of a link that must deliver one request late.
 LATE_S: Final = 1.3
-# Connections of workers that broke are noticed by then.
+# Workers have noticed broken connections, and written checkpoints, after this time.
 NOTICED_S: Final = 0.2
 UNKNOWN_PARTITIONS: Final = -1
 REPLICATED: Final = "crossing"
-# Topics made and deleted while somebody hears of none of it: more than snapshots wait for.
+# Topics created and deleted while a worker receives no metadata: so many that it needs a snapshot.
 GONE: Final = 6
 # Connections whose requests queue at one partition.
 SENDERS: Final = 6
-# High watermarks are noted by then, and seldom in between.
+# High watermarks have been checkpointed after this time (interval: 0.5 s).
 NAMESAKE_NOTED_S: Final = 0.6
-# Batches of which each replica is sent one at a time.
+# Batches that one client appends in a row.
 BURST: Final = 4
 
 
 class InterleavingClient(ReplicaReader):
-    """Whoever makes the topics of a crossing, moves leaders, and sends single requests."""
+    """Client that creates the topics of a crossing, elects leaders, and sends single requests."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -104,7 +106,7 @@ class InterleavingClient(ReplicaReader):
         self._sent = 0
 
     async def does(self, work: Callable[[Runtime], Awaitable[None]]) -> None:
-        """`work` was done, or its connection was lost."""
+        """Run `work` on the client's machine, until it ends or its connection breaks."""
 
         async def run(runtime: Runtime) -> None:
             try:
@@ -123,7 +125,10 @@ class InterleavingClient(ReplicaReader):
         replicas: Sequence[Sequence[int]],
         configs: dict[str, str],
     ) -> Place | None:
-        """The topic's first partition; each partition has those replicas, in that order."""
+        """Create a topic and return its first partition; None if the connection broke.
+
+        `replicas`: the replicas of each partition, the preferred leader first.
+        """
         assignments = [
             CreatableReplicaAssignment(partition_index=index, broker_ids=list(each))
             for index, each in enumerate(replicas)
@@ -141,7 +146,7 @@ class InterleavingClient(ReplicaReader):
             topic_outcomes.deletion_asked,
             topic_outcomes.deleted,
             topic_outcomes.refused,
-        ):  # of an earlier one
+        ):  # outcomes of an earlier topic with this name
             outcomes.discard(name)
         topic_outcomes.created.pop(name, None)
 
@@ -186,7 +191,7 @@ class InterleavingClient(ReplicaReader):
     async def elect(
         self, through: int, history: PartitionHistory, *, unclean: bool = False
     ) -> None:
-        """The preferred leader leads, or anybody, as far as that is possible."""
+        """Request election of the preferred leader, or an `unclean` election."""
         at = history.topic, history.place.partition
         if unclean:
             self.cluster_state.cluster_history.unclean_asked.add(at)
@@ -207,7 +212,7 @@ class InterleavingClient(ReplicaReader):
     async def produce(
         self, runtime: Runtime, worker_id: int, histories: Sequence[PartitionHistory], acks: int
     ) -> None:
-        """One request to several partitions of a topic, answered; each has one record."""
+        """Append one record to each of several partitions of a topic, with one request."""
         identities, message = self._batch(runtime, histories, acks)
         async with self.connected(runtime, worker_id) as connection:
             answer = await connection.call(ApiKey.PRODUCE, message)
@@ -240,7 +245,7 @@ class InterleavingClient(ReplicaReader):
     async def burst(
         self, runtime: Runtime, worker_id: int, history: PartitionHistory, count: int
     ) -> None:
-        """So many batches, one behind the other, with acks=1."""
+        """Append `count` batches with acks=1, without waiting for answers between them."""
         async with self.connected(runtime, worker_id) as connection:
             for _ in range(count):
                 _, message = self._batch(runtime, [history], 1)
@@ -264,7 +269,7 @@ class InterleavingClient(ReplicaReader):
         self.say(f"deletes records of {at} before {offset}: {code.name}")
 
     async def ask_end(self, runtime: Runtime, worker_id: int, history: PartitionHistory) -> None:
-        """Where that leader says that the partition ends, if it does."""
+        """Request the log end offset from a worker, and check it if the worker answers."""
         async with self.connected(runtime, worker_id) as connection:
             at = history.place.partition
             offset = await self.list_offset(connection, history.topic, at, LATEST)
@@ -272,13 +277,13 @@ class InterleavingClient(ReplicaReader):
         self.cluster_state.checker(ReadsAreCommitted).end_offset_read(history, offset, self.name)
 
     async def read(self, runtime: Runtime, worker_id: int, history: PartitionHistory) -> None:
-        """The first records, of that worker."""
+        """Fetch the first records of a partition from a worker."""
         async with self.connected(runtime, worker_id) as connection:
             await self.fetch(connection, history.topic, history.place, 0, 0)
 
 
 class Interleaving:
-    """One of them, as it happens: who is concerned, and what can be done to them."""
+    """One running crossing: its workers and partitions, and the faults it can cause."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, fault: ActiveFault) -> None:
         self.cluster_state = cluster_state
@@ -289,12 +294,12 @@ class Interleaving:
         self._internet = fault.world.internet
         self._held: list[Member] = []
         for member in cluster_state.workers:
-            member.supervisor.calm = True  # who is released is there soon
+            member.supervisor.calm = True  # a released worker starts soon
 
-    # Who and what
+    # Workers and partitions
 
     def workers(self) -> list[int]:
-        """All of them, in an order that is drawn."""
+        """Return the ids of all workers in random order."""
         ids = [member.config.node_id for member in self.cluster_state.workers]
         self.draw.shuffle(ids)
         return ids
@@ -307,7 +312,10 @@ class Interleaving:
         records: int = 3,
         is_flushed: bool = False,
     ) -> list[PartitionHistory]:
-        """A topic, all its replicas in sync, with some records committed that producers write."""
+        """Create a topic and wait until all replicas are in sync and `records` are committed.
+
+        The records are those of the scenario's producers.
+        """
         configs = {MIN_ISR: str(least), "internal.segment.bytes": "1000000"}
         if is_flushed:
             configs["flush.messages"] = "1"
@@ -326,7 +334,7 @@ class Interleaving:
         return histories
 
     def all_serve(self) -> bool:
-        """Clients reach every worker, and the controller gives it replicas."""
+        """Return whether every worker serves clients and is unfenced."""
         is_live = self.cluster_state.cluster_history.image.is_live
         return all(
             each.serves and is_live(each.config.node_id) for each in self.cluster_state.workers
@@ -338,7 +346,7 @@ class Interleaving:
         return state
 
     def partition(self, worker_id: int, history: PartitionHistory) -> Partition | None:
-        """As that worker has it now."""
+        """Return the worker's current partition object; None if it is down or has none."""
         node = self.cluster_state.members[worker_id].running
         if node is None or node.worker is None:
             return None
@@ -349,7 +357,7 @@ class Interleaving:
         return None
 
     def leads(self, worker_id: int, history: PartitionHistory) -> bool:
-        """By the metadata, and as it knows itself."""
+        """Return whether the worker leads by the metadata and by its own state."""
         partition = self.partition(worker_id, history)
         return (
             self.state(history).leader == worker_id
@@ -358,7 +366,7 @@ class Interleaving:
         )
 
     def knows_leader(self, worker_id: int, history: PartitionHistory) -> bool:
-        """It has heard who leads by the metadata."""
+        """Return whether the worker knows the leader that the metadata have."""
         partition = self.partition(worker_id, history)
         return partition is not None and partition.leader_id == self.state(history).leader
 
@@ -367,12 +375,12 @@ class Interleaving:
         return 0 if replica is None else replica.end
 
     def high_watermark(self, worker_id: int, history: PartitionHistory) -> int:
-        """As that worker knows it; -1 where it is down."""
+        """Return the high watermark that the worker knows; -1 if it is down."""
         partition = self.partition(worker_id, history)
         return -1 if partition is None else partition.high_watermark
 
     def starts_at(self, worker_id: int, history: PartitionHistory) -> int:
-        """Where its log begins; -1 where it is down."""
+        """Return the log start offset of the worker's replica; -1 if it is down."""
         partition = self.partition(worker_id, history)
         return -1 if partition is None else partition.log.log_start_offset
 
@@ -388,27 +396,27 @@ class Interleaving:
     async def some(self, most_s: float) -> None:
         await self.world.sleep(self.draw.uniform(0.0, most_s))
 
-    # What is done
+    # Faults
 
     def name(self, worker_id: int) -> str:
         return self.cluster_state.members[worker_id].name
 
     def kill(self, worker_id: int) -> None:
-        """It stays down until it is released."""
+        """Kill the worker, and keep it down until it is released."""
         member = self.cluster_state.members[worker_id]
         member.supervisor.hold()
         self._held.append(member)
         stop_machine(self.fault, member.supervisor, "kill")
 
     def release(self, *worker_ids: int) -> None:
-        """Those that were killed come back; all, where none is named."""
+        """Restart killed workers: those named, or all."""
         for member in [*self._held]:
             if not worker_ids or member.config.node_id in worker_ids:
                 self._held.remove(member)
                 member.supervisor.release()
 
     def stall(self, source: str, target: str) -> None:
-        """What is sent that way does not arrive until it is healed."""
+        """Hold packets from `source` to `target` until the link is healed."""
         self._internet.cut(source, target)
 
     def part(self, one: str, other: str) -> None:
@@ -420,7 +428,10 @@ class Interleaving:
         self._internet.heal(other, one)
 
     def part_from_controller(self, worker_id: int) -> None:
-        """At once it is evidence: nobody waits for a session to end."""
+        """Cut the worker from the controller and reset its connections.
+
+        The controller notices a reset at once, without waiting for the session timeout.
+        """
         self.part(self.name(worker_id), CONTROLLER)
         self._internet.reset(self.name(worker_id), CONTROLLER)
 
@@ -437,7 +448,7 @@ class Interleaving:
         self._internet.link(self.name(leader), self.name(follower)).delay_s = seconds
 
     def heal(self) -> None:
-        """Nothing is cut any more, and every link is as it was."""
+        """Restore all links of the network."""
         self._internet.heal_all()
 
     def slow_disk(self, worker_id: int, seconds: float) -> None:
@@ -448,9 +459,10 @@ class Interleaving:
 
 
 async def cut_damage(this: Interleaving) -> bool:
-    """A worker that is eligible cuts damage off its log, and is killed before it has told so.
+    """Let an eligible replica truncate damage, and kill it before it registers the loss.
 
-    What it lacks then is not to be seen any more, and soon nobody else is left to lead.
+    After the truncation the log shows no damage, and soon the replica is the only candidate for
+    leader.
     """
     leader, eligible, *_ = this.workers()
     (history,) = await this.topic((leader, eligible), least=2, records=6)
@@ -499,9 +511,9 @@ async def _play(
 
 
 async def uneven(this: Interleaving) -> bool:
-    """Who has fewer records leads, and writes none; who has more leads then, without a cut.
+    """Elect the replica with fewer records, which appends none, and then the one with more.
 
-    leader dies -> short leads, of which long hears nothing -> short is fenced, long leads
+    leader dies -> short leads, long does not notice -> short is fenced, long leads untruncated
     """
     leader, short, long, *_ = this.workers()
     (history,) = await this.topic((leader, short, long))
@@ -517,18 +529,18 @@ async def uneven(this: Interleaving) -> bool:
     this.part_from_controller(short)
     if not await this.until(lambda: this.leads(long, history)):
         return False
-    this.join(this.name(short), CONTROLLER)  # it hears that first
+    this.join(this.name(short), CONTROLLER)  # it receives the metadata before any fetch
     await this.until(lambda: this.knows_leader(short, history))
     return True
 
 
 async def unwanted_cut(this: Interleaving) -> bool:
-    """A follower that is about to cut its log comes to lead, as its leader's log cannot be read.
+    """Elect a follower that is about to truncate its log, as its leader's log cannot be read.
 
-    leader dies -> short leads, and tells long to cut -> short is offline, long leads -> the cut
+    leader dies -> short leads, long starts to truncate -> short is offline, long leads -> the cut
     """
     leader, short, long, *_ = this.workers()
-    await this.topic((short, long), name="beside")  # the connection stays, for the sake of this
+    await this.topic((short, long), name="beside")  # keeps a replica connection between the two
     (history,) = await this.topic((leader, short, long))
     this.stall_replication(leader, short)
     if not await this.until(lambda: this.end(long, history) > this.end(short, history)):
@@ -547,7 +559,7 @@ async def unwanted_cut(this: Interleaving) -> bool:
     faults.failing_read = None
     if not await this.until(lambda: this.leads(long, history)):
         return False
-    # What is lost is written down, then what checkpoints may say, and then the cut is due.
+    # The follower writes the ledger and the checkpoints; after that the truncation is due.
     await this.world.sleep(2 * slow_s)
     this.disk_as_before(long)
     this.kill(short)
@@ -555,7 +567,7 @@ async def unwanted_cut(this: Interleaving) -> bool:
 
 
 async def impatient(this: Interleaving) -> bool:
-    """Records are appended and not committed for longer than producers wait; then all is lost."""
+    """Append records that stay uncommitted beyond the producers' timeout, and then lose them."""
     leader, one, other, *_ = this.workers()
     (history,) = await this.topic((leader, one, other), least=this.draw.choice([1, 2]))
     for _ in range(this.draw.randint(1, 3)):
@@ -575,9 +587,9 @@ async def impatient(this: Interleaving) -> bool:
 
 
 async def pair(this: Interleaving) -> bool:
-    """Of a request to two partitions one is not committed, and the other changes hands twice.
+    """Send a request to two partitions: one is not committed, the other changes its leader twice.
 
-    first leads anew -> another record in the place of what was sent -> the old leader leads again
+    first leads again -> another record takes the offset of the sent one -> the old leader leads
     """
     first, leader, slow, *_ = this.workers()
     moving, still = await this.topic((first, leader), (leader, slow), records=0)
@@ -587,7 +599,7 @@ async def pair(this: Interleaving) -> bool:
     this.release(first)
     if not await this.until(lambda: set(this.state(moving).isr) == {first, leader}):
         return False
-    for client in this.clients():  # no records but those of this crossing, in either
+    for client in this.clients():  # both partitions get only the records of this crossing
         if client != this.client.name:
             for worker in (first, leader):
                 this.part(this.name(worker), client)
@@ -623,18 +635,18 @@ def _same_at(history: PartitionHistory, offset: int, one: int, other: int) -> bo
 
 
 async def unclean(this: Interleaving) -> bool:
-    """Who has most is away while another is elected uncleanly; back, it follows, and leads."""
+    """Elect a replica uncleanly while the longest is down; then let the longest return and lead."""
     longest, other, *_ = this.workers()
     (history,) = await this.topic((longest, other))
     this.kill(other)
     end = this.end(longest, history)
     if not await this.until(lambda: this.high_watermark(longest, history) > end + 3):
         return False
-    await this.world.sleep(NOTICED_S)  # for checkpoints
+    await this.world.sleep(NOTICED_S)  # checkpoints are written
     this.kill(longest)
     if not await _led_uncleanly(this, history, other):
         return False
-    for client in this.clients():  # mostly nothing is written behind
+    for client in this.clients():  # mostly the unclean leader gets no further records
         if this.draw.random() < 0.8:
             this.part(this.name(other), client)
     this.release(longest)
@@ -646,9 +658,9 @@ async def unclean(this: Interleaving) -> bool:
 
 
 async def half_way(this: Interleaving) -> bool:
-    """Who catches up, and knows how much there is, is elected uncleanly, or killed, before it has.
+    """Elect uncleanly, or kill, a replica that is catching up and knows the leader's log end.
 
-    It is sent one batch at a time.
+    It fetches one batch at a time.
     """
     longest, other, *_ = this.workers()
     (history,) = await this.topic((longest, other))
@@ -675,7 +687,7 @@ async def half_way(this: Interleaving) -> bool:
 
 
 async def _led_uncleanly(this: Interleaving, history: PartitionHistory, worker_id: int) -> bool:
-    """Nobody else is there who could lead."""
+    """Start a worker and elect it uncleanly, once the partition has no leader."""
     if not await this.until(lambda: this.state(history).leader < 0):
         return False
     this.release(worker_id)
@@ -685,7 +697,7 @@ async def _led_uncleanly(this: Interleaving, history: PartitionHistory, worker_i
 
 
 async def late_isr_request(this: Interleaving) -> bool:
-    """What a leader asked for arrives after another worker has left the ISR, and come back."""
+    """Delay an AlterPartition request until another worker has left the ISR and returned."""
     leader, staying, joining, *_ = this.workers()
     (history,) = await this.topic((leader, staying, joining))
     if not await _about_to_join(this, history, leader, joining):
@@ -702,7 +714,7 @@ async def late_isr_request(this: Interleaving) -> bool:
 
 
 async def fenced_isr_request(this: Interleaving) -> bool:
-    """What a leader asked for arrives when the worker that it asked it for is fenced."""
+    """Delay an AlterPartition request until the worker that it adds to the ISR is fenced."""
     leader, staying, joining, *_ = this.workers()
     (history,) = await this.topic((leader, staying, joining))
     if not await _about_to_join(this, history, leader, joining):
@@ -715,7 +727,11 @@ async def fenced_isr_request(this: Interleaving) -> bool:
 async def _about_to_join(
     this: Interleaving, history: PartitionHistory, leader: int, joining: int
 ) -> bool:
-    """The leader's wish is on its way to the controller, for `LATE_S`; nothing before it was."""
+    """Make the leader send an AlterPartition request that adds `joining`, delayed by `LATE_S`.
+
+    The link is slow only for that request; earlier requests have arrived. Return whether the
+    request was sent.
+    """
     this.kill(joining)
     if not await this.until(lambda: joining not in this.state(history).isr):
         return False
@@ -723,7 +739,7 @@ async def _about_to_join(
     this.release(joining)
     if not await this.until(lambda: this.cluster_state.cluster_history.image.is_live(joining)):
         return False
-    await this.world.sleep(0.1)  # the leader has heard of it, and waits for more
+    await this.world.sleep(0.1)  # the leader knows that it is live, and waits for its fetches
     link = this.world.internet.link(this.name(leader), CONTROLLER)
     link.delay_s = LATE_S
     this.heal_replication(leader, joining)
@@ -744,9 +760,9 @@ async def _about_to_join(
 
 
 async def heir(this: Interleaving) -> bool:
-    """A leader dies that has committed more than its successor has heard of.
+    """Kill a leader whose high watermark is above the one that its successor knows.
 
-    One that is not in sync has all that the successor knows to be committed, and not all that is.
+    The log of an out-of-sync follower ends between the two high watermarks.
     """
     leader, successor, witness, late = this.workers()
     (history,) = await this.topic((leader, successor, witness, late))
@@ -771,7 +787,7 @@ async def heir(this: Interleaving) -> bool:
     await this.client.does(lambda r: this.client.burst(r, leader, history, BURST))
     if not await this.until(lambda: end(successor) == end(leader)):
         return False
-    this.stall_replication(leader, successor)  # it has all, and does not hear that it is committed
+    this.stall_replication(leader, successor)  # it has all records, but not the high watermark
     if not await this.until(lambda: known(leader) == end(leader) > known(successor), 1.0):
         return False
     this.heal_replication(leader, late)
@@ -793,7 +809,7 @@ async def heir(this: Interleaving) -> bool:
 
 
 async def left_behind(this: Interleaving) -> bool:
-    """A worker is told of nothing while topics that it has replicas of are deleted."""
+    """Cut a worker from the controller while topics that it has replicas of are deleted."""
     behind, one, other, *_ = this.workers()
     names = [f"gone-{number}" for number in range(GONE)]
     await this.topic((one, other, behind))
@@ -810,9 +826,9 @@ async def left_behind(this: Interleaving) -> bool:
 
 
 async def unregistered(this: Interleaving) -> bool:
-    """A worker that alone has some partition registers again, and is killed then or a little later.
+    """Unregister the only replica of a partition; it registers again and perhaps is killed then.
 
-    What its next process says of its logs is compared with all registrations before.
+    The controller compares the logs that the next process registers with all earlier registrations.
     """
     alone, *others = this.workers()
     await this.topic((alone, *others))
@@ -822,13 +838,13 @@ async def unregistered(this: Interleaving) -> bool:
         await this.until(lambda: this.cluster_state.cluster_history.image.is_live(alone))
         await this.some(0.3)
         this.kill(alone)
-    return False  # it counts itself
+    return False  # `unregister` counts itself
 
 
 async def rebooted_isr_request(this: Interleaving) -> bool:
-    """What a leader asked for arrives when the worker that is to join is another process.
+    """Delay an AlterPartition request until the joining worker is another process.
 
-    That one has less than the process for which it was asked, as power went between.
+    That process has fewer records than the one named in the request, as the machine lost power.
     """
     leader, staying, joining, *_ = this.workers()
     (history,) = await this.topic((leader, staying, joining))
@@ -844,9 +860,10 @@ async def rebooted_isr_request(this: Interleaving) -> bool:
 
 
 async def cut_back(this: Interleaving) -> bool:
-    """A leader that is replaced has synced more than its successor; it is stopped after its cut.
+    """Replace a leader that has synced more than its successor, and stop it after its truncation.
 
-    What checkpoints say of it, and what a loss of power may bring back, is for the next start.
+    The next start must handle checkpoints above the truncated end, and records that a loss of power
+    restores.
     """
     leader, successor, other, *_ = this.workers()
     (history,) = await this.topic((leader, successor, other), is_flushed=True)
@@ -857,7 +874,7 @@ async def cut_back(this: Interleaving) -> bool:
     for worker in (successor, other):
         this.part(this.name(leader), this.name(worker))
     await this.client.does(lambda r: this.client.burst(r, leader, history, BURST))
-    await this.world.sleep(NOTICED_S)  # that is synced, and noted
+    await this.world.sleep(NOTICED_S)  # the batches are synced, and the checkpoints written
     this.part_from_controller(leader)
     if not await this.until(lambda: this.leads(successor, history)):
         return False
@@ -867,7 +884,7 @@ async def cut_back(this: Interleaving) -> bool:
         return False
     end = this.end(leader, history)
     last = history.replicas[leader].epochs.get(end - 1)
-    this.slow_disk(leader, 0.1)  # a while passes between what is changed and its sync
+    this.slow_disk(leader, 0.1)  # time passes between a change of a file and its sync
     for worker in (successor, other):
         this.join(this.name(leader), this.name(worker))
     if not await this.until(lambda: history.replicas[leader].epochs.get(end - 1) != last):
@@ -882,7 +899,7 @@ async def cut_back(this: Interleaving) -> bool:
 
 
 async def handover(this: Interleaving) -> bool:
-    """Appends queue at a leader while it hears that another leads, before and behind the news."""
+    """Queue appends at a leader before and after it learns that another replica leads."""
     successor, leader, other, *_ = this.workers()
     (history,) = await this.topic((successor, leader, other), is_flushed=True)
     this.kill(successor)
@@ -912,7 +929,7 @@ async def handover(this: Interleaving) -> bool:
 
 
 async def namesake(this: Interleaving) -> bool:
-    """A topic is made again under its name, and a worker is killed before it has noted anything."""
+    """Delete and create a topic, and kill a worker before it has written any checkpoint of it."""
     one, other, *_ = this.workers()
     await this.topic((other, one))
     await this.topic((one, other), name="again", records=8)
@@ -929,9 +946,9 @@ async def namesake(this: Interleaving) -> bool:
 
 
 async def deleted_ahead(this: Interleaving) -> bool:
-    """A leader that was replaced ends where its successor's log begins, by DeleteRecords.
+    """Replace a leader, and move the successor's log start to the old leader's log end.
 
-    The epochs of the successor tell nothing then of the records at the end of the other log.
+    The successor's leader epochs then do not cover the last records of the other log.
     """
     leader, successor, *_ = this.workers()
     (history,) = await this.topic((leader, successor))
@@ -949,7 +966,7 @@ async def deleted_ahead(this: Interleaving) -> bool:
     if not await this.until(lambda: this.high_watermark(successor, history) > end):
         return False
     await this.client.does(lambda r: this.client.delete_records(r, successor, history, end))
-    this.join(this.name(leader), CONTROLLER)  # before it hears again of clients
+    this.join(this.name(leader), CONTROLLER)  # it receives the metadata before any client request
     if not await this.until(lambda: this.knows_leader(leader, history)):
         return False
     this.heal()
@@ -973,7 +990,7 @@ INTERLEAVINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "handover": handover,
     "unregister": unregistered,
 }
-# Each is drawn apart, so that the others stay the worlds that they are.
+# Each is drawn from its own stream, so that the worlds of existing seeds do not change.
 LATER_CROSSINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "cut damage": cut_damage,
     "deleted ahead": deleted_ahead,

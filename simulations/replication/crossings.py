@@ -1,8 +1,8 @@
-"""Scenario `crossings`: one interleaving at a time, of those that random troubles hardly come to.
+"""Scenario `crossings`: one interleaving per world, of those that random faults rarely reach.
 
-A small cluster, one controller and three or four workers, few clients, a second or two of it: each
-world has one of `crossing_troubles`, and then everything must be well as in `replication`, whose
-checkers look on. The mutants of checks that only such a moment needs are found here.
+A small cluster (one controller, three or four workers) and few clients run for a second or two.
+Each world plays one interleaving of `crossing_faults`; the checkers of `replication` must hold
+during and after it. Mutants of checks that matter only in such an interleaving are found here.
 """
 
 from collections.abc import Collection
@@ -18,18 +18,19 @@ from simulations.replication.replica_clients import ReplicaConsumer, ReplicaProd
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_scenario import CHECKERS, Clients, play_settings
 
-# Producers with acks=all are told so soon that not all in sync have it, and send it again.
+# The short ones end before all in-sync replicas have a batch: producers with acks=all resend it.
 TIMEOUTS_MS: Final = (30, 150, 3000)
-# That a controller keeps for workers: who asks for an earlier one is sent a snapshot.
+# Metadata batches that a controller keeps for workers: a worker that needs an earlier one receives
+# a snapshot.
 RECENT_BATCHES: Final = (2, 2, 20_000)
-# Of the seeds, those with the first of `LATER_CROSSINGS`; of the others, with the next; and so on.
+# Probability of each of `LATER_CROSSINGS`, drawn one after the other.
 LATER: Final = 0.06
-# Those where followers are to come by one batch at a time.
+# Kinds whose followers must fetch one batch at a time.
 SMALL_ANSWERS: Final = ("heir", "half way")
 
 
 def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
-    """`kind`: the crossing, where it is not to be drawn."""
+    """Return the settings of a world; `kind`: the crossing, drawn if None."""
     drawn = draw.choice(list(INTERLEAVINGS))
     kind = kind or drawn
     return ReplicationSettings(
@@ -103,7 +104,7 @@ def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
 
 INTERLEAVINGS_SCENARIO: Final = Scenario(
     "crossings",
-    "clusters with replicated topics: one interleaving at a time that chance hardly comes to",
+    "clusters with replicated topics: one interleaving per world that random faults rarely reach",
     play,
     CHECKERS,
     gates=(

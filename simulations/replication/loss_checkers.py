@@ -1,4 +1,4 @@
-"""What replicas lose is written down, and what is damaged on one disk gets no further."""
+"""Checkers of losses: the truncation ledger records them, and damage of a disk does not spread."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -28,7 +28,7 @@ class LedgerChecker(WatchingChecker):
         self._known: dict[Inode, tuple[int, list[Line]]] = {}
 
     def _lines(self, storage: Storage) -> list[Line]:
-        """As a loss of power would leave them."""
+        """Return the ledger lines that are synced, and so would survive a loss of power."""
         files = storage.durable_files(_DATA)
         found: list[Line] = []
         for name in (OLD_FILE_NAME, FILE_NAME):
@@ -44,7 +44,10 @@ class LedgerChecker(WatchingChecker):
 
 
 class LossesAreRecorded(LedgerChecker):
-    """The truncation ledger has every cut before it is made, and every loss of a leader in time."""
+    """The truncation ledger has every truncation before it is made, and every loss of a leader
+
+    by the end of the run.
+    """
 
     invariant = "R9"
 
@@ -57,26 +60,26 @@ class LossesAreRecorded(LedgerChecker):
         lacks = [name for name in names if not any(_covers(line, history, name) for line in lines)]
         self.compare(
             not lacks,
-            "{}: worker {} cuts {}, of which its ledger says nothing",
+            "{}: worker {} truncates {}, which its ledger does not have",
             history,
             replica.worker_id,
             lacks[:3],
         )
 
     def finals(self) -> None:
-        """All is well again: what was committed and is gone was said to be so by who leads."""
+        """Check that the ledger of the leader that lost a committed record has that record."""
         for history in self.cluster_history.histories.values():
             if self.cluster_history.state(history) is None:
                 continue
             for name, (worker_id, storage) in history.gone.items():
                 supervisor = self.cluster_state.members[worker_id].supervisor
                 if supervisor.machine.storage is not storage or name.offset < history.deleted_to:
-                    continue  # the ledger went with the disk; somebody deleted it
+                    continue  # the ledger was lost with the disk, or a client deleted the record
                 if not any(
                     term.worker_id == worker_id and epoch > name.leader_epoch
                     for epoch, term in history.terms.items()
                 ):
-                    continue  # it was elected, and fell before it led
+                    continue  # the worker was elected, but stopped before it led
                 lines = self._lines(storage)
                 self.compare(
                     any(
@@ -92,15 +95,15 @@ class LossesAreRecorded(LedgerChecker):
 
 
 class RecordedWasLost(LedgerChecker):
-    """The ledgers tell of no loss of acknowledged records where nobody can have lost any.
+    """The ledgers have no loss of acknowledged records where no replica can have lost any.
 
-    A process that was paused, cut off, killed, stopped or unregistered has lost nothing of what it
-    wrote. A replica may, whose machine has lost power or its disk, or failed to sync, since the
-    replica is there; and one of which bits have changed on the disk. An election that was unclean
-    excuses entries of such elections, and of what their leaders had not, and no others.
+    A process that was paused, cut off, killed, stopped or unregistered keeps all that it wrote. A
+    replica may lose records if, since it exists, its machine lost power or its disk or failed to
+    sync, or bits of its files changed on the disk. An unclean election excuses entries with the
+    reason UNCLEAN_ELECTION or LEADER_LOST_IT, and no others.
 
-    Excused are entries of lost logs of which nothing was noted (a new directory cannot tell of a
-    partition that it was given before its first checkpoint that no other directory had it), and of
+    Two kinds of entries are excused: lost logs without a known high watermark (before its first
+    checkpoint, a new directory does not know whether another directory had the partition), and
     torn tails that were perhaps acknowledged (a process can be killed within a write).
     """
 
@@ -129,29 +132,29 @@ class RecordedWasLost(LedgerChecker):
             ]
             self.compare(
                 not recorded,
-                "{}: nobody can have lost anything, and ledgers tell of {}",
+                "{}: no replica can have lost records, but the ledgers have {}",
                 history,
                 recorded,
             )
 
 
 def _is_torn_tail(line: Line) -> bool:
-    """A write that a kill interrupted, of which nobody was told that it is there.
+    """Return whether the line is of a write that a kill interrupted before it was acknowledged.
 
-    The ledger says "perhaps" of it, as recovery looks at the log alone: it does not ask yet whether
-    the machine has been up since (start marks), in which case the tail was acknowledged to nobody.
+    The ledger says "perhaps" for it, as recovery reads only the log. Recovery does not yet check
+    the start marks for whether the machine has stayed up; if so, the tail was not acknowledged.
     """
     return line.reason is Reason.RECOVERY and line.acknowledged is Acknowledged.PERHAPS
 
 
 class LiveWorkersStay(WatchingChecker):
-    """Nobody unregisters a worker that may lead, or be in sync."""
+    """Only a fenced worker is unregistered, which can neither lead nor be in sync."""
 
     invariant = "R12"
 
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
         self.compare(
-            worker.fenced, "worker {} is unregistered, and is not fenced", worker.worker_id
+            worker.fenced, "worker {} is unregistered while it is not fenced", worker.worker_id
         )
 
 
@@ -164,14 +167,14 @@ def _covers(line: Line, history: PartitionHistory, name: Name) -> bool:
 
 
 class DamageStaysWhereItIs(WatchingChecker):
-    """No replica takes over damaged records, and nobody reads any but from a damaged disk."""
+    """No follower appends damaged batches; clients read them only from a damaged disk."""
 
     invariant = "L4"
 
     def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         self.compare(
             not damaged,
-            "{}: worker {} takes damaged batches at {}",
+            "{}: worker {} appends damaged batches at {}",
             history,
             replica.worker_id,
             damaged,
@@ -181,7 +184,7 @@ class DamageStaysWhereItIs(WatchingChecker):
         self.cluster_state.world.count("damaged batches read")
         self.compare(
             any(replica.damaged for replica in history.replicas.values()),
-            "{}: {} reads a damaged batch at {}, and no disk has changed it",
+            "{}: {} reads a damaged batch at {}, but no disk is damaged",
             history,
             who,
             offset,
@@ -189,10 +192,10 @@ class DamageStaysWhereItIs(WatchingChecker):
 
 
 class SoundLogsOpen(WatchingChecker):
-    """A log that a process does not open lies on a disk that has changed it, or refuses to read it.
+    """A process refuses to open a log only if the disk changed its bytes or fails reads,
 
-    Or on one that has lost power, or its process, after it failed to sync: what was to be durable
-    then may be gone in parts.
+    or if the machine lost power, or its process was killed, after a failed sync: such data may be
+    partly lost.
     """
 
     invariant = "L4"
@@ -219,7 +222,7 @@ class SoundLogsOpen(WatchingChecker):
         )
         self.compare(
             has_changed or supervisor.impaired,
-            "worker {} refuses {}, whose disk did nothing wrong: {}",
+            "worker {} refuses {}, but its disk had no fault: {}",
             worker_id,
             folder,
             reason,

@@ -1,9 +1,9 @@
-"""Consumers that read from the replica in their own rack, as the leader tells them (KIP-392).
+"""Consumers that fetch from the replica in their rack, as the leader directs them (KIP-392).
 
-    at the leader --preferred_read_replica--> at the follower --error, or its time is over--> leader
+    at leader --preferred_read_replica--> at follower --error, or after 12 fetches--> at leader
 
-The position stays as it is all the while. Only the leader can say that it is not in the log: what a
-follower says of that sends the consumer back to the leader, as it does Java's.
+The position does not change on the way. Only the leader can refuse it: OFFSET_OUT_OF_RANGE of a
+follower sends the consumer back to the leader, as with the Java client.
 """
 
 from random import Random
@@ -21,12 +21,12 @@ from simulations.workloads.consumer import EARLIEST, LATEST
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
-_RACKS_SINCE: Final = 11  # of Fetch
-_FETCHES: Final = 12  # of one partition, before another is taken up
+_RACKS_SINCE: Final = 11  # Fetch version that has the rack id
+_FETCHES: Final = 12  # most fetches from one replica in a row
 
 
 class PreferredIsNear(WatchingChecker):
-    """A leader names a replica of the partition, another than itself, in the consumer's rack."""
+    """The preferred read replica is another replica of the partition, in the consumer's rack."""
 
     invariant = "R13"
 
@@ -48,10 +48,10 @@ class PreferredIsNear(WatchingChecker):
 
 
 class PositionsStayValid(WatchingChecker):
-    """A leader refuses the position of a consumer only where the log begins later by now,
+    """A leader refuses a consumer's position only if it is below the log start offset,
 
-    or where committed records were lost with good reason: who has read everything before an offset
-    that was committed finds that offset in the log of each later leader.
+    or if committed records were lost for an accepted reason: otherwise the log of each later leader
+    contains every position that a consumer has reached by reading.
     """
 
     invariant = "R13"
@@ -59,7 +59,7 @@ class PositionsStayValid(WatchingChecker):
     def out_of_range(self, history: PartitionHistory, leader: int, offset: int) -> None:
         self.compare(
             offset < history.deleted_to or bool(history.lost_records) or history.was_unclean,
-            "{}: worker {} refuses the position {} of a consumer, deleted before {}",
+            "{}: worker {} refuses the position {} of a consumer; records are deleted before {}",
             history,
             leader,
             offset,
@@ -71,19 +71,19 @@ NEAR_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (PreferredIsNear, Posit
 
 
 class NearConsumer(ReplicaConsumer):
-    """Follows one partition for a while, wherever the leader says, and then another."""
+    """Consumer of one partition for a while, then another, at the replicas the leaders prefer."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
         versions = self._versions
         versions[ApiKey.FETCH] = max(versions[ApiKey.FETCH], _RACKS_SINCE)
         self._rack = f"rack-{draw.randrange(cluster_state.settings.racks)}"
-        self._epochs: dict[Place, int] = {}  # of the newest leader that it has heard of
-        # Offsets that it has come to by reading, not by asking where a log begins or ends.
+        self._epochs: dict[Place, int] = {}  # newest leader epoch in received metadata
+        # Partitions whose position was reached by reading, not by ListOffsets.
         self._has_read: set[Place] = set()
 
     async def _leader_and_epoch(self, runtime: Runtime, name: str, place: Place) -> tuple[int, int]:
-        """Metadata older than what it knows are not believed, as no client does (KIP-320)."""
+        """Return leader and leader epoch. Raises EOFError if a newer epoch is known (KIP-320)."""
         async with self.connected(runtime) as connection:
             response = await self.metadata(connection, name)
         for topic in response.topics:
@@ -128,7 +128,7 @@ class NearConsumer(ReplicaConsumer):
     async def _at_leader(
         self, runtime: Runtime, name: str, place: Place, leader: int, epoch: int
     ) -> int:
-        """The replica that it is to read from; -1: none."""
+        """Fetch from the leader; return the preferred read replica, or -1 if it names none."""
         cluster_state = self.cluster_state
         history = cluster_state.cluster_history.history(*place)
         async with self.connected(runtime, leader) as connection:

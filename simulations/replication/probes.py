@@ -1,7 +1,7 @@
-"""Eyes on the shipped partitions and their logs: what happens to them is told to the chronicle.
+"""Probes on the shipped partitions and logs: they report every change to the cluster history.
 
-None of it is behaviour. Whatever a log's files hold when a process opens it is read from the
-simulated disk by nobody's code but ours.
+The probes do not change behaviour. The contents of a log that a process opens are read from the
+simulated disk with the checkers' own code, not the shipped code.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ from wire.records.records import Record, decode_records
 
 
 def entries_of(records: Any) -> list[Entry]:
-    """Every record of these batches, by offset."""
+    """Return every record of these batches by offset, without decompressing them."""
     found: list[Entry] = []
     for _, header in batches(records):
         for number in range(header.last_offset_delta + 1):
@@ -49,7 +49,7 @@ def entries_of(records: Any) -> list[Entry]:
 
 
 def contents_of(record: Record) -> Content:
-    """A tombstone has its unique text in a header."""
+    """Return the record's key and unique text; a tombstone has its text in a header."""
     if record.value is None:
         text = record.headers[0][1] if record.headers else b""
         return Content(record.key, text or b"", is_tombstone=True)
@@ -57,7 +57,7 @@ def contents_of(record: Record) -> Content:
 
 
 def records_of(records: Any) -> list[tuple[Name, Content]]:
-    """Every record of these batches, opened."""
+    """Return every record of these batches, decoded."""
     return [
         (Name(header.leader_epoch, record.offset), contents_of(record))
         for position, header in batches(records)
@@ -66,7 +66,7 @@ def records_of(records: Any) -> list[tuple[Name, Content]]:
 
 
 def damaged_in(records: Any) -> list[int]:
-    """Where batches begin whose checksums do not match."""
+    """Return the base offsets of batches whose CRC does not match."""
     return [
         header.base_offset
         for position, header in batches(records)
@@ -75,7 +75,7 @@ def damaged_in(records: Any) -> list[int]:
 
 
 def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> list[Entry]:
-    """Records of all sound batches; of a log known to be `damaged`, of all that can be told."""
+    """Return the records of all intact batches; if `damaged`, of all batches that can be parsed."""
     found: list[Entry] = []
     if damaged:
         for segment in naive_segments(storage, folder):
@@ -92,7 +92,7 @@ def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> 
 
 
 def seen_entries(cluster_history: ClusterHistory, records: Any) -> list[Entry]:
-    """Every record of these batches, known as all records of that world are."""
+    """Return every record of these batches, identified by contents if the world does so."""
     if cluster_history.contents is None:
         return entries_of(records)
     found = records_of(records)
@@ -107,10 +107,10 @@ def codecs_of(records: Any) -> list[Codec]:
 class Probes:
     def __init__(self, cluster_history: ClusterHistory) -> None:
         self._cluster_history = cluster_history
-        # The wall clock that retention goes by at this moment, by log.
+        # Wall clock time in ms of the running retention, by log.
         self._retaining: dict[PartitionLog, int] = {}
         self._members = {m.name: m for m in cluster_history.cluster_state.members.values()}
-        # Which replica that log is; and which partition, once a worker has said so.
+        # Replica of each log; and its partition, once a worker has created the object.
         self._logs: dict[PartitionLog, tuple[PartitionHistory, ReplicaLog]] = {}
         self._partitions: dict[PartitionLog, Partition] = {}
 
@@ -137,7 +137,7 @@ class Probes:
         cluster_history.opened(history, replica, start, end, entries)
 
     def _on_disk(self, storage: Storage, folder: str) -> list[Entry]:
-        """Records of all sound batches, known by their contents."""
+        """Return the records of all intact batches, identified by their contents."""
         return [
             entry
             for segment in naive_segments(storage, folder)
@@ -150,7 +150,7 @@ class Probes:
         ]
 
     def refused(self, folder: str, error: StorageError) -> None:
-        """A process could not open the log in that folder."""
+        """Report that a process could not open the log in `folder`."""
         member = self._members.get(running_on.get())
         if member is not None and not isinstance(error, DiskFullError):
             self._cluster_history.refused(member.config.node_id, folder, str(error))
@@ -202,7 +202,7 @@ class Probes:
             del self._retaining[log]
 
     def swapping(self, log: PartitionLog, old: Sequence[Segment], base_offset: int) -> None:
-        """A cleaned segment is about to take the place of these."""
+        """Report the records that a cleaned segment, about to replace `old`, does not have."""
         known = self._logs.get(log)
         if known is None or self._cluster_history.contents is None:
             return
@@ -239,7 +239,7 @@ class Probes:
 
 @contextmanager
 def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
-    """What happens to any replica is told to the chronicle."""
+    """Report the changes of all replicas to the cluster history while the block runs."""
     probes = Probes(cluster_history)
     with ExitStack() as stack:
         for owner, name, wrapped in (

@@ -1,4 +1,4 @@
-"""Who sets quotas in worlds with replicas (`throttling`)."""
+"""Administrator that sets client quotas in worlds with replicas (`throttling`)."""
 
 from random import Random
 from typing import Final
@@ -26,11 +26,14 @@ from wire.protocol.apis import ApiKey
 RATES: Final = (500.0, 2000.0, 10_000.0)
 PERCENTAGES: Final = (None, 0.02, 0.1)
 UNLIMITED: Final = 1e12
-INSPECTOR: Final = "inspector"  # who reads everything in the end, and has all that it wants
+INSPECTOR: Final = "inspector"  # client that reads all records at the end, without quotas
 
 
 class QuotaAdministrator(ReplicaClient):
-    """Sets quotas before anybody else asks for anything; they go when all is calm, in half."""
+    """Administrator that sets quotas before other clients start.
+
+    In half of the worlds it removes them once the faults are over.
+    """
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -63,7 +66,7 @@ class QuotaAdministrator(ReplicaClient):
         self.done = True
 
     async def _change(self, runtime: Runtime, *, is_removed: bool) -> None:
-        """It is so on every worker that is there."""
+        """Set or remove all quotas, and wait until every running worker has applied the change."""
         todo = dict(self.quotas)
         while todo:
             try:

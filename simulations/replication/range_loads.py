@@ -1,11 +1,11 @@
-"""Loads of exact offset ranges, planned once and read while the cluster is in trouble.
+"""Loads of exact offset ranges, planned once and read during the faults of the cluster.
 
-    plan: topic id, log start, high watermark, leader epoch -> wait -> read, give up half way, read
-    again from the start -> once all is well, read once more
+    plan: topic id, log start, high watermark, leader epoch -> wait -> read, stop half way, read
+    again from the start -> read again after the faults
 
-`RangeLoader` reads with the shipped `RangeReader`, whose transport is that of a simulated machine.
-What a plan means is known from outside: the log of the leader of the plan's epoch, record by record
-(`PlannedRange.names`). pyarrow is needed by nobody but the loader.
+`RangeLoader` reads with the shipped `RangeReader`, over the transport of a simulated machine. The
+expected records come from the cluster history: the log of the leader of the plan's epoch, record by
+record (`PlannedRange.names`). Only the loader needs pyarrow.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from wire.primitives.errors import KafkaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows of an Arrow batch: what is handed out at a time, so that a reader can be left half way.
+# Rows of an Arrow batch; small ones let a read stop half way.
 BATCH_ROWS: Final = (1, 1, 4, 1 << 17)
 FETCH_BYTES: Final = (1, 1, 400, 3000)
-# How likely the loader's connections break behind an Arrow batch.
+# Probability that the loader's connections break after an Arrow batch.
 RESETS: Final = (0.0, 0.05, 0.3)
-MOST_RANGES: Final = 3  # that a plan is cut into
+MOST_RANGES: Final = 3  # parts of a plan
 MOST_READS: Final = 3  # between two plans
-KEPT_PLANS: Final = 6  # the newest, which are read as long as there is trouble
+KEPT_PLANS: Final = 6  # newest plans, which are read during the faults
 READ_IN_THE_END: Final = 8
-# How long one read tries to reach a leader: while there is trouble, and once all is well.
+# Timeout of reaching a leader, in seconds: during the faults, and after them.
 PATIENCE_S: Final = (0.4, 1.5, 5.0)
 CALM_PATIENCE_S: Final = 5.0
 _CUT: Final = (GapReason.TRUNCATED, GapReason.REPLACED)
@@ -56,14 +56,17 @@ _CUT: Final = (GapReason.TRUNCATED, GapReason.REPLACED)
 
 @dataclass(slots=True, eq=False)
 class PlannedRange:
-    """`names`: the record that the plan means by each offset; None where its leader had none."""
+    """One planned offset range of a partition.
+
+    `names`: the record that the plan expects at each offset; None if the plan's leader had none.
+    """
 
     name: str
     history: PartitionHistory
     range: OffsetRange
     is_compacted: bool
     names: Mapping[int, Name | None]
-    # Of each offset that was read, by all reads but those of gaps that were REPLACED.
+    # Record read at each offset, except in gaps that were REPLACED.
     read: dict[int, Identity] = field(default_factory=dict)
     reads: int = 0
 
@@ -74,27 +77,29 @@ class PlannedRange:
 
 @dataclass(slots=True, eq=False)
 class RangeRead:
-    """What came of one read of a range, or of a part of it."""
+    """Result of one read of a range, or of a part of it."""
 
     range: OffsetRange
     fails_on_data_loss: bool
     records: list[tuple[int, Identity]] = field(default_factory=list)
-    gaps: Sequence[Gap] | None = None  # None: the read did not get to its end
-    loss: Gap | None = None  # for which it failed
+    gaps: Sequence[Gap] | None = None  # None: the read did not reach its end
+    loss: Gap | None = None  # the gap for which the read failed
 
     @property
     def tells_of_losses(self) -> bool:
-        """Whoever is left half way, and goes on where data is lost, has not told of it yet."""
+        """Whether the read reports losses: complete, or one that fails on data loss."""
         return self.gaps is not None or self.fails_on_data_loss
 
 
 class LoadsAreExact(WatchingChecker):
-    """Each offset of a range is the record that the plan means, or a gap whose reason is true.
+    """Each offset of a range is the record that the plan expects, or a gap with a true reason.
 
-    DELETED is below what was deleted or has expired, or of a topic that is gone; COMPACTED is what
-    compaction took; TRUNCATED and REPLACED is what was committed, and lost with good reason.
-    Nothing here damages disks, and holes come from compaction alone: CORRUPT and UNEXPLAINED are
-    never true.
+    | reason | true for |
+    |---|---|
+    | DELETED | offsets below DeleteRecords or retention, or of a deleted topic |
+    | COMPACTED | records that compaction removed |
+    | TRUNCATED, REPLACED | committed records that were lost for an accepted reason |
+    | CORRUPT, UNEXPLAINED | never: no disk is damaged here, and only compaction leaves holes |
     """
 
     invariant = "S1"
@@ -104,7 +109,7 @@ class LoadsAreExact(WatchingChecker):
         within = range(read.range.start, read.range.end)
         self.compare(
             offsets == sorted(set(offsets)) and all(offset in within for offset in offsets),
-            "{}: offsets {} of records, not ascending or not of the range",
+            "{}: offsets {} of records are not ascending, or not in the range",
             planned,
             offsets,
         )
@@ -129,7 +134,7 @@ class LoadsAreExact(WatchingChecker):
     def _is_as_planned(self, planned: PlannedRange, offset: int, identity: Identity) -> None:
         history, name = planned.history, planned.names.get(offset)
         if name is None:
-            # Compacted away by the plan's leader alone: another replica may have kept it.
+            # The plan's leader alone compacted the record away: another replica may have kept it.
             meant = {
                 known
                 for other, known in history.identities.items()
@@ -152,10 +157,11 @@ class LoadsAreExact(WatchingChecker):
         )
 
     def is_stray(self, planned: PlannedRange, offset: int, identity: Identity) -> bool:
-        """A record of an earlier epoch stands where an unclean election has lost the plan's.
+        """Return whether an unclean election put a record of an earlier epoch at this offset.
 
-        Its leader had it of a leader that never committed it. The leader epoch of the plan's end
-        is all that the reader knows: this record it cannot tell from one that was there before.
+        The unclean leader has that record from a leader that never committed it. The reader knows
+        only the leader epoch at the plan's end, so it cannot distinguish this record from the one
+        that was lost.
         """
         history, name = planned.history, planned.names.get(offset)
         return _is_lost(history, name, offset) and any(
@@ -167,7 +173,7 @@ class LoadsAreExact(WatchingChecker):
     def _is_of_a_later_epoch(self, planned: PlannedRange, offset: int, identity: Identity) -> None:
         self.compare(
             self._was_written_later(planned, offset, identity),
-            "{}: offset {} was replaced, and read as {}, which no later leader wrote there",
+            "{}: offset {} was replaced, and read as {}, which no later leader appended there",
             planned,
             offset,
             self._content(identity),
@@ -186,7 +192,8 @@ class LoadsAreExact(WatchingChecker):
         if gap.reason is GapReason.DELETED:
             is_true = offset < history.deleted_to or self.cluster_history.state(history) is None
         elif gap.reason is GapReason.COMPACTED:
-            # Of what is deleted nobody notices that compaction took it; a log start may come back.
+            # A record can be compacted away below the deleted offset without a probe noticing; a
+            # log start may move back.
             is_unnoticed = history.compacts and offset < history.deleted_to
             is_true = name is None or name in history.cleaned or is_unnoticed
         elif gap.reason in _CUT:
@@ -213,7 +220,7 @@ class LoadsAreExact(WatchingChecker):
         offsets: Sequence[int],
         replaced: set[int],
     ) -> None:
-        """No offset is missing, or in two gaps; what is a record and in a gap has been replaced."""
+        """Check that each offset is one record or in one gap; both only if it was replaced."""
         assert read.gaps is not None
         gaps = [offset for gap in read.gaps for offset in range(gap.start, gap.end)]
         recorded = set(offsets)
@@ -230,7 +237,7 @@ class LoadsAreExact(WatchingChecker):
         lost = [gap for gap in read.gaps if gap.reason in DATA_LOSS]
         self.compare(
             not (lost and read.fails_on_data_loss),
-            "{}: it was to fail where data is lost, and has not: {}",
+            "{}: the read should have failed on data loss: {}",
             planned,
             lost,
         )
@@ -240,19 +247,19 @@ class LoadsAreExact(WatchingChecker):
 
 
 def _is_lost(history: PartitionHistory, name: Name | None, offset: int) -> bool:
-    """The log was cut at or before the offset, and what was committed there lost by that."""
+    """Return whether a truncation at or before `offset` lost the committed record there."""
     lost = history.gone.keys() | history.deposed | history.gone_unneeded
     if name in lost:
         return True
-    # What nobody needed any more goes with the rest, and of that nobody takes notice.
+    # Records already deleted or compacted away are truncated too, but not listed as lost.
     is_unneeded = name is None or name in history.cleaned or offset < history.deleted_to
     return is_unneeded and (bool(lost) or history.was_unclean)
 
 
 class RetriesReadTheSame(WatchingChecker):
-    """Who reads a planned range again gets the same record under each offset, if any.
+    """Repeated reads of a planned range return the same record at each offset, or none.
 
-    Told by reads alone; whether a record may be missing in one of them is for `LoadsAreExact`.
+    The checker compares reads only; `LoadsAreExact` checks whether a record may be missing.
     """
 
     invariant = "S2"
@@ -281,7 +288,7 @@ class RetriesReadTheSame(WatchingChecker):
 
 
 class LoadsAdministrator(CleanupAdministrator):
-    """Most of its topics may lose records to unclean elections from the beginning on."""
+    """Administrator whose topics mostly allow unclean leader election from their creation."""
 
     async def _create_as(self, connection: ClientConnection, name: str) -> None:
         await super()._create_as(connection, name)
@@ -293,7 +300,7 @@ LOAD_CHECKERS: Final = (LoadsAreExact, RetriesReadTheSame)
 
 
 class RangeLoader(ReplicaClient):
-    """Plans one range after the other, and reads each several times, as tasks that are retried."""
+    """Client that plans ranges and reads each several times, as retried tasks do."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -312,7 +319,7 @@ class RangeLoader(ReplicaClient):
         self.done = True
 
     def _worth_reading_in_the_end(self) -> list[PlannedRange]:
-        """Of partitions that can be read, and one whose topic is not there any more."""
+        """Return plans of readable partitions, and one plan of a deleted topic."""
         cluster_state = self.cluster_state
         gone, there = [], []
         for planned in reversed(self._plans):
@@ -323,7 +330,7 @@ class RangeLoader(ReplicaClient):
         return [*there[:READ_IN_THE_END], *gone[:1]]
 
     async def _load(self, runtime: Runtime, name: str, place: Place) -> None:
-        """One plan more, and reads of that and of earlier ones, in any order."""
+        """Make one plan, and read it and earlier ones in random order."""
         draw = self._draw
         cluster = self._cluster(runtime, draw.choice(PATIENCE_S))
         try:
@@ -342,7 +349,7 @@ class RangeLoader(ReplicaClient):
             cluster.close()
 
     async def _read_in_the_end(self, runtime: Runtime, planned: PlannedRange) -> None:
-        """All is well: what is there can be read, and what is not there is known to be lost."""
+        """Read a range after the faults, until a read reaches its end or no leader can exist."""
         while not self.cluster_state.closing:
             cluster = self._cluster(runtime, CALM_PATIENCE_S)
             try:
@@ -355,7 +362,7 @@ class RangeLoader(ReplicaClient):
             await sleep(runtime.clock, RETRY_S)
 
     def _is_stuck(self, planned: PlannedRange) -> bool:
-        """The topic is there, and nobody will ever lead the partition."""
+        """Return whether the topic exists, but the partition can have no leader again."""
         is_there = self.cluster_state.cluster_history.state(planned.history) is not None
         return is_there and self.cluster_state.is_stuck(planned.history)
 
@@ -387,7 +394,7 @@ class RangeLoader(ReplicaClient):
             return None
         now = cluster_history.image.topic(name)
         if known is None or now is None or not known.topic_id == now.topic_id == topic.topic_id:
-            return None  # made again meanwhile: some of this is of another topic
+            return None  # the topic was created again meanwhile: the answers are of two topics
         if not isinstance(first, OffsetAtTime) or not isinstance(last, OffsetAtTime):
             self.say(f"plans nothing of {where}: {first}, {last}")
             return None
@@ -407,7 +414,7 @@ class RangeLoader(ReplicaClient):
     # Reading
 
     async def _read_ranges(self, runtime: Runtime, cluster: Cluster, planned: PlannedRange) -> None:
-        """The plan's range, perhaps as several; one that fails ends it."""
+        """Read the plan's range, perhaps in several parts, until a part fails."""
         draw, whole = self._draw, planned.range
         cuts = sorted(draw.randint(whole.start, whole.end) for _ in range(draw.choice([0, 0, 2])))
         is_strict = draw.random() < 0.5
@@ -434,7 +441,7 @@ class RangeLoader(ReplicaClient):
         is_strict: bool,
         abandons: bool = False,
     ) -> RangeRead:
-        """Checked. With `abandons` it is left at some batch before its end."""
+        """Read a range and check the result. With `abandons`, stop at some batch before the end."""
         from metaquorum.spark.range_reader import RangeReader
 
         draw, world = self._draw, self.cluster_state.world
@@ -489,7 +496,7 @@ class RangeLoader(ReplicaClient):
         return read
 
     def _reset_connections(self) -> None:
-        """Its own ones, with whatever is on its way."""
+        """Reset the loader's connections; requests and answers in flight are lost."""
         world = self.cluster_state.world
         for worker in self.cluster_state.workers:
             world.count("connections of loads reset", world.internet.reset(self.name, worker.name))
@@ -500,7 +507,7 @@ class RangeLoader(ReplicaClient):
 
 
 def planned_names(history: PartitionHistory, range_: OffsetRange) -> dict[int, Name | None]:
-    """Names of the records that the leader of the plan's epoch had at these offsets."""
+    """Return the names of the records that the leader of the plan's epoch had at these offsets."""
     epoch = range_.leader_epoch
     term = history.terms[epoch]
     return {
@@ -514,7 +521,7 @@ def planned_names(history: PartitionHistory, range_: OffsetRange) -> dict[int, N
 
 
 def loaded_records(batch: pa.RecordBatch) -> Iterator[tuple[int, Identity]]:
-    """Offsets, and which records these are; a tombstone has its unique text in a header."""
+    """Yield offset and identity of each record; a tombstone has its unique text in a header."""
     columns = (batch.column(name).to_pylist() for name in ("offset", "key", "value", "headers"))
     for offset, key, value, headers in zip(*columns, strict=True):
         text = value if value is not None else headers[0]["value"]
@@ -523,7 +530,7 @@ def loaded_records(batch: pa.RecordBatch) -> Iterator[tuple[int, Identity]]:
 
 @contextmanager
 def small_arrow_batches(draw: Random) -> Iterator[None]:
-    """Readers hand out what they have after a few records."""
+    """Make readers return Arrow batches of a few rows while the block runs."""
     from metaquorum.spark import range_reader
 
     rows = draw.choice(BATCH_ROWS)

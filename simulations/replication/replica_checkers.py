@@ -1,7 +1,7 @@
-"""What must hold among the replicas of a partition, at every moment (R1-R10, `replicas`).
+"""Checkers of invariants among the replicas of a partition, at every moment (R1-R10, `replicas`).
 
-Each is a sentence about *true* logs and the metadata that is committed; what nodes believe of each
-other is looked at only where the belief itself is the subject (who leads, what is committed).
+Each checker is a statement about the *true* logs and the committed metadata. The state of a node is
+compared only where that state is the subject (whether it leads, its high watermark).
 Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KIP-966.
 """
 
@@ -48,7 +48,7 @@ class WatchingChecker(ReplicaChecker):
 
 
 class LeadersIsrAgrees(WatchingChecker):
-    """Below a leader's high watermark all of its ISR have what it has (WeakIsr)."""
+    """Below a leader's high watermark all replicas of its ISR have the same records (WeakIsr)."""
 
     invariant = "R1"
 
@@ -70,7 +70,7 @@ class LeadersIsrAgrees(WatchingChecker):
         for offset in range(max(old, history.deleted_to), new):
             epoch = replica.epochs.get(offset)
             if epoch is None:
-                continue  # below where the log begins, of which the deletion will be told
+                continue  # below the log start; the deletion is reported later
             name = Name(epoch, offset)
             if name in history.cleaned:
                 self.comparisons += 1
@@ -78,7 +78,7 @@ class LeadersIsrAgrees(WatchingChecker):
                 excused = other is not None and self.cluster_history.may_lack(history, other, name)
                 self.compare(
                     excused,
-                    "{}: worker {} says that {} is committed, and worker {}, in sync, has {}",
+                    "{}: worker {} commits {}, and worker {}, in sync, has {} there",
                     history,
                     replica.worker_id,
                     name,
@@ -90,7 +90,10 @@ class LeadersIsrAgrees(WatchingChecker):
 
 
 class QuorumsIsrAgrees(LeadersIsrAgrees):
-    """So have all of the quorum's ISR, whoever it is that leads or says so (StrongIsr)."""
+    """Below a leader's high watermark all replicas of the committed ISR have its records, too,
+
+    also if another replica leads by now (StrongIsr).
+    """
 
     invariant = "R2"
 
@@ -108,7 +111,7 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
             self._agrees(history, replica, worker_id, old, new)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Who comes into an ISR has all that is committed."""
+        """Check that a replica that joins an ISR has all committed records."""
         for topic_id, index, was, now in changed_partitions(before, image):
             history = self.cluster_history.history(topic_id, index)
             known = () if was is None else was.isr
@@ -131,7 +134,7 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
 
 
 class EligibleHaveAll(QuorumsIsrAgrees):
-    """So have those that may lead though they are not in sync, as long as they may (KIP-966)."""
+    """Eligible leader replicas have all committed records while they are in the ELR (KIP-966)."""
 
     invariant = "R2"
 
@@ -156,7 +159,7 @@ class EligibleHaveAll(QuorumsIsrAgrees):
 
 
 class CommittedIsOneSequence(WatchingChecker):
-    """What was once below a high watermark is never replaced, by no later leader."""
+    """A record that was below a high watermark is never replaced by another."""
 
     invariant = "R2"
 
@@ -185,7 +188,7 @@ class CommittedIsOneSequence(WatchingChecker):
                 )
 
     def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
-        """What a new leader takes for committed is."""
+        """Check that the records below a new leader's high watermark are committed."""
         cleaned = {name.offset for name in history.cleaned}
         for offset in range(
             max(replica.start, history.deleted_to), min(term.high_watermark, replica.end)
@@ -195,7 +198,7 @@ class CommittedIsOneSequence(WatchingChecker):
                 continue
             self.compare(
                 name in history.ever_committed,
-                "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
+                "{}: worker {} becomes leader with high watermark {}, but {} was never committed",
                 history,
                 replica.worker_id,
                 term.high_watermark,
@@ -204,7 +207,7 @@ class CommittedIsOneSequence(WatchingChecker):
 
 
 class LeadersAreInSync(WatchingChecker):
-    """Who leads is in the ISR."""
+    """The leader of a partition is in its ISR."""
 
     invariant = "R3"
 
@@ -212,7 +215,7 @@ class LeadersAreInSync(WatchingChecker):
         for topic_id, index, _, now in changed_partitions(before, image):
             self.compare(
                 now.leader < 0 or now.leader in now.isr,
-                "{}: worker {} leads, and in sync are {}",
+                "{}: worker {} leads, and the ISR is {}",
                 self.cluster_history.history(topic_id, index),
                 now.leader,
                 now.isr,
@@ -220,7 +223,10 @@ class LeadersAreInSync(WatchingChecker):
 
 
 class NamesAreForEver(WatchingChecker):
-    """(epoch, offset) is one record on all replicas for ever; no worker leads twice in an epoch."""
+    """(epoch, offset) is always the same record on all replicas, and an epoch has one leader.
+
+    The leader is one run of one worker: a restarted worker needs a new leader epoch.
+    """
 
     invariant = "R4"
 
@@ -245,7 +251,7 @@ class NamesAreForEver(WatchingChecker):
         known = history.terms.get(epoch, term)
         self.compare(
             (known.worker_id, known.run) == (term.worker_id, term.run),
-            "{}: epoch {} was led by worker {} in its run {}, and is by {} in its run {}",
+            "{}: epoch {} was led by worker {} in its run {}, and now by worker {} in its run {}",
             history,
             epoch,
             known.worker_id,
@@ -256,7 +262,7 @@ class NamesAreForEver(WatchingChecker):
 
 
 class LogsMatch(WatchingChecker):
-    """Two logs that have the same record at an offset have the same record before it."""
+    """Two logs with the same record at an offset have the same record before it (log matching)."""
 
     invariant = "R7"
 
@@ -276,7 +282,7 @@ class LogsMatch(WatchingChecker):
             known = history.before.setdefault(name, previous)
             self.compare(
                 known == previous,
-                "{}: worker {} has {} behind a record of epoch {}, and others behind one of {}",
+                "{}: worker {} has {} after a record of epoch {}, another log one of epoch {}",
                 history,
                 replica.worker_id,
                 name,
@@ -286,7 +292,7 @@ class LogsMatch(WatchingChecker):
 
 
 class CutByEpoch(WatchingChecker):
-    """A follower cuts what its leader has not, and nothing else; nothing that is committed."""
+    """A follower truncates only records that its leader does not have, and no committed ones."""
 
     invariant = "R7"
 
@@ -299,7 +305,7 @@ class CutByEpoch(WatchingChecker):
                 term is None
                 or name.offset < max(term.log_start_offset, history.expired_to)
                 or not term.has(role.leader_epoch, name),
-                "{}: worker {} cuts {}, which the leader of epoch {} has",
+                "{}: worker {} truncates {}, which the leader of epoch {} has",
                 history,
                 replica.worker_id,
                 name,
@@ -312,7 +318,7 @@ class CutByEpoch(WatchingChecker):
                 self.compare(
                     history.committed.get(name.offset) != name.leader_epoch
                     or name.offset < history.deleted_to,
-                    "{}: worker {}, in sync or eligible, cuts {}, which is committed",
+                    "{}: worker {}, in sync or eligible, truncates {}, which is committed",
                     history,
                     replica.worker_id,
                     name,
@@ -320,7 +326,7 @@ class CutByEpoch(WatchingChecker):
 
 
 class FencedByEpoch(WatchingChecker):
-    """A leader writes in its own epoch; followers take what the leader of their epoch has."""
+    """A leader appends in its own epoch; followers append only records of their epoch's leader."""
 
     invariant = "R7"
 
@@ -338,7 +344,7 @@ class FencedByEpoch(WatchingChecker):
                 holds = term is not None and term.has(epoch, name)
             self.compare(
                 holds,
-                "{}: worker {} appends {} in epoch {}, of which that is not",
+                "{}: worker {} appends {} in epoch {}, whose leader does not have it",
                 history,
                 replica.worker_id,
                 name,
@@ -347,9 +353,9 @@ class FencedByEpoch(WatchingChecker):
 
 
 class HighWatermarkNeedsIsr(WatchingChecker):
-    """It does not advance while fewer than min.insync.replicas are in sync.
+    """The high watermark does not advance while fewer than min.insync.replicas are in sync.
 
-    By one and the same place in the metadata log: an ISR with the config that was in force then.
+    The ISR is compared with the config at the same offset of the metadata log.
     """
 
     invariant = "R5"
@@ -399,7 +405,7 @@ def _min_isr(image: MetadataImage, topic: str) -> int:
 
 
 class HighWatermarkStays(WatchingChecker):
-    """While one leads, it never goes back."""
+    """The high watermark of a leader never decreases within a leader epoch."""
 
     invariant = "R5"
 
@@ -418,15 +424,23 @@ class HighWatermarkStays(WatchingChecker):
         of_term = history.place, view.leader_epoch
         last = self._last.get(of_term, 0)
         self.compare(
-            new >= last, "{}: worker {}: {}, and it was {}", history, replica.worker_id, new, last
+            new >= last,
+            "{}: worker {}: high watermark {} was {}",
+            history,
+            replica.worker_id,
+            new,
+            last,
         )
         self._last[of_term] = new
 
     def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
-        """A leader that knew more to be committed than it has would commit the next as it comes."""
+        """Check that a new leader's high watermark is not above its log end offset.
+
+        Otherwise the next record would be committed as soon as it is appended.
+        """
         self.compare(
             term.high_watermark <= replica.end,
-            "{}: worker {} leads in epoch {} with the high watermark {} and {} records",
+            "{}: worker {} leads in epoch {} with high watermark {} and log end offset {}",
             history,
             replica.worker_id,
             epoch,
@@ -436,7 +450,7 @@ class HighWatermarkStays(WatchingChecker):
 
 
 class ReadsAreCommitted(WatchingChecker):
-    """Consumers read what is committed, and the same as replicas hold."""
+    """Consumers read only committed records, and the same as the replicas have."""
 
     invariant = "R5"
 
@@ -446,7 +460,7 @@ class ReadsAreCommitted(WatchingChecker):
         for name, identity in entries:
             self.compare(
                 name.offset < high_watermark and name in history.ever_committed,
-                "{}: {} reads {} below high watermark {}, and nobody has committed it",
+                "{}: {} reads {} below high watermark {}, but no leader has committed it",
                 history,
                 who,
                 name,
@@ -463,12 +477,12 @@ class ReadsAreCommitted(WatchingChecker):
             )
 
     def end_offset_read(self, history: PartitionHistory, offset: int, who: str) -> None:
-        """Whoever asks a leader for the end is told of all that was ever committed (KIP-207)."""
+        """Check that a leader's end offset covers all committed records (KIP-207)."""
         if not history.was_unclean and not history.gone:
             end = max(history.committed, default=-1) + 1
             self.compare(
                 offset >= end,
-                "{}: {} is told that it ends at {}, and {} was committed",
+                "{}: {} receives the end offset {}, but records up to {} are committed",
                 history,
                 who,
                 offset,
@@ -477,7 +491,7 @@ class ReadsAreCommitted(WatchingChecker):
 
 
 class ClaimsAreRefused(WatchingChecker):
-    """A client that says it is a replica is told an error, and nothing else."""
+    """A client that claims to be a replica receives an error, and no records."""
 
     invariant = "R5"
 
@@ -494,13 +508,13 @@ class ClaimsAreRefused(WatchingChecker):
 
 
 class LiesStayOut(WatchingChecker):
-    """A batch whose records are not what its header says is refused, and in no log."""
+    """A batch whose records do not match its header is refused, and in no log."""
 
     invariant = "L4"
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
-        self.crcs: set[int] = set()  # of such batches
+        self.crcs: set[int] = set()  # CRCs of such batches
 
     def answered(self, history: PartitionHistory, crc: int, code: str) -> None:
         self.compare(
@@ -522,7 +536,7 @@ class LiesStayOut(WatchingChecker):
 
 
 class AcknowledgedIsCommitted(WatchingChecker):
-    """Whoever is told so with acks=all: all in sync have it."""
+    """A record acknowledged with acks=all is committed."""
 
     invariant = "R6"
 
@@ -532,7 +546,7 @@ class AcknowledgedIsCommitted(WatchingChecker):
                 name.offset == offset and history.identities.get(name) == identity
                 for name in self._names(history, offset)
             ),
-            "{}: {} was acknowledged at {}, where {} was ever committed",
+            "{}: {} was acknowledged at {}, where only {} was ever committed",
             history,
             identity,
             offset,
@@ -546,7 +560,7 @@ class AcknowledgedIsCommitted(WatchingChecker):
 
 
 class SyncedIsKept(WatchingChecker):
-    """With flush.messages=1, no loss of power takes what was acknowledged with acks=all."""
+    """With flush.messages=1, a loss of power loses no records acknowledged with acks=all."""
 
     invariant = "R6"
 
@@ -565,7 +579,7 @@ class SyncedIsKept(WatchingChecker):
         lacks = [name for name in missing if name in replica.promised]
         self.compare(
             not lacks or replica.has_new_disk,
-            "{}: worker {} had synced {}, and has not",
+            "{}: worker {} had synced {}, and does not have it after a restart",
             history,
             replica.worker_id,
             lacks[:3],
@@ -573,13 +587,13 @@ class SyncedIsKept(WatchingChecker):
 
 
 class AcknowledgedStays(WatchingChecker):
-    """It is where it was said to be, once all is well; at most once, if its producer can tell."""
+    """A record acknowledged with acks=all is at its acknowledged offset after the faults."""
 
     invariant = "R6"
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
-        self.acked: dict[Place, dict[bytes, tuple[int, Identity]]] = {}  # value: offset
+        self.acked: dict[Place, dict[bytes, tuple[int, Identity]]] = {}  # by value
         self.idempotent: dict[Place, set[bytes]] = {}
 
     def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
@@ -601,7 +615,7 @@ class AcknowledgedStays(WatchingChecker):
 
 
 class DeliveredOnce(WatchingChecker):
-    """What an idempotent producer sends, again and again, is there at most once."""
+    """A record of an idempotent producer is in the log at most once, however often it is resent."""
 
     invariant = "T1"
 
@@ -610,7 +624,7 @@ class DeliveredOnce(WatchingChecker):
         self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
 
     def sent(self, place: Place, producer_id: int, crcs: Set[int]) -> None:
-        """In that place, records of these identities (`Identity.crc`)."""
+        """Note records that a producer has sent to a partition (`Identity.crc`)."""
         self._sent.setdefault((place, producer_id), set()).update(crcs)
 
     def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
@@ -624,9 +638,10 @@ class DeliveredOnce(WatchingChecker):
                 self.compare(len(offsets) == 1, "{}: {} is at {}", history, value, offsets)
 
     def lost_track(self, history: PartitionHistory, producer_id: int, text: str) -> None:
-        """A producer with one batch under way was told that its sequence does not follow.
+        """Check that an out-of-order sequence error of a producer has a reason.
 
-        So it may be where the leader was elected without a record of that producer.
+        It has if the leader was elected without a record of that producer, or if the producer's
+        records have expired and a replica lost its snapshots of producer state.
         """
         identities = (history.identities.get(name) for name in history.gone_unneeded)
         lost = {identity.crc for _, identity in history.lost_records}
@@ -637,7 +652,7 @@ class DeliveredOnce(WatchingChecker):
 
     @staticmethod
     def _has_expired(history: PartitionHistory, own: Set[int]) -> bool:
-        """No log has a record of that producer, and a replica may have lost its snapshots."""
+        """Return whether all records of the producer have expired and snapshots may be lost."""
         offsets = [
             name.offset
             for name in history.ever_committed
@@ -648,7 +663,9 @@ class DeliveredOnce(WatchingChecker):
 
 
 class JoinsAreEarned(WatchingChecker):
-    """Who joins has reached the start of the leader's epoch; who has lost records leaves."""
+    """A replica that joins the ISR has reached the start of the leader's epoch; one that has lost
+    committed records leaves it.
+    """
 
     invariant = "R8"
 
@@ -660,7 +677,7 @@ class JoinsAreEarned(WatchingChecker):
                 if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
                     continue
                 if now.leader < 0:
-                    continue  # nobody joins: they count as in sync as there is no ELR any more
+                    continue  # no replica joins: the ELR was disabled; its members are in the ISR
                 replica = history.replicas.get(worker_id)
                 self.compare(
                     replica is not None and (replica.end >= term.start_offset or replica.is_dark),
@@ -678,18 +695,18 @@ class JoinsAreEarned(WatchingChecker):
     def opened(
         self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
     ) -> None:
-        """A process that is in sync with others, as the one before it was, has lost nothing.
+        """Check that a restarted replica in the ISR or ELR has lost no committed records.
 
-        Nor has one that is eligible, be it alone.
+        The only member of an ISR is excused; the only member of an ELR is not.
         """
         isr, elr = self.cluster_history.isr(history), self.cluster_history.elr(history)
         if replica.rotten:
-            return  # of which it has to tell first
+            return  # the worker must register the loss first
         if (replica.worker_id in isr and len(isr) > 1) or replica.worker_id in elr:
             lacks = [name for name in missing if name in history.ever_committed]
             self.compare(
                 not lacks,
-                "{}: worker {} is another process, in ISR {} or ELR {}, and has lost {}",
+                "{}: worker {} restarted, is in ISR {} or ELR {}, and has lost {}",
                 history,
                 replica.worker_id,
                 isr,
@@ -699,9 +716,10 @@ class JoinsAreEarned(WatchingChecker):
 
 
 class ElectionsAreClean(WatchingChecker):
-    """Leaders come from the ISR, or from the ELR; each has a new epoch.
+    """Leaders are elected from the ISR or the ELR; each has a new leader epoch.
 
-    Unless somebody wanted it otherwise, or nobody is left there: then whoever led last leads.
+    Exceptions: unclean elections that were allowed or requested, and the last leader if the ISR is
+    empty and the ELR has no live member.
     """
 
     invariant = "R9"
@@ -726,10 +744,10 @@ class ElectionsAreClean(WatchingChecker):
             topic = image.topic_names.get(topic_id, "")
             self.compare(
                 (topic, index) in self.cluster_history.unclean_asked
-                # All logs are gone: there is nothing to choose.
+                # All replicas are empty: any of them may lead.
                 or set(now.replicas) <= {*now.blank, now.leader}
                 or (is_last and now.unclean_epoch == now.leader_epoch),
-                "{}: worker {} is elected, in sync were {}, eligible {}",
+                "{}: worker {} is elected; the ISR was {}, the ELR {}",
                 history,
                 now.leader,
                 was.isr,
@@ -738,14 +756,14 @@ class ElectionsAreClean(WatchingChecker):
 
 
 class TopicsAreTheirOwn(WatchingChecker):
-    """A topic has no records of an earlier one of its name, and one that is gone is gone."""
+    """A topic has no records of an earlier topic of its name, and workers host no deleted topic."""
 
     invariant = "R10"
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
         self._of_batch: dict[int, Place] = {}
-        # Batches sent by name may land in whatever has the name by then, and once more later.
+        # Batches sent by name may be appended to any topic of that name, and to a later one again.
         self.by_name: set[int] = set()
 
     def appended(
@@ -770,7 +788,7 @@ class TopicsAreTheirOwn(WatchingChecker):
             )
 
     def hosted(self, worker_id: int, topics: dict[str, bytes], image: MetadataImage) -> None:
-        """By that worker, on disk or in memory, when all is well."""
+        """Check the topics that a worker has on disk or in memory after the faults."""
         for name, topic_id in topics.items():
             known = image.topic(name)
             self.compare(
@@ -784,7 +802,7 @@ class TopicsAreTheirOwn(WatchingChecker):
 
 
 class TimesAreFound(WatchingChecker):
-    """A leader finds the first record of a timestamp or later where a scan of the log would."""
+    """ListOffsets by timestamp returns the first offset that a scan of the log finds."""
 
     invariant = "L5"
 
@@ -795,7 +813,7 @@ class TimesAreFound(WatchingChecker):
         found: int,
         times: Sequence[tuple[int, int]],
     ) -> None:
-        """`times`: of all records, in the order of their offsets."""
+        """Compare the offset `found` with `times`: timestamp (ms) and offset of each record."""
         first = next((offset for known_ms, offset in times if known_ms >= timestamp_ms), -1)
         self.compare(
             found == first,

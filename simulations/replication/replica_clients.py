@@ -1,7 +1,7 @@
-"""Clients of replicated topics: every acks level, producers that send again, readers at all times.
+"""Clients of replicated topics: every acks level, producers that retry, consumers, administrators.
 
-Every value is unique and begins with the id of its topic (or "by name", where it was sent with a
-version of Produce that has no ids), so that a record in the wrong place shows.
+Every value is unique and begins with the id of its topic (or "by name" if it was sent with a
+Produce version that has no topic ids), so that checkers find a record in the wrong topic.
 """
 
 from collections import deque
@@ -58,13 +58,13 @@ from wire.records.batches import batches, parse_header
 from wire.records.compression import Codec
 from wire.records.records import Record, decode_records, encode_batch
 
-TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
+TOPIC_IDS_SINCE: Final = 13  # version of Produce, and of Fetch
 BY_NAME: Final = "by name"
 ALL: Final = -1
-# What a leader says that may commit nothing, as fewer than min.insync.replicas are in sync.
+# Answer of a new leader that cannot commit: fewer than min.insync.replicas are in sync.
 NOT_KNOWN: Final = ErrorCode.OFFSET_NOT_AVAILABLE.name
-LOOKUPS: Final = 4  # of timestamps, of each partition in the end
-_TOPIC: Final = 2  # as a kind of resource
+LOOKUPS: Final = 4  # timestamps looked up at the end, per partition
+_TOPIC: Final = 2  # resource type
 _LOST_TRACK: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
@@ -75,11 +75,11 @@ _LOST_TRACK: Final = (
 
 class ReplicaClient(ClusterClient):
     cluster_state: ReplicatedClusterState
-    # By which of its connections, until when, for how long.
+    # Last throttled connection, end of the wait, and throttle time in seconds.
     _to_wait: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def place(self) -> tuple[str, Place] | None:
-        """A partition of a topic that is to be there."""
+        """Return a random partition of a topic that should exist; None if there is none."""
         lasting = self.cluster_state.topic_outcomes.lasting
         if not lasting:
             return None
@@ -88,7 +88,7 @@ class ReplicaClient(ClusterClient):
         return name, Place(topic_id, self._draw.randrange(partitions))
 
     def is_over(self, name: str, place: Place) -> bool:
-        """The topic is not to be there any more, or nobody will ever lead the partition."""
+        """Return whether the topic is deleted, or the partition cannot get a leader any longer."""
         outcome = self.cluster_state.topic_outcomes.lasting.get(name)
         if outcome is None or outcome[0] != place.topic_id:
             return True
@@ -97,10 +97,10 @@ class ReplicaClient(ClusterClient):
         )
 
     def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int, asked_at: float) -> None:
-        """Its last connection was answered: so much was moved, and so long it is to wait.
+        """Note bytes moved and throttle time of an answer on the client's last connection.
 
-        `asked_at` is when it asked; the wait begins no earlier. When the worker answered, it does
-        not know: a network may hold an answer for longer than the wait.
+        The wait begins no earlier than `asked_at`, the time of the request. The client does not
+        know when the worker answered: the network may delay an answer beyond the wait.
         """
         cluster_state = self.cluster_state
         if not cluster_state.settings.throttles:
@@ -109,7 +109,7 @@ class ReplicaClient(ClusterClient):
         if known == self.connections and throttle_s:
             early_s = not_before - cluster_state.world.now
             cluster_state.checker(MutesHold).answered(self.name, early_s, throttle_s)
-        # By the worker's clock, which may be fast.
+        # The worker measures the wait with its own clock, which may be fast.
         throttle_s = throttle_ms / 1000
         self._to_wait = self.connections, asked_at + throttle_s / FASTEST, throttle_s
         checker = cluster_state.checker(ClientRatesHold)
@@ -122,7 +122,10 @@ class ReplicaClient(ClusterClient):
 
 
 class ReplicaAdministrator(ReplicaClient, Administrator):
-    """Topics with one to three replicas come, go and come again; leaders, configs, records."""
+    """Administrator that creates, deletes and recreates topics with one to three replicas,
+
+    elects leaders, changes configs and feature levels, and deletes records.
+    """
 
     _runtime: Runtime
 
@@ -215,7 +218,7 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         await self._set(connection, name, MIN_ISR, str(least))
 
     async def _set_eligible_leaders(self, connection: ClientConnection, _name: str) -> None:
-        """The cluster is with or without eligible leader replicas, whatever state it is in."""
+        """Enable or disable eligible leader replicas, in any state of the cluster."""
         level = int(self._draw.random() < 0.7)
         key = FeatureUpdateKey(feature=ELIGIBLE_LEADERS, max_version_level=level)
         if connection.version(ApiKey.UPDATE_FEATURES) == 0:
@@ -285,11 +288,11 @@ class Batch:
     base_sequence: int
     timestamp_ms: int
     times_sent: int = 0
-    contents: list[Content] = field(default_factory=list)  # where records have keys
+    contents: list[Content] = field(default_factory=list)  # empty if records have no keys
 
 
 class ReplicaProducer(ReplicaClient):
-    """Sends several batches ahead to one partition, then to another."""
+    """Producer with several batches in flight to one partition for a while, then to another."""
 
     def __init__(
         self,
@@ -299,7 +302,7 @@ class ReplicaProducer(ReplicaClient):
         *,
         is_idempotent: bool | None = None,
     ) -> None:
-        """`is_idempotent`: where it is not to be drawn."""
+        """Draw the producer's settings; `is_idempotent`: drawn if None."""
         super().__init__(cluster_state, name, draw)
         drawn = draw.random() < 0.5
         self._idempotent = drawn if is_idempotent is None else is_idempotent
@@ -315,7 +318,7 @@ class ReplicaProducer(ReplicaClient):
         self._queue: deque[Batch] = deque()
         self._left = cluster_state.settings.records
         self._written = 0
-        self.timeout_ms = 3000  # for acks=all, until it is told that not all in sync have it
+        self.timeout_ms = 3000  # request timeout for acks=all
 
     async def run(self, runtime: Runtime) -> None:
         while self._left > 0 or self._queue:
@@ -335,7 +338,7 @@ class ReplicaProducer(ReplicaClient):
         return "-" if self._at is None else f"{self._at[0]}/{self._at[1]}"
 
     async def _work(self, runtime: Runtime) -> None:
-        """One partition, for a while."""
+        """Produce to one partition for a while."""
         if not self._queue:
             self._at = self.place()
         if self._at is None:
@@ -343,7 +346,7 @@ class ReplicaProducer(ReplicaClient):
         name, place = self._at
         if self.is_over(name, place):
             self._give_up()
-            if self.cluster_state.calm:  # perhaps no partition is left that can be written to
+            if self.cluster_state.calm:  # perhaps no partition is left that accepts records
                 self._left = 0
             return
         leader = await self.leader(runtime, name, place)
@@ -359,7 +362,7 @@ class ReplicaProducer(ReplicaClient):
                 )
 
     def _give_up(self) -> None:
-        """What is open may be there or not: its sequences cannot be used any more."""
+        """Drop unacknowledged batches; their sequence numbers cannot be used again."""
         if self._queue and self._idempotent:
             self._producer_id = -1
         self._queue.clear()
@@ -410,11 +413,11 @@ class ReplicaProducer(ReplicaClient):
         return Codec.NONE
 
     def _identities(self, batch: Batch, crc: int) -> list[Identity]:
-        """By which checkers know the batch's records."""
+        """Return the identities by which checkers know the batch's records."""
         return [Identity(crc, number) for number in range(len(batch.values))]
 
     async def _send_all(self, connection: ClientConnection, name: str, place: Place) -> None:
-        """All that is open is sent, and what is acknowledged is not open any more."""
+        """Send all queued batches, and remove the acknowledged ones from the queue."""
         crcs: list[int] = []
         sizes: list[int] = []
         asked_at: list[float] = []
@@ -457,7 +460,7 @@ class ReplicaProducer(ReplicaClient):
             if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
                 self.cluster_state.world.count("acknowledged with acks=all, and throttled")
             if failed is not None:
-                continue  # behind one that failed: all go again, in order
+                continue  # after a failed batch, all are sent again in order
             if code is ErrorCode.NONE:
                 assert self._queue.popleft() is batch
                 self._acknowledged(place, batch, crc, int(answer.base_offset))
@@ -465,8 +468,8 @@ class ReplicaProducer(ReplicaClient):
                 failed = code
                 self.say(f"{self._where}: {number} of {len(crcs)}: {code.name}")
                 if code not in RETRIABLE and code not in _LOST_TRACK:
-                    # It is final, and what came behind it may have been taken: this producer's
-                    # sequences cannot be used again, whether or not the other answers come.
+                    # The error is final, and later batches may have been appended: this producer's
+                    # sequences cannot be used again, with or without the other answers.
                     break
         if failed is not None:
             self._refused(place, failed)
@@ -479,7 +482,7 @@ class ReplicaProducer(ReplicaClient):
             return
         self.cluster_state.world.count("acknowledged records", count)
         if self._by_name:
-            return  # which topic of that name it is in cannot be known
+            return  # the producer does not know which topic of that name has the record
         history = self.cluster_state.cluster_history.history(*place)
         stays = self.cluster_state.checker(AcknowledgedStays).acked.setdefault(place, {})
         identities = self._identities(batch, crc)
@@ -505,17 +508,17 @@ class ReplicaProducer(ReplicaClient):
 
 @dataclass(slots=True)
 class Read:
-    """What one fetch of one partition gave."""
+    """Result of one fetch of one partition."""
 
     code: ErrorCode
     records: list[tuple[int, bytes]] = field(default_factory=list)  # offsets and texts
-    next_offset: int = 0  # behind the last batch, of which compaction may have left no record
+    next_offset: int = 0  # after the last batch, whose last records may be compacted away
     preferred_read_replica: int = -1
     times: list[tuple[int, int]] = field(default_factory=list)  # timestamps in ms, and offsets
 
 
 class ReplicaReader(ReplicaClient):
-    """What all who read have in common."""
+    """Requests that all reading clients share."""
 
     async def list_offset(
         self, connection: ClientConnection, name: str, partition: int, timestamp: int
@@ -539,9 +542,11 @@ class ReplicaReader(ReplicaClient):
         rack: str = "",
         leader_epoch: int = -1,
     ) -> Read:
-        """Records, or OFFSET_OUT_OF_RANGE; with a `rack` also an error, or where to read. BROKEN.
+        """Return records, or OFFSET_OUT_OF_RANGE; with `rack` also other errors, and the preferred
+        read replica.
 
-        `leader_epoch` is that of the leader whom the reader takes for the present one.
+        `leader_epoch` is the current leader epoch that the reader knows. Raises an error of
+        `BROKEN` if the connection breaks or the answer has another error.
         """
         row = FetchPartition(
             partition=place.partition,
@@ -559,7 +564,7 @@ class ReplicaReader(ReplicaClient):
         size_bytes = sum(len(row.records or b"") for row in rows)
         self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms, asked_at)
         if not rows and not response.error_code:
-            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: it gets nothing now
+            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: an empty answer
         code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE or (rack and code is not ErrorCode.NONE):
             return Read(code)
@@ -591,7 +596,7 @@ class ReplicaReader(ReplicaClient):
 
 
 class ReplicaConsumer(ReplicaReader):
-    """Follows one partition for a while, then another; comes back to where it was."""
+    """Consumer of one partition for a while, then another; it keeps its positions."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -630,7 +635,7 @@ class ReplicaConsumer(ReplicaReader):
 
 
 class ReplicaInspector(ReplicaReader):
-    """Reads all partitions of all topics that are to be there, from their starts to their ends."""
+    """Client that reads all partitions of all existing topics from log start to log end."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, draw: Random) -> None:
         super().__init__(cluster_state, "inspector", draw)
@@ -681,7 +686,7 @@ class ReplicaInspector(ReplicaReader):
         start: int,
         times: list[tuple[int, int]],
     ) -> None:
-        """Some timestamps are found where they were read, unless the log has changed meanwhile."""
+        """Look up some timestamps and check the offsets, unless the log start moved meanwhile."""
         history = self.cluster_state.cluster_history.history(*place)
         if history.compacts:
             return

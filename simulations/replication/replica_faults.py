@@ -1,8 +1,8 @@
-"""What befalls replicas, besides what befalls machines (`troubles`).
+"""Faults of replicas, in addition to the faults of machines (`cluster.faults`).
 
-Most of what can go wrong with replicas takes several things in a row: a replica is alone in sync
-and then loses something; one that is about to join becomes another process while its leader's wish
-is on its way. Single troubles at random times hardly ever come to that, so these go for it.
+Most failures of replication need several events in a row: a replica is alone in the ISR and then
+loses records; a replica that is about to join restarts while the AlterPartition request that adds
+it is in flight. Single faults at random times rarely combine so; the faults here do.
 """
 
 from collections.abc import Iterator
@@ -36,31 +36,32 @@ from simulations.replication.unregister_fault import unregister
 from wire.records.batches import HEADER_BYTES
 
 DATA: Final = "/data"
-# How long somebody who repairs a disk lets the node run before he looks again.
+# Time between two repairs of a disk, in which the node runs.
 LOOK_AGAIN_S: Final = 2.0
-LOOKS: Final = 5
-# Before that, what is damaged is served for so long, and perhaps longer.
+LOOKS: Final = 5  # most repairs of one disk
+# Least time that the worker serves damaged logs before the first repair.
 NOTICED_S: Final = 1.0
-# How old an image is at least: the worker has come back and written by then.
+# Least age of an image; the worker has restarted and written by then.
 OLDER_S: Final = 1.0
-# Workers whose connections broke are fenced by then.
+# Workers whose connections broke are fenced after this time.
 FENCED_S: Final = 2.5
-# How long a leader's wish may be on its way, for whom no session and no silent channel ends.
+# Longest delay of an AlterPartition request: below the session timeout (as a share of it), and
+# below the timeout of a silent channel.
 SLOW_OF_A_SESSION: Final = 0.6
 SLOW_S: Final = 2.2
 AT_ONCE_S: Final = 0.0005
 NEAR_WITHIN_S: Final = 4.0
-# Mostly that is waited for.
+# Timeouts of the wait for an AlterPartition request that adds the worker.
 REQUESTED_WITHIN_S: Final = (0.05, 2.0, 2.0)
-# So long a leader that was cut off is waited for to be replaced, and then to cut its log.
+# Timeouts of the waits for a cut-off leader to be replaced, and then to truncate its log.
 REPLACED_WITHIN_S: Final = 3.0
 CUT_WITHIN_S: Final = 4.0
 
 
 REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken", "unregister")
-# What a disk gives back is not what was written to it. `damaged-replicas` draws one of them alone:
-# bits that flip after a clean stop are noticed by nobody until they are read, so that beside other
-# faults the checkers cannot tell yet what may be missing.
+# The disk returns other data than was written. Each world of `damaged-replicas` draws one of these
+# kinds and no other fault: bits that flip after a clean stop stay unnoticed until they are read, so
+# in combination with other faults the checkers would not know which records may be missing.
 DAMAGE_KINDS: Final = ("data rot", "old image")
 
 
@@ -77,7 +78,7 @@ _Found: TypeAlias = tuple[_Rot, str, NaiveBatch]
 class ReplicaFaults:
     def __init__(self, cluster_state: ReplicatedClusterState) -> None:
         self._cluster_state = cluster_state
-        self._stumbles = False  # somebody, at this moment
+        self._stumbles = False  # whether a `stumble` runs at this moment
         self.kinds: dict[str, FaultFunction] = {
             **CLUSTER_FAULTS,
             "data rot": self.data_rot,
@@ -92,14 +93,15 @@ class ReplicaFaults:
     # Damaged segments
 
     async def data_rot(self, fault: ActiveFault) -> None:
-        """Bits of records flip while a worker is down. Later somebody does what its log says:
+        """Flip bits of records while a worker is down, and repair the logs later.
 
-        the damaged folders are moved away, so that they are filled again from other replicas.
+        The repair is what the worker's log lines advise: move the damaged folders away, so that
+        they are filled again from other replicas.
         """
         member = fault.draw.choice(self._cluster_state.workers)
         supervisor = member.supervisor
         behind: list[Member] = []
-        if fault.draw.random() < 0.5:  # somebody will have to be sent what is damaged
+        if fault.draw.random() < 0.5:  # a follower will have to fetch the damaged batches
             others = [other for other in self._cluster_state.workers if other is not member]
             behind = [fault.draw.choice(others)]
             behind[0].supervisor.hold()
@@ -143,7 +145,7 @@ class ReplicaFaults:
         supervisor.machine.kill()
 
     def _batches(self, supervisor: Supervisor) -> Iterator[_Found]:
-        """Of all logs of topics that are known, with what they are in."""
+        """Yield all batches with records, with the log and the file that they are in."""
         storage = supervisor.machine.storage
         worker_id = self._worker_id(supervisor)
         with suppress(OSError):
@@ -163,7 +165,10 @@ class ReplicaFaults:
                             yield rot, f"{segment.path}.log", batch
 
     def _newest(self, batches: list[_Found], worker_id: int) -> list[_Found]:
-        """The last ones of each log, of those that only this worker can lead, if there are any."""
+        """Return the last three batches of each log.
+
+        If this worker is alone in the ISR of some partitions, only their logs count.
+        """
         cluster_history = self._cluster_state.cluster_history
         logs: dict[str, list[_Found]] = {}
         for found in batches:
@@ -195,8 +200,7 @@ class ReplicaFaults:
                 and _is_damaged(storage, folder)
             }
             for rot in rotten.values():
-                # A log of which the checkpoints do not know yet would be taken for one that never
-                # had anything.
+                # Without an entry in a checkpoint, the worker would treat the log as always empty.
                 if _noted(storage, rot.at):
                     _remove(storage, rot.folder)
                     supervisor.machine.say(f"{rot.folder} is moved away")
@@ -213,9 +217,10 @@ class ReplicaFaults:
     # An older disk
 
     async def old_image(self, fault: ActiveFault) -> None:
-        """A worker's virtual machine is put back to an image of its disk from some time ago.
+        """Restore an older image of a worker's disk, as of a virtual machine.
 
-        The image was made while it ran, or, in half of these, between a clean stop and a start.
+        The image was made while the worker ran, or, in half of the cases, between a clean stop and
+        a start.
         """
         workers = [m for m in self._cluster_state.workers if not m.config.is_controller]
         if not workers:
@@ -232,8 +237,8 @@ class ReplicaFaults:
         storage = supervisor.machine.storage
         await fault.world.sleep(OLDER_S + fault.plan.lasts_s)
         if supervisor.machine.storage is not storage:
-            # An older image was put back meanwhile: what this one has, others have replaced since.
-            # The ledger says so, and not from which offset on.
+            # An older image was put back meanwhile, so other replicas have replaced records that
+            # this image has. The ledger records that loss, but not its first offset.
             return
         supervisor.hold()
         await self._stop(fault, supervisor)
@@ -242,14 +247,14 @@ class ReplicaFaults:
         fault.count()
         supervisor.release()
 
-    # Several things in a row
+    # Sequences of events
 
     async def alone(self, fault: ActiveFault) -> None:
-        """One worker is alone in sync for a while, and then loses its disk, or power, or dies."""
+        """Leave one worker alone in the ISR; then it perhaps loses its disk or power, or is killed."""
         workers = self._cluster_state.workers
         survivor = fault.draw.choice(workers)
         others = [member for member in workers if member is not survivor]
-        if self._cluster_state.settings.is_combined:  # most voters stay
+        if self._cluster_state.settings.is_combined:  # a majority of the voters stays up
             voters = [member for member in others if member.config.is_controller]
             others = [m for m in others if not m.config.is_controller]
             others += fault.draw.sample(voters, min(1, len(voters)))
@@ -285,7 +290,7 @@ class ReplicaFaults:
             member.supervisor.release()
 
     async def dark_workers(self, fault: ActiveFault) -> None:
-        """All workers lose power at once, and the controllers notice before they are back."""
+        """Cut the power of all workers at once; controllers fence them before they are back."""
         if self._cluster_state.settings.is_combined:
             return
         workers = list(self._cluster_state.workers)
@@ -300,10 +305,10 @@ class ReplicaFaults:
             await fault.world.sleep(fault.draw.choice([0.0, 0.2, 1.0]))
 
     async def stumble(self, fault: ActiveFault) -> None:
-        """A worker that is back, and about to join an ISR, becomes another process, with less.
+        """Restart a worker that is about to join an ISR, so that it loses records.
 
-        What leaders have asked for it meanwhile reaches the controllers only then; and in half of
-        these nobody sends it again what it has lost before that.
+        AlterPartition requests that add the worker reach the controllers only after the restart. In
+        70% of the cases the worker cannot fetch the lost records before that.
         """
         if self._cluster_state.settings.is_combined or self._stumbles:
             return
@@ -333,7 +338,7 @@ class ReplicaFaults:
                     await fault.world.sleep(0.003)
         cut = self._cut_from_workers(fault, member) if fault.draw.random() < 0.7 else []
         faults, was_calm = supervisor.machine.faults, supervisor.calm
-        supervisor.calm, faults.delay_s = True, AT_ONCE_S  # it is back before the wish is heard
+        supervisor.calm, faults.delay_s = True, AT_ONCE_S  # it restarts before the request arrives
         stop_machine(fault, supervisor, "power")
         if fault.draw.random() < 0.2 and not member.config.is_controller:
             supervisor.machine.lose_disk()
@@ -347,9 +352,10 @@ class ReplicaFaults:
         self._stumbles = False
 
     async def overtaken(self, fault: ActiveFault) -> None:
-        """A leader is replaced without hearing of it, and takes records from clients meanwhile.
+        """Replace a leader that is cut off from the other nodes and still appends clients' records.
 
-        Power goes soon after it is back and has cut them, while it appends what others have.
+        Its machine loses power soon after the leader is back and has truncated those records, while
+        it appends the records of the new leader.
         """
         leading = [
             member for member in self._cluster_state.workers if self._led_with_others(member)
@@ -362,7 +368,7 @@ class ReplicaFaults:
         pairs = [pair for name in others for pair in ((name, member.name), (member.name, name))]
         for source, target in pairs:
             internet.cut(source, target)
-        for name in others:  # at once it is evidence: nobody waits for a session to end
+        for name in others:  # a reset is noticed at once, without waiting for the session timeout
             internet.reset(member.name, name)
         led = self._led_with_others(member)
         with trio.move_on_after(REPLACED_WITHIN_S):
@@ -392,7 +398,7 @@ class ReplicaFaults:
             machine.faults.stop_in = None
 
     def _led_with_others(self, member: Member) -> set[PartitionHistory]:
-        """By the metadata, where it is not alone."""
+        """Return the partitions that the worker leads by the metadata, if not alone in the ISR."""
         cluster_history, worker_id = self._cluster_state.cluster_history, member.config.node_id
         return {
             history
@@ -411,7 +417,7 @@ class ReplicaFaults:
         }
 
     def _have_been_cut(self, member: Member, ends: dict[PartitionHistory, int]) -> list[str]:
-        """The folders of logs that end before where they did."""
+        """Return the folders of logs whose end is below the one in `ends`."""
         now = self._ends(member)
         return [
             f"{DATA}/{history.topic}-{history.place.partition}/"
@@ -427,7 +433,9 @@ class ReplicaFaults:
         return pairs
 
     def _is_near(self, member: Member) -> bool:
-        """It lives, and has all that is committed of a partition, without being in sync."""
+        """Return whether the worker is live, and has all committed records of a partition without
+        being in its ISR.
+        """
         cluster_history, worker_id = self._cluster_state.cluster_history, member.config.node_id
         if not cluster_history.image.is_live(worker_id):
             return False
@@ -440,7 +448,10 @@ class ReplicaFaults:
         return False
 
     def _is_requested(self, member: Member) -> bool:
-        """A leader has asked for it, and has no answer; what it has there a loss of power takes."""
+        """Return whether an AlterPartition request that adds the worker is in flight.
+
+        Only partitions count whose unsynced records a loss of power takes.
+        """
         for other in self._cluster_state.workers:
             worker = None if other.running is None else other.running.worker
             for partition in () if worker is None else worker.replica_manager:
@@ -462,7 +473,7 @@ class ReplicaFaults:
 
 
 def topic_id_of(storage: Storage, folder: str) -> bytes | None:
-    """Of the log in that folder, as its files say; None: they do not."""
+    """Return the topic id of the log in `folder`; None without a valid partition.metadata."""
     try:
         data = storage.file(f"{folder}/{PARTITION_METADATA}").data
         return decode_partition_metadata(bytes(data))
@@ -471,7 +482,7 @@ def topic_id_of(storage: Storage, folder: str) -> bytes | None:
 
 
 def _is_damaged(storage: Storage, folder: str) -> bool:
-    """Some bytes are in no sound batch."""
+    """Return whether some bytes of the log are not part of an intact batch."""
     return any(
         sum(batch.size for batch in segment.batches) != segment.size
         for segment in naive_segments(storage, folder)

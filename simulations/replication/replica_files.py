@@ -1,4 +1,4 @@
-"""The files of replicas, once all is over: what a clean stop leaves on each worker's disk."""
+"""Checker of the files that a clean stop at the end of a run leaves on each worker's disk."""
 
 from typing import Final
 
@@ -11,13 +11,13 @@ from simulations.replication.replicas import PartitionHistory, ReplicaLog
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 
 _INTERVAL: Final = "index.interval.bytes"
-_INTERVAL_BYTES: Final = 4096  # by default
+_INTERVAL_BYTES: Final = 4096  # default
 
 
 class ReplicaIndexIsScan(ScansLogs, WatchingChecker):
-    """After a clean stop the segments of every replica are sound, and indexed as a scan would.
+    """After a clean stop all segments of a replica are intact, and their indexes match a scan.
 
-    Also where it has been cut, began anew, was compacted, or is another process's by now.
+    This includes logs that were truncated, emptied, compacted, or opened by a later process.
     """
 
     invariant = "L5"
@@ -49,7 +49,7 @@ class ReplicaIndexIsScan(ScansLogs, WatchingChecker):
 
 
 def scan_replicas(cluster_state: ReplicatedClusterState) -> None:
-    """Every log of each worker that has stopped, and whose disk did nothing wrong to it."""
+    """Scan every log of the workers whose disks had no fault; all workers have stopped."""
     if cluster_state.world.violations:
         return
     for member in cluster_state.workers:

@@ -1,23 +1,23 @@
-"""What every replica of every partition holds, record by record, told by eyes on the shipped code.
+"""The cluster history: the records of every replica of every partition, as the probes report them.
 
-The checkers of replication compare *true* logs, not what nodes believe of each other. So there is a
-copy of each replica's log, kept from outside: of each offset, the leader epoch of the record there.
-(epoch, offset) names one record for ever (R4, checked here first of all), and therefore two logs
-agree where their epochs do.
+The checkers of replication compare *true* logs, not the nodes' views of each other. The cluster
+history therefore keeps a copy of each replica's log: for each offset, the leader epoch of the
+record there. (epoch, offset) always names the same record (R4, itself checked), so two logs agree
+where their epochs agree.
 
-    appended, cut, opened    a replica's own log has changed, or was read from its disk
-    leads, advanced          somebody says that it leads, and that so much is committed
-    metadata                 the quorum has committed records; `image` is their fold
-    cleaned, retained        compaction took records of one replica, or retention its oldest ones
+    appended, cut, opened    a replica's log has changed, or was read from its disk
+    leads, advanced          a replica becomes leader, or advances its high watermark
+    metadata                 the quorum has committed records; `image` is the metadata after them
+    cleaned, retained        compaction removed records of one replica, or retention its oldest ones
 
-Replicas compact and retain on their own, so that what one of them rightly gave up the others need
-not have (`PartitionHistory.cleaned`, `expired_to`). Where batches are changed by workers
-(compaction, `compression.type`), a record is known by its contents and not by the checksum of its
-batch.
+Replicas compact and retain independently: records that one of them removed for an accepted reason
+may be missing from the others (`PartitionHistory.cleaned`, `expired_to`). Where workers change
+batches (compaction, `compression.type`), a record is identified by its contents instead of the CRC
+of its batch.
 
-A replica may *lose* records that it had: its machine lost power before they were synced, or its
-disk. What it cuts because its leader has them not it has not lost, and neither what it does not
-find any more after kill -9: that would be a mistake.
+A replica may *lose* records: its machine lost its disk, or lost power before the records were
+synced. A truncation of records that the leader does not have is not a loss. Records that are
+missing after kill -9 are not an accepted loss, but a violation.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,24 +46,24 @@ class Place(NamedTuple):
 
 
 class Name(NamedTuple):
-    """Of one record, for ever."""
+    """Permanent name of one record of a partition."""
 
     leader_epoch: int
     offset: int
 
 
 class Identity(NamedTuple):
-    """Which record that is: the checksum of its batch, and its place in there."""
+    """Identity of a record's data: the CRC of its batch, and its number in the batch."""
 
     crc: int
     number: int
 
 
 class Content(NamedTuple):
-    """What one record says, however the batch is compressed that it stands in."""
+    """Contents of one record, independent of the compression of its batch."""
 
     key: bytes | None
-    text: bytes  # unique in a world: the value, or what a tombstone carries in a header
+    text: bytes  # unique in a world: the value, or the header of a tombstone
     is_tombstone: bool
 
     @property
@@ -77,62 +77,62 @@ class Entry(NamedTuple):
 
 
 class Role(NamedTuple):
-    """Of a replica, as its worker has heard from the metadata."""
+    """Role of a replica, by the metadata that its worker has applied."""
 
     leader_epoch: int
     leads: bool
 
 
-# Tombstones that are to stay for so long stay as long as any world: the clocks of two workers never
-# differ by more, wherever troubles set them.
+# With at least this `delete.retention.ms`, tombstones outlive any world: faults never set the
+# clocks of two workers further apart.
 TOMBSTONES_STAY_MS: Final = 2 * 24 * 3600 * 1000
-# What was on a disk when a process opened it.
+# Role of records that were on the disk when a process opened the log.
 FROM_DISK: Final = Role(-1, leads=False)
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaLog:
-    """What one worker's replica of a partition holds."""
+    """Log of one worker's replica of a partition."""
 
     worker_id: int
     machine: Machine
-    incarnation: bytes = b""  # the id of the process that has opened it
+    incarnation: bytes = b""  # incarnation id of the process that has opened the log
     start: int = 0
     end: int = 0
     epochs: dict[int, int] = field(default_factory=dict)  # by offset
-    # Names of records that this replica had, until its machine lost power or its disk.
+    # Records that this replica lost with its machine's power or disk, or by damage.
     lost: set[Name] = field(default_factory=set)
-    rotted: set[Name] = field(default_factory=set)  # of these, what went by damage
+    rotted: set[Name] = field(default_factory=set)  # those of `lost` that damage destroyed
     power_cuts: int = 0
-    rotten: bool = False  # records were damaged, and nobody has opened the log since
-    has_to_tell: bool = False  # this process has found less, which it says before it is live
-    damaged: bool = False  # some of its bytes on the disk are not what they were
-    was_damaged: bool = False  # that was so at any time
-    storage: Storage | None = None  # as it was opened
-    has_new_disk: bool = False  # all that it has it has got since
-    images_put_back: int = 0  # of the disk that was opened
-    cuts: int = 0  # of the end of the log
-    # Of its machine, of which its worker had told before the topic was made.
+    rotten: bool = False  # records were damaged, and no process has opened the log since
+    has_to_tell: bool = False  # this process found records missing; it registers that as a loss
+    damaged: bool = False  # some bytes of the log were changed on the disk
+    was_damaged: bool = False  # whether `damaged` was ever true
+    storage: Storage | None = None  # the storage where the log was opened
+    has_new_disk: bool = False  # the log was empty on a new disk, and filled since
+    images_put_back: int = 0  # older images put back on the opened storage
+    cuts: int = 0  # truncations
+    # Faults of its machine that the worker had registered before the topic was created.
     earlier_power_cuts: int = 0
     earlier_sync_failures: int = 0
-    # Names of records that it had synced when they were acknowledged.
+    # Records that were synced here when they were acknowledged.
     promised: set[Name] = field(default_factory=set)
 
     @property
     def is_dark(self) -> bool:
-        """Its machine has lost power, and nobody has looked at the log since."""
+        """Whether the machine has lost power, and no process has opened the log since."""
         return self.power_cuts != len(self.machine.power_cuts)
 
     @property
     def sync_failures(self) -> int:
-        """Of its machine, so far."""
+        """Number of sync failures of the replica's machine."""
         return self.machine.faults.happened.get("sync failed", 0)
 
     @property
     def may_have_lost(self) -> bool:
-        """Something has befallen its disk since the topic is there that may take what was written.
+        """Whether the replica may have lost records since the topic exists.
 
-        What fails to be read, or finds no room, has taken nothing.
+        Power cuts, failed syncs and damage may lose records; failed reads and full disks do not.
         """
         return (
             len(self.machine.power_cuts) > self.earlier_power_cuts
@@ -149,57 +149,57 @@ class Term:
     """One leader epoch of a partition."""
 
     worker_id: int
-    run: int  # of its machine
-    start_offset: int  # where its log ended when it began to lead
+    run: int  # run of the leader's machine
+    start_offset: int  # log end offset when it became the leader
     high_watermark: int
     log_start_offset: int
-    epochs: dict[int, int]  # of the records that it had then, by offset
+    epochs: dict[int, int]  # leader epochs of the records that it had then, by offset
 
     def has(self, epoch: int, name: Name) -> bool:
-        """The leader of `epoch`, which this is, has or had that record, as far as can be known."""
+        """Return whether this term's leader, that of `epoch`, has or may have had the record."""
         if name.leader_epoch == epoch or name.offset < self.log_start_offset:
             return True
         return self.epochs.get(name.offset) == name.leader_epoch
 
 
 class LogStartMove(NamedTuple):
-    """Of one replica: its log began at `old`, and begins at `new`."""
+    """Move of one replica's log start offset from `old` to `new`."""
 
     old: int
     new: int
-    high_watermark: int  # of that replica
+    high_watermark: int  # known to that replica
     folder: str
-    retention_now_ms: int | None  # the clock that retention went by; None: it was not retention
+    retention_now_ms: int | None  # wall clock of the retention; None: DeleteRecords or the leader
 
 
 @dataclass(slots=True, eq=False)
 class PartitionHistory:
     place: Place
-    deletions: dict[tuple[str, int], int]  # somebody asked for that of all before the offset
+    deletions: dict[tuple[str, int], int]  # highest offset that a DeleteRecords request named
     topic: str = ""
     replicas: dict[int, ReplicaLog] = field(default_factory=dict)
     identities: dict[Name, Identity] = field(default_factory=dict)
-    before: dict[Name, int | None] = field(default_factory=dict)  # the epoch at the offset before
-    terms: dict[int, Term] = field(default_factory=dict)
-    # Below the high watermark of any leader: the epoch at each offset.
+    before: dict[Name, int | None] = field(default_factory=dict)  # epoch at the previous offset
+    terms: dict[int, Term] = field(default_factory=dict)  # by leader epoch
+    # Leader epoch at each offset below the high watermark of any leader.
     committed: dict[int, int] = field(default_factory=dict)
     ever_committed: set[Name] = field(default_factory=set)
-    # Committed, and lost with good reason; by which leader, on which disk.
+    # Committed records lost for an accepted reason, with the leader that lost them, and its disk.
     gone: dict[Name, tuple[int, Storage]] = field(default_factory=dict)
-    # As `gone`, of records that were deleted, had expired or were compacted away before: nobody
-    # needs them, but their producers' sequences went with them.
+    # As `gone`, for records that were deleted, expired or compacted away before: no client needs
+    # them, but the producers' sequences are lost with them.
     gone_unneeded: set[Name] = field(default_factory=set)
-    was_unclean: bool = False  # somebody led who was neither in sync, nor eligible, nor the last
-    # Committed by a leader that had not heard yet of another, elected uncleanly.
+    was_unclean: bool = False  # a leader was neither in the ISR or ELR, nor the last leader
+    # Records committed by a leader that did not know of a newer, uncleanly elected leader.
     deposed: set[Name] = field(default_factory=set)
-    # By worker, before the topic was made: losses of power, and syncs that failed.
+    # Power cuts and sync failures before the topic was created, by worker id.
     earlier_faults: dict[int, tuple[int, int]] = field(default_factory=dict)
-    is_flushed: bool = False  # each record is synced before it counts, since the topic was made
-    # Overrides of the topic's configs when it was made.
+    is_flushed: bool = False  # each record is synced before it is acknowledged
+    # Overrides of the topic's configs at its creation.
     configs: Mapping[str, str] = field(default_factory=dict)
-    # Names of records that compaction took from some replica, with good reason.
+    # Records that compaction removed from some replica for an accepted reason.
     cleaned: set[Name] = field(default_factory=set)
-    # Retention has moved the log start of some replica so far, with good reason.
+    # Highest log start offset to which retention has moved a replica for an accepted reason.
     expired_to: int = 0
 
     def __str__(self) -> str:
@@ -207,9 +207,9 @@ class PartitionHistory:
 
     @property
     def deleted_to(self) -> int:
-        """Nobody needs to have a record before it: deleted, or expired by retention.
+        """Offset below which replicas need no records: deleted, or expired by retention.
 
-        Deletions are by name, as the request goes: it may meet a topic that has been made again.
+        Deletions are noted by topic name: the request may reach a later topic of that name.
         """
         return max(self.deletions.get((self.topic, self.place.partition), 0), self.expired_to)
 
@@ -226,34 +226,34 @@ class PartitionHistory:
 
     @property
     def lost_records(self) -> set[tuple[int, Identity]]:
-        """What was committed and may be nowhere in the end, by offset; nothing else may."""
+        """Committed records that may be missing at the end of the run; no others may."""
         names = (*self.gone, *self.deposed)
         return {(name.offset, self.identities[name]) for name in names if name in self.identities}
 
 
 class ReplicaChecker(ClusterChecker):
-    """Told of all that happens to replicas, in the order of the world."""
+    """A checker that is notified of all changes of replicas, in the order they happen."""
 
     def appended(
         self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
-        """The replica is about to have these records, as what it is."""
+        """Check records that the replica is about to append in `role`."""
 
     def cut(
         self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], role: Role
     ) -> None:
-        """The replica is about to give up these records."""
+        """Check records that the replica is about to truncate."""
 
     def opened(
         self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
     ) -> None:
-        """A process has read the log from its disk; `missing` were there before."""
+        """Check a log that a process has opened; `missing` are records that it had before."""
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
-        """A process has not opened the log there, as it is damaged or incomplete."""
+        """Check that a process refused to open a damaged or incomplete log."""
 
     def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
-        """That replica says that it leads."""
+        """Check a replica that becomes the leader."""
 
     def advanced(
         self,
@@ -263,50 +263,50 @@ class ReplicaChecker(ClusterChecker):
         new: int,
         view: PartitionImage,
     ) -> None:
-        """A leader says that all before `new` is committed, as the partition stands in `view`."""
+        """Check a leader that moves its high watermark to `new`; `view` is its partition state."""
 
     def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
-        """A follower has taken batches of its leader; those at `damaged` are not as they were."""
+        """Check batches that a follower appended; `damaged`: base offsets with a wrong CRC."""
 
     def cleaned(
         self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
     ) -> None:
-        """Compaction is about to take these records from the replica."""
+        """Check records that compaction is about to remove from the replica."""
 
     def retained(
         self, history: PartitionHistory, replica: ReplicaLog, moved: "LogStartMove"
     ) -> None:
-        """The replica's log start has moved."""
+        """Check a move of the replica's log start offset."""
 
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
     ) -> None:
-        """A leader has appended batches compressed so."""
+        """Check the codecs of batches that a leader has appended."""
 
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
-        """The quorum is about to forget a worker that is so until then."""
+        """Check a worker that the quorum is about to unregister; `worker`: its last state."""
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
-        """The quorum has committed a batch."""
+        """Check the metadata after the quorum has committed a batch."""
 
 
 class ClusterHistory:
-    """All partitions of one world, and the metadata that is committed."""
+    """All partitions of one world, and the committed metadata."""
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self.cluster_state = cluster_state
         self.world = cluster_state.world
         self.image = MetadataImage.empty(CLUSTER_ID)
         self.histories: dict[Place, PartitionHistory] = {}
-        # Of all records that were seen, where records are known by their contents; else None.
+        # Contents of all records seen, if records are identified by contents; else None.
         self.contents: dict[Identity, Content] | None = None
-        # By worker and (topic, partition): damaged logs that somebody has moved away, as workers'
-        # logs say; whose topic that was, checkpoints do not tell.
+        # Damaged logs that an operator has moved away, by worker and (topic, partition).
+        # Checkpoints do not contain the topic id.
         self.moved_away: set[tuple[int, tuple[str, int]]] = set()
         self.unclean_asked: set[tuple[str, int]] = set()
         self.deletions: dict[tuple[str, int], int] = {}
         self._waiting: dict[int, Batch] = {}
-        self._registered_at: dict[int, float] = {}  # workers, in the metadata
+        self._registered_at: dict[int, float] = {}  # time of the last registration, by worker id
 
     @property
     def checkers(self) -> list[ReplicaChecker]:
@@ -324,7 +324,7 @@ class ClusterHistory:
         return history
 
     def _reported_faults(self) -> dict[int, tuple[int, int]]:
-        """By worker: how often it lost power, and failed to sync, and has registered since."""
+        """Return the power cuts and sync failures of workers that have registered since."""
         return {
             member.config.node_id: (
                 len(machine.power_cuts),
@@ -337,7 +337,7 @@ class ClusterHistory:
         }
 
     def state(self, history: PartitionHistory) -> PartitionImage | None:
-        """As the quorum has it; None when the topic is not there (any more)."""
+        """Return the partition in the committed metadata; None if the topic does not exist."""
         topic = self.image.topic_by_id(history.place.topic_id)
         if topic is None or history.place.partition >= len(topic.partitions):
             return None
@@ -362,7 +362,11 @@ class ClusterHistory:
         return replica
 
     def may_lack(self, history: PartitionHistory, replica: ReplicaLog, name: Name) -> bool:
-        """It lost that; the quorum takes it for the process that had it, or has no other."""
+        """Return whether the replica may lack the record although it is in the ISR or ELR.
+
+        It may if it has lost the record, and the quorum does not know that yet, or the replica was
+        elected uncleanly and is alone in the ISR.
+        """
         if not replica.is_dark and not replica.rotten and name not in replica.lost:
             return False
         if replica.has_to_tell and not self.image.is_live(replica.worker_id):
@@ -377,19 +381,19 @@ class ClusterHistory:
         )
 
     def _incarnation(self, worker_id: int) -> bytes:
-        """Of the process that the quorum takes the worker for, be it unregistered by now."""
+        """Return the incarnation id of the worker's last registration, also if unregistered."""
         last = self.image.last_registration(worker_id)
         return b"" if last is None else last.incarnation_id
 
     def is_deposed(self, history: PartitionHistory, view: PartitionImage) -> bool:
-        """Another leads by an unclean election, of which who says `view` has not heard.
+        """Return whether a newer leader was elected uncleanly, unknown to the replica with `view`.
 
-        What it commits is lost with the rest, as whoever allows such elections has chosen.
+        Records that this replica commits are lost, as unclean elections permit.
         """
         state = self.state(history)
         return state is not None and state.unclean_epoch > view.leader_epoch
 
-    # What happens
+    # Events that the probes report
 
     def appended(
         self,
@@ -429,7 +433,7 @@ class ClusterHistory:
     def cleaned(
         self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
     ) -> None:
-        """Compaction takes these records: what remains is all that the replica has."""
+        """Remove compacted records from the copy of the replica's log."""
         for checker in self.checkers:
             checker.cleaned(history, replica, names)
         self._forget_cleaned(history, replica, names)
@@ -447,11 +451,11 @@ class ClusterHistory:
     def is_superseded(
         self, history: PartitionHistory, replica: ReplicaLog, names: Collection[Name]
     ) -> list[tuple[Name, bool]]:
-        """Of each of these records of a compacted topic: whether compaction may take it.
+        """Return for each record of a compacted topic whether compaction may remove it.
 
-        A committed record with its key comes later on the same replica, or a tombstone does whose
-        time is up, be it gone by now. How long that is a worker's clock says, which may be set
-        anywhere (`TOMBSTONES_STAY_MS`).
+        It may if the same replica has a later committed record with the same key, or had a later
+        tombstone that has expired. Faults may set a worker's clock to any time, so a tombstone
+        counts as expired unless its retention reaches `TOMBSTONES_STAY_MS`.
         """
         assert self.contents is not None
         taken = set(names)
@@ -464,7 +468,7 @@ class ClusterHistory:
         if int(history.configs.get("delete.retention.ms", 0)) < TOMBSTONES_STAY_MS:
             for name in (*history.cleaned, *taken):
                 content = self.contents[history.identities[name]]
-                if content.is_tombstone:  # which may take itself along
+                if content.is_tombstone:  # an expired tombstone itself may be removed, too
                     last[content.key] = max(last.get(content.key, -1), name.offset + 1)
         return [
             (name, last.get(self.contents[history.identities[name]].key, -1) > name.offset)
@@ -472,7 +476,7 @@ class ClusterHistory:
         ]
 
     def moved(self, history: PartitionHistory, replica: ReplicaLog, move: LogStartMove) -> None:
-        """The replica's log begins later; what is before that is gone."""
+        """Move the log start offset of the replica, and remove the records below it."""
         if move.new > move.old:
             for checker in self.checkers:
                 checker.retained(history, replica, move)
@@ -488,7 +492,7 @@ class ClusterHistory:
             checker.stored(history, replica, codecs)
 
     def started(self, replica: ReplicaLog, start: int) -> None:
-        """Nothing before `start` is there any more."""
+        """Remove the records below `start` from the copy of the log."""
         if start > replica.start:
             for offset in [offset for offset in replica.epochs if offset < start]:
                 del replica.epochs[offset]
@@ -505,7 +509,7 @@ class ClusterHistory:
         now = {name.offset: name.leader_epoch for name, _ in entries}
         missing = [Name(e, o) for o, e in replica.epochs.items() if o >= start and now.get(o) != e]
         if missing and self.contents is not None and history.compacts:
-            # A cleaning that a stop has interrupted is completed by the next start.
+            # The next start completes a cleaning that a stop has interrupted.
             cleaned = [
                 name
                 for name, is_superseded in self.is_superseded(history, replica, missing)
@@ -520,7 +524,7 @@ class ClusterHistory:
             self.world.count("records lost by replicas", len(missing))
         replica.power_cuts = len(replica.machine.power_cuts)
         has_other_disk = replica.storage not in (None, replica.machine.storage)
-        # Of an older image nobody can tell, as of an empty disk, that it is not the one before.
+        # A worker recognizes an empty disk as new, but not an older image of its own disk.
         is_older = (
             has_other_disk and replica.images_put_back != replica.machine.storage.images_put_back
         )
@@ -573,7 +577,7 @@ class ClusterHistory:
                 history.ever_committed.add(Name(epoch, offset))
 
     def applied(self, batch: Batch) -> None:
-        """Some node has taken this batch in: it is committed."""
+        """Apply a metadata batch that some node has applied, and that is therefore committed."""
         if batch.expected_offset < self.image.end_offset:
             return
         self._waiting[batch.expected_offset] = batch
@@ -598,7 +602,7 @@ class ClusterHistory:
                     checker.unregistered(image.workers[record.worker_id])
 
     def _elected(self, before: MetadataImage) -> None:
-        """A leader that has lost something, with good reason, takes it along from everybody."""
+        """Note the records that are lost for an accepted reason by the election of new leaders."""
         for topic, index, was, now in changed_partitions(before, self.image):
             history = self.history(topic, index)
             self.world.say(
@@ -617,7 +621,7 @@ class ClusterHistory:
                 is_unclean = history.was_unclean = True
                 self.world.count("unclean elections")
             replica = self.replica(history, now.leader)
-            # Nobody else could lead, who might have what is damaged here.
+            # No other eligible replica might have the records that are damaged here.
             is_alone = {*was.isr, *was.elr} <= {now.leader}
             is_doubtful = now.unclean_epoch == now.leader_epoch
             if not (is_doubtful or is_alone) or (replica.is_dark and not is_unclean):
@@ -627,7 +631,7 @@ class ClusterHistory:
                 if not replica.holds(name) and (
                     (is_alone and name in replica.rotted)
                     or (is_doubtful and is_unclean)
-                    # With a new disk it must not lead, where another has what it has not.
+                    # A replica with a new disk must not lead if another has records that it lost.
                     or (
                         is_doubtful
                         and name in replica.lost
@@ -643,8 +647,8 @@ class ClusterHistory:
                 if (offset < replica.end and not has_another) or name in history.gone:
                     continue
                 if name in history.cleaned:
-                    # Compacted away before, and behind what is left, or in the place of a record
-                    # that the new leader had never committed.
+                    # Compacted away before, and either beyond the new leader's log end, or replaced
+                    # by a record that the new leader had never committed.
                     del history.committed[offset]
                     history.gone_unneeded.add(name)
                 elif offset < history.deleted_to:
@@ -654,7 +658,7 @@ class ClusterHistory:
 def changed_partitions(
     before: MetadataImage, image: MetadataImage
 ) -> Iterator[tuple[bytes, int, PartitionImage | None, PartitionImage]]:
-    """Topic id, number, and the partition before and now."""
+    """Yield topic id, partition index, and the partition's state before (or None) and now."""
     for some in image.topics.without(before.topics):
         for name, topic in some:
             known = before.topic(name)

@@ -1,4 +1,4 @@
-"""A cluster with replicated topics: its settings, and what is known of its replicas."""
+"""A cluster with replicated topics: its settings, and the state that clients and checkers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from simulations.replication.replicas import ClusterHistory, PartitionHistory
 class ReplicationSettings(ClusterSettings):
     workers: int
     consumers: int
-    # Of topics: those where every record is synced before it counts.
+    # Share of topics with flush.messages=1.
     flushed: float
-    # Of elections: those that may choose who is not in sync.
+    # Share of elections that may be unclean.
     unclean: float
     configs: dict[str, str] = field(default_factory=dict)
-    attackers: int = 0  # clients that say they are replicas
-    # Somebody restarts workers whose disks have failed, once all is calm.
+    attackers: int = 0  # clients that claim to be replicas
+    # An operator restarts workers whose disks have failed, after the faults.
     has_operator: bool = False
-    # Topics are compacted, retained and recompressed; records are known by their contents.
+    # Topics are compacted, retained and recompressed; records are identified by their contents.
     cleans: bool = False
     throttles: bool = False  # clients have quotas
-    racks: int = 0  # that workers stand in; 0: nobody says
-    near_consumers: int = 0  # that read from the replica in their rack
-    # Clients that load planned offset ranges; each says so itself.
+    racks: int = 0  # racks of the workers; 0: workers have no rack
+    near_consumers: int = 0  # consumers that read from the replica in their rack
+    # Clients that load planned offset ranges; not printed, as each prints its plans.
     loaders: int = field(default=0, repr=False)
 
 
@@ -42,18 +42,18 @@ class ReplicatedClusterState(ClusterState):
         self.cluster_history = ClusterHistory(self)
         if settings.cleans:
             self.cluster_history.contents = {}
-        # Every value of min.insync.replicas that may have been in force, by topic id.
+        # All values of min.insync.replicas that may have been in force, by topic id.
         self.min_isrs: dict[bytes, set[int]] = {}
 
     def is_gone(self, worker_id: int) -> bool:
-        """It will never be back."""
+        """Return whether the worker will never restart."""
         return self.members[worker_id].supervisor.is_out
 
     def is_out_of_use(self, history: PartitionHistory, worker_id: int) -> bool:
-        """That replica cannot come back to the ISR, and its disk is why.
+        """Return whether the replica cannot rejoin the ISR because of its disk.
 
-        It is offline for as long as the process runs that met the disk's failure, or as its files
-        are damaged. A worker that says that it is offline without either is not excused.
+        It is offline until the process that met the disk's failure restarts, or while its files are
+        damaged. A replica that is offline without such a cause is not excused.
         """
         state = self.cluster_history.state(history)
         if self.is_gone(worker_id) or state is None:
@@ -65,7 +65,7 @@ class ReplicatedClusterState(ClusterState):
         return worker_id in state.offline and has_cause
 
     def is_lost(self, history: PartitionHistory) -> bool:
-        """Nobody is left who would lead: nobody does until somebody asks for it."""
+        """Return whether the partition has no leader, and needs an unclean election to get one."""
         state = self.cluster_history.state(history)
         if state is None:
             return True
@@ -74,7 +74,7 @@ class ReplicatedClusterState(ClusterState):
         return state.leader < 0 and all(self.is_out_of_use(history, r) for r in awaited)
 
     def is_stuck(self, history: PartitionHistory) -> bool:
-        """Nobody leads, or too few will ever be in sync."""
+        """Return whether the partition has no leader, or too few replicas can rejoin the ISR."""
         state = self.cluster_history.state(history)
         if state is None or self.is_lost(history):
             return True
@@ -82,7 +82,7 @@ class ReplicatedClusterState(ClusterState):
         return len(left) < max(self.min_isrs.get(history.place.topic_id, {1}))
 
     def is_in_sync(self) -> bool:
-        """Every partition is led, and all replicas that can be are in its ISR."""
+        """Return whether every partition has a leader, and all replicas that can in its ISR."""
         if not self.is_whole():
             return False
         for name, topic in self.cluster_history.image.topics.items():

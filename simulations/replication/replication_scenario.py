@@ -1,12 +1,12 @@
 """Scenario `replication`: whole clusters whose topics have one to three replicas.
 
-As `cluster`, and besides: producers with every acks level, idempotent or not, that send several
-batches ahead; consumers that read at all times; topics that come again under their names, elections
-that are asked for, records that are deleted; disks that are lost, fail, or fill up. What every
-replica holds is followed record by record from outside (`replicas`), and compared at every step.
+In addition to `cluster`: producers with every acks level, idempotent or not, with several batches
+in flight; consumers at all times; recreated topics, requested elections, deleted records; disks
+that are lost, fail, or fill up. The cluster history follows every replica record by record
+(`replicas`); the checkers compare the replicas at every step.
 
-peace -> troubles -> calm: within `LIVENESS_S` every partition is led and all its replicas are in
-sync, all clients are done -> everything is read -> clean stop -> compare
+no faults -> faults -> no faults: within `LIVENESS_S` every partition has a leader, all its replicas
+are in sync, and all clients are done -> all records are read -> clean stop -> compare
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,27 +75,27 @@ from simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
 
 KindsOf: TypeAlias = Callable[[ReplicatedClusterState], Mapping[str, FaultFunction]]
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)
-# Bytes between two entries of an index: with Kafka's 4096 the small segments here have hardly any.
-# None: as it was before, so that half of the worlds are what they were.
+# Bytes between two index entries: with Kafka's 4096 the small segments here have hardly any.
+# None: the default, which half of the worlds keep.
 INDEX_INTERVALS: Final = (None, None, "1", "200")
 THROTTLED_CHECKERS: Final = (*CHECKERS, *QUOTA_CHECKERS, *NEAR_CHECKERS)
-# The least quota of a worker lets all that a producer may have left through in this time.
+# With the lowest quota, a worker accepts all remaining records of a producer within this time.
 THROTTLED_S: Final = 90.0
 CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
 LOADS_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *LOAD_CHECKERS)
-# Bits that rot in journals are `quorum`'s; for reads that fail see `draw_failing_reads`.
+# Damage of journals belongs to scenario `quorum`; `draw_failing_reads` plans failing reads.
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
 KINDS: Final = (*(kind for kind in CLUSTER_FAULTS if kind not in _ELSEWHERE), *REPLICA_KINDS)
-# These come about only where workers are processes of their own, or where somebody reads.
+# Drawn twice as often, as they take effect only where workers are separate processes.
 _OFTEN: Final = ("lost disk", "stumble")
-# How many worlds have only what goes for replicas: it comes to what it wants where little else is.
+# Share of worlds that have only faults of replicas, which rarely succeed among other faults.
 AIMED: Final = 0.2
 AIMED_FAULTS: Final = 4
-OVERTAKEN: Final = 0.4  # of those
-OPERATORS: Final = 0.5  # of worlds whose disks fail
-FAILING_READS: Final = 0.25  # of all worlds
+OVERTAKEN: Final = 0.4  # share of the `AIMED` worlds
+OPERATORS: Final = 0.5  # share of the worlds of `cleaned-replicas`
+FAILING_READS: Final = 0.25  # share of all worlds
 MOST_FAILING_READS: Final = 4
-FIRST_FAILING_READ: Final = 100  # the number of that trouble
+FIRST_FAILING_READ: Final = 100  # number of the first such fault
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -128,21 +128,21 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         },
         faults=draw_faults(draw, (*KINDS, *_OFTEN), over_s=fault_s, most=16),
     )
-    # What is synced is noted soon, or not before the stop: both come with large clusters.
+    # Recovery points are checkpointed soon, or only at the stop: both occur in large clusters.
     often = draw.choice(["200", "60000"])
     settings.configs["log.flush.offset.checkpoint.interval.ms"] = often
     if draw.random() < AIMED:
-        # Of cuts many are harmless, so that some worlds have nothing but what leads to them.
+        # Most truncations are harmless, so some worlds have only the fault that leads to them.
         kinds = ("overtaken",) if draw.random() < OVERTAKEN else REPLICA_KINDS
         settings.faults = draw_faults(draw, kinds, over_s=fault_s, most=AIMED_FAULTS)
-        # Somebody is to write all the while, and not all of it is synced.
+        # Producers must run during the whole world, and not all topics sync each record.
         settings.records, settings.think_s = 150, 0.05
         settings.flushed = min(settings.flushed, 0.5)
     return settings
 
 
 def draw_damaged_settings(draw: Random) -> ReplicationSettings:
-    """Disks of workers that are no voters give back what was not written last, and nothing else."""
+    """Return settings with one kind of disk damage as the only faults; no worker is a voter."""
     settings = draw_settings(draw)
     settings.is_combined = False
     settings.records, settings.think_s = 150, 0.05
@@ -153,7 +153,7 @@ def draw_damaged_settings(draw: Random) -> ReplicationSettings:
 
 
 def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
-    """Few topics of many small segments, which retention and compaction never leave alone."""
+    """Return settings with frequent retention and compaction of topics with small segments."""
     settings = draw_settings(draw)
     settings.cleans = True
     settings.producers = draw.randint(2, 4)
@@ -173,7 +173,7 @@ def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
 
 
 def draw_throttled_settings(draw: Random) -> ReplicationSettings:
-    """Clients want more than they may have, and acks=all more than others."""
+    """Return settings in which clients exceed their quotas."""
     settings = draw_settings(draw)
     settings.throttles = True
     settings.producers, settings.consumers = draw.randint(2, 4), draw.randint(1, 2)
@@ -187,7 +187,7 @@ def draw_throttled_settings(draw: Random) -> ReplicationSettings:
 
 
 def draw_failing_reads(draw: Random, over_s: float) -> tuple[PlannedFault, ...]:
-    """In a quarter of the worlds, besides what else befalls them."""
+    """Return failing reads for a quarter of the worlds, in addition to their other faults."""
     if draw.random() >= FAILING_READS:
         return ()
     begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, MOST_FAILING_READS)))
@@ -218,7 +218,7 @@ async def _play_drawn(
 ) -> None:
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
-    # From a stream of their own: all else is drawn as it was before there were any.
+    # A separate random stream: attackers do not change the other draws.
     settings.attackers = world.stream("attackers").choice([0, 0, 1, 2])
     await play_settings(world, settings)
 
@@ -238,7 +238,10 @@ async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 def draw_loads_settings(draw: Random) -> ReplicationSettings:
-    """As cleaned-replicas, small: few records and few troubles, so that many ranges are read."""
+    """Return settings like those of cleaned-replicas with fewer records and faults.
+
+    The world is small so that the loaders read many ranges.
+    """
     settings = draw_cleaned_settings(draw)
     settings.controllers = 1
     settings.is_combined = False
@@ -272,7 +275,7 @@ async def play_settings(
     clients_of: "ClientsOf | None" = None,
     checkers: Sequence[type[ClusterChecker]] = CHECKERS,
 ) -> None:
-    """One world of these settings; `kinds_of` knows their troubles, `clients_of` has clients."""
+    """Play one world; `kinds_of` returns its kinds of faults, `clients_of` its clients."""
     interval = world.stream("index interval").choice(INDEX_INTERVALS)
     if interval is not None:
         settings.configs["log.index.interval.bytes"] = interval
@@ -292,7 +295,7 @@ async def play_settings(
                 nursery.start_soon(member.supervisor.run)
             clients = _start_clients(cluster_state, (clients_of or _clients_of)(cluster_state))
             await world.sleep(settings.peace_s)
-            # Who is no voter may lose its disk.
+            # A node that is not a voter may lose its disk.
             weak = [
                 m.supervisor for m in cluster_state.members.values() if not m.config.is_controller
             ]
@@ -316,12 +319,12 @@ async def play_settings(
 
 
 async def restart_impaired(cluster_state: ReplicatedClusterState) -> None:
-    """An operator has done as the logs say: workers whose disks failed them are other processes."""
+    """Restart the workers whose disks have failed, as their log lines advise the operator."""
     for member in cluster_state.workers:
         supervisor = member.supervisor
         if not supervisor.impaired or not supervisor.machine.running:
             continue
-        supervisor.machine.say("is restarted by an operator, as its disk has failed it")
+        supervisor.machine.say("is restarted by an operator, as its disk has failed")
         cluster_state.world.count("workers restarted by an operator")
         fate = supervisor.machine.fate
         supervisor.stop()
@@ -409,7 +412,7 @@ def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
 
 
 async def _inspect(cluster_state: ReplicatedClusterState) -> None:
-    """Everything that was acknowledged can be read."""
+    """Read all records, and check that they include every acknowledged one."""
     if cluster_state.world.violations:
         return
     inspector = ReplicaInspector(cluster_state, cluster_state.world.stream("inspector"))
@@ -419,7 +422,7 @@ async def _inspect(cluster_state: ReplicatedClusterState) -> None:
         if fate.error is not None:
             raise fate.error
     if limit.cancelled_caught:
-        text = f"not all could be read in {LIVENESS_S:.0f} s; {cluster_state.stands()}"
+        text = f"not all records could be read in {LIVENESS_S:.0f} s; {cluster_state.stands()}"
         cluster_state.world.violate("liveness", text)
         return
     for place, found in inspector.found.items():
@@ -432,7 +435,7 @@ async def _inspect(cluster_state: ReplicatedClusterState) -> None:
 
 
 def _look_at_hosts(cluster_state: ReplicatedClusterState) -> None:
-    """What workers have, on disk and in memory, is of topics that are there."""
+    """Check that workers have, on disk and in memory, only partitions of existing topics."""
     if cluster_state.world.violations:
         return
     checker, image = cluster_state.checker(TopicsAreTheirOwn), cluster_state.cluster_history.image
@@ -511,7 +514,7 @@ CLEANED_REPLICAS: Final = Scenario(
 
 RANGE_LOADS: Final = Scenario(
     "range-loads",
-    "loads that read planned offset ranges again and again, of clusters that lose and delete some",
+    "repeated loads of planned offset ranges, from clusters that lose and delete records",
     play_loads,
     LOADS_CHECKERS,
     gates=(

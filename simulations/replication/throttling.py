@@ -1,8 +1,8 @@
-"""Quotas in worlds with replicas: clients that are throttled, and replication, which never is.
+"""Quotas in worlds with replicas: clients are throttled, replication never is.
 
-An administrator sets quotas of the default client id and of single ones when the world begins, and
-takes them back in the end, or leaves them (`quota_administrator`). Each worker has an allowance of
-its own for each client id, which begins anew with its process.
+An administrator sets quotas of the default client id and of single client ids at the start, and at
+the end removes or keeps them (`quota_administrator`). Each worker counts each client id separately,
+and starts from zero when its process restarts.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.protocol.apis import ApiKey
 
 SLACK_S: Final = 0.5
-# Clocks of workers run at such rates, of their time to ours (`troubles.clock_rate`).
+# Rates of workers' clocks relative to the simulation's time (`faults.clock_rate`).
 SLOWEST, FASTEST = 0.7, 1.5
-DEFAULT: Final = None  # the client id of all that have no quota of their own
+DEFAULT: Final = None  # client id of all clients without a quota of their own
 KEYS: Final = {ApiKey.PRODUCE: PRODUCER_BYTE_RATE, ApiKey.FETCH: CONSUMER_BYTE_RATE}
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one client got of one process of a worker."""
+    """Bytes that one client moved through one process of a worker."""
 
     since: float
     bytes: int = 0
@@ -39,7 +39,10 @@ class _Account:
 
 
 class ClientRatesHold(WatchingChecker):
-    """A worker gives a client its quota x (time + window), and a request of each connection."""
+    """A worker grants a client at most quota x (time + window) bytes, plus two requests for each
+
+    connection.
+    """
 
     invariant = "Q1"
 
@@ -47,12 +50,12 @@ class ClientRatesHold(WatchingChecker):
         super().__init__(cluster_state)
         self.quotas: dict[str | None, dict[str, float]] = {}
         self.is_in_force = False
-        # Seconds: quota.window.size.seconds is 1.
+        # In seconds, as quota.window.size.seconds is 1.
         self._window_s = int(self.cluster_state.settings.configs["quota.window.num"])
         self._accounts: dict[tuple[int, int, str, int], _Account] = {}
 
     def used(self, who: str, api: ApiKey, worker_id: int, connection: int, size_bytes: int) -> None:
-        """By that connection of its, in the order in which they were made."""
+        """Count bytes of client `who`; `connection`: number of its connection, in order."""
         quota = self.quotas.get(who, self.quotas.get(DEFAULT, {})).get(KEYS[api])
         if quota is None or not self.is_in_force:
             return
@@ -77,14 +80,14 @@ class ClientRatesHold(WatchingChecker):
 
 
 class MutesHold(WatchingChecker):
-    """Who was told to wait, and has quotas, is not heard before on the same connection."""
+    """A worker does not read from a throttled client's connection before its throttle time ends."""
 
     invariant = "Q2"
 
     def answered(self, who: str, early_s: float, throttle_s: float) -> None:
         self.compare(
             early_s <= SLACK_S or not self.cluster_state.checker(ClientRatesHold).is_in_force,
-            "{} was to wait {:.3f} s, and was heard {:.3f} s too early",
+            "{} was throttled for {:.3f} s, and was served {:.3f} s too early",
             who,
             throttle_s,
             early_s,
@@ -92,13 +95,13 @@ class MutesHold(WatchingChecker):
 
 
 class ReplicationIsNotThrottled(WatchingChecker):
-    """A follower is never told to wait, and its connection never muted, whatever the quotas."""
+    """A follower never receives a throttle time, and its connection is never muted."""
 
     invariant = "Q5"
 
     def fetched(self, worker_id: int, throttle_ms: int) -> None:
         self.compare(
-            not throttle_ms, "worker {} is to wait {} ms with its fetches", worker_id, throttle_ms
+            not throttle_ms, "fetches of worker {} are throttled for {} ms", worker_id, throttle_ms
         )
 
     def muted(self, client: Client, key: str, seconds: float) -> None:
@@ -121,7 +124,7 @@ QUOTA_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
 
 @contextmanager
 def watched_quotas(cluster_state: ReplicatedClusterState) -> Iterator[None]:
-    """What quotas do to connections, and to fetches of followers, is told to the checker."""
+    """Report mutes of connections, and throttle times of followers, to the checker."""
     checker = cluster_state.checker(ReplicationIsNotThrottled)
 
     def mutes(right: Any) -> Callable[..., None]:

@@ -1,9 +1,9 @@
-"""The trouble `unregister`: workers are unregistered, live ones and those that seem gone.
+"""The fault `unregister`: requests to unregister live workers and workers that seem to be down.
 
-    paused, cut off or killed --fenced, session expired--> unregistered --goes on--> registered anew
+    paused, cut off or killed --fenced, session expired--> unregistered --resumes--> registered
 
 The controllers must refuse to unregister a live worker. A process that was only paused or cut off
-must register again by itself, replicate, and record no loss; neither must one that was killed.
+must register again without help, replicate, and record no loss; a killed one must not, either.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.unregister_broker import UnregisterBrokerRequest
 from wire.protocol.apis import ApiKey
 
-# Beyond two session timeouts: the worker's, and that of a controller which has just become active.
+# Time beyond two session timeouts: the worker's, and that of a newly active controller.
 PATIENCE_S: Final = 4.0
 RETRY_S: Final = 0.15
 ANSWERED_S: Final = 1.5
-# After it goes on: when it has registered again and writes, or before.
+# Longest time from resuming to the kill: before or after the worker has registered again.
 KILLED_WITHIN_S: Final = 1.0
 _HOW: Final = ("pause", "pause", "cut off", "kill")
 
 
 class Operator(ClusterClient):
-    """Unregisters workers, through another worker."""
+    """Client that unregisters workers through another worker."""
 
     async def ask(self, runtime: Runtime, worker_id: int) -> None:
-        """The request is answered, or it was lost."""
+        """Request to unregister a worker, and wait for the answer or the loss of the connection."""
         others = [member.config.node_id for member in self.cluster_state.workers]
         through = self._draw.choice([other for other in others if other != worker_id])
         try:
@@ -47,7 +47,7 @@ class Operator(ClusterClient):
 
 
 async def unregister(cluster_state: ReplicatedClusterState, fault: ActiveFault) -> None:
-    """A worker is gone for long enough to be unregistered, and comes back."""
+    """Stop or cut off a worker until it can be unregistered, unregister it, and let it resume."""
     member = _choose(cluster_state, fault)
     kept, worker_id = member.supervisor, member.config.node_id
     operator = Operator(cluster_state, f"operator-{fault.plan.number}", fault.draw)
@@ -79,7 +79,7 @@ async def unregister(cluster_state: ReplicatedClusterState, fault: ActiveFault) 
 
 
 def _choose(cluster_state: ReplicatedClusterState, fault: ActiveFault) -> Member:
-    """Rather a worker that alone has some partition: its comeback is where losses are written."""
+    """Return a worker, preferably the only replica of some partition: only it can record losses."""
     alone = {
         state.replicas[0]
         for topic in cluster_state.cluster_history.image.topics.values()
@@ -93,7 +93,7 @@ def _choose(cluster_state: ReplicatedClusterState, fault: ActiveFault) -> Member
 def _begin(
     cluster_state: ReplicatedClusterState, fault: ActiveFault, worker_id: int
 ) -> Callable[[], None]:
-    """Nothing is heard of the worker until the result is called."""
+    """Pause, cut off or kill the worker; return the function that ends the fault."""
     kept = cluster_state.members[worker_id].supervisor
     how = fault.draw.choice(_HOW)
     process = kept.machine.process
