@@ -84,7 +84,7 @@ LATE_S: Final = 1.3
 NOTICED_S: Final = 0.2
 UNKNOWN_PARTITIONS: Final = -1
 REPLICATED: Final = "crossing"
-# Topics created and deleted while a worker receives no metadata: so many that it needs a snapshot.
+# Topics created and deleted while a worker receives no metadata: enough that it needs a snapshot.
 GONE: Final = 6
 # Connections whose requests queue at one partition.
 SENDERS: Final = 6

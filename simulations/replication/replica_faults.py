@@ -250,7 +250,7 @@ class ReplicaFaults:
     # Sequences of events
 
     async def alone(self, fault: ActiveFault) -> None:
-        """Leave one worker alone in the ISR; then it perhaps loses its disk or power, or is killed."""
+        """Leave one worker alone in the ISR; then perhaps kill it, or take its power or disk."""
         workers = self._cluster_state.workers
         survivor = fault.draw.choice(workers)
         others = [member for member in workers if member is not survivor]

@@ -362,7 +362,7 @@ class ClusterHistory:
         return replica
 
     def may_lack(self, history: PartitionHistory, replica: ReplicaLog, name: Name) -> bool:
-        """Return whether the replica may lack the record although it is in the ISR or ELR.
+        """Return whether the record may be missing from a replica in the ISR or ELR.
 
         It may if it has lost the record, and the quorum does not know that yet, or the replica was
         elected uncleanly and is alone in the ISR.
