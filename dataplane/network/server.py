@@ -344,7 +344,7 @@ class Server:
             still = {c: n for c, n in still.items() if c in self._connections}
 
     async def _close_stalled(self) -> None:
-        """While memory is short, close connections that reserve some but stop sending a request."""
+        """Close connections that reserve memory and stopped sending, while memory is short."""
         while True:
             await self._memory.wait_short()
             stalled = StalledRequests()

@@ -91,18 +91,36 @@ _BARE_ERRORS = Rule(
     re.compile(rf"(?:^|[.;:]\s+){_ERRORS}(?:(?:,| or| and)? {_ERRORS})*(?:[.;]|:\s|\s*$)"),
     "write: Raises StorageError if the directory fails.",
 )
-# The first word of a function's docstring is a verb in the imperative: Return, Append, Raise.
-_NOT_A_VERB = (
-    "a an the it its what who whom whose where when how which of by as so every each all any one "
-    "at in on to for from with without no none not nothing if up this that these those there some "
-    "false true only after before between two both such other another more most within is are has "
-    "have may can will must was were they he she we you your our my also same until because than "
-    "first last whether once"
-)
-_FUNCTION_START = Rule(
-    re.compile(rf"\A(?:{'|'.join(_NOT_A_VERB.split())}|-?\d+|{_ERRORS})\b", re.IGNORECASE),
-    "begin with a verb in the imperative: Return, Append, Truncate",
-)
+# The first word of a function's docstring is a verb in the imperative. A verb that is missing here
+# is added; a noun is not.
+_VERB_LIST = """
+abandon abort accept acknowledge add adjust administer admit advance allocate allow alter
+answer append apply arm ask assert assign attach authenticate average become begin bind block
+bound break bring buffer build cache call cancel change charge check choose classify clean
+clear close collect combine commit compare compile complete compress compute connect consume
+convert copy corrupt count crash create cut cycle damage decide declare decode decompress
+decorate decrypt define delay delete deliver derive describe detach dial discard disconnect
+divide do drain draw drop elect empty enable encode encrypt end ensure enter escape evaluate
+evict exchange execute exit expire explain expose extend fail feed fence fetch fill filter find
+finish flag flatten flip flush follow forget format free freeze generate give grant grow guard
+handle hash hold ignore import increase inject insert inspect install interrupt introduce
+invalidate iterate join judge keep kill lead learn leave let limit list listen load locate lock
+log look lower make map mark match measure merge move mute name negotiate normalize note notify
+observe obtain offer omit open order override pack pad parse partition pass patch pause pay
+perform permit pick place plan play poll pop prefer prepare print probe process produce promise
+propose protect prove publish pump push put query queue quote raise read rebuild receive
+recognize reconnect record recover redirect reduce refill refresh refuse register reject relay
+release reload remember remove rename render repair repeat replace replay replicate report
+represent request require reschedule reserve reset resolve respond restart restore restrict
+resume retain retire retry return reverse revert rewrite roll rotate run sample save say scan
+schedule seal search seek select send serve set settle share show shrink shut sign simulate
+skip sleep sort spawn split stage start step stop store strip submit subscribe summarize
+suspend swap switch sync take tear test throttle time toggle touch trace track transfer
+translate treat trigger trim truncate try turn unblock undo unfence unlock unmute unpack
+unregister unwrap update use validate verify visit vote wait wake walk warn watch widen
+withdraw wrap write yield
+"""
+_VERBS = frozenset(_VERB_LIST.split())
 _PROPERTY_START = Rule(
     re.compile(rf"\A(?:it|what|who|whom|of|by|as|so|is|are|has|have|may|{_ERRORS})\b", re.I),
     "name what the property holds: 'Offset of the first record', 'Whether ...'",
@@ -124,12 +142,7 @@ def _rules(prose: Prose) -> Iterator[Rule]:
         yield _COMMENT_START
     if prose.kind == "docstring":
         yield _BARE_ERRORS
-        if prose.of == "function":
-            if prose.path.parts[0] != "tests":
-                yield _FUNCTION_START
-            else:
-                yield _PROPERTY_START
-        elif prose.of == "property":
+        if prose.of in ("function", "property"):
             yield _PROPERTY_START
         elif prose.of in ("class", "module"):
             yield _CLASS_START
@@ -137,6 +150,12 @@ def _rules(prose: Prose) -> Iterator[Rule]:
 
 def findings(prose: Prose) -> Iterator[str]:
     """Yield one line for each place in `prose` that breaks a rule."""
+    if prose.of == "function" and prose.kind == "docstring" and prose.path.parts[0] != "tests":
+        # `CODE` is a parameter, whose meaning the docstring gives.
+        first = re.match(r"[\w-]*", prose.text)
+        if first is not None and first[0] != "CODE" and first[0].lower() not in _VERBS:
+            instead = "begin with a verb in the imperative: Return, Append, Truncate"
+            yield f"{prose.path}:{prose.line}: {first[0]!r}: {instead}"
     for rule in _rules(prose):
         for match in rule.pattern.finditer(prose.text):
             begin = max(0, match.start() - 30)
