@@ -35,7 +35,8 @@ myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = "metaquorum"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"

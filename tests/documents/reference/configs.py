@@ -45,8 +45,14 @@ def _worker_rows(keys: Iterable[ConfigKey]) -> Iterable[tuple[str, ...]]:
 def page() -> str:
     topics = sorted((k for k in TOPIC_KEYS.values() if not k.internal), key=lambda k: k.name)
     workers = sorted((k for k in WORKER_KEYS.values() if not k.internal), key=lambda k: k.name)
-    topic_heads = ("Config", "Type and values", "Default", "Worker config for the default", "")
-    worker_heads = ("Config", "Type and values", "Default", "Dynamic", "Per", "")
+    topic_heads = (
+        "Config",
+        "Type and values",
+        "Default",
+        "Worker config for the default",
+        "Meaning",
+    )
+    worker_heads = ("Config", "Type and values", "Default", "Dynamic", "Per", "Meaning")
     return f"""# Configs
 
 Names, types and defaults are those of Apache Kafka 4.3 where Kafka has the config. Only
