@@ -1,4 +1,4 @@
-"""What must hold in a whole cluster: on every node, and in what clients were told."""
+"""Checkers of a whole cluster: the metadata of all nodes, and the answers to clients."""
 
 from typing import Final
 
@@ -18,12 +18,16 @@ class AnswersInTheirOrder(ClusterChecker):
 
     def answered(self, who: str, expected: int, correlation_id: int) -> None:
         self.compare(
-            expected == correlation_id, "{}: {} instead of {}", who, correlation_id, expected
+            expected == correlation_id,
+            "{}: correlation id {} instead of {}",
+            who,
+            correlation_id,
+            expected,
         )
 
 
 class ClusterIsOneLog(ClusterChecker):
-    """At an offset, every node takes in the same batch, controllers and workers, in every run."""
+    """All nodes, controllers and workers, apply the same batch at an offset, in every run."""
 
     invariant = "M2"
 
@@ -37,7 +41,7 @@ class ClusterIsOneLog(ClusterChecker):
         self.compare(known == batch, "at {}: {} and {}", batch.expected_offset, known, batch)
         proposer = self._proposers.setdefault(term, batch.proposer)
         self.compare(
-            proposer == batch.proposer, "{} and {} led term {}", proposer, batch.proposer, term
+            proposer == batch.proposer, "{} and {} both led term {}", proposer, batch.proposer, term
         )
 
     def fold(self, end_offset: int) -> MetadataImage:
@@ -50,7 +54,7 @@ class ClusterIsOneLog(ClusterChecker):
 
 
 class ClusterImagesAreOne(ClusterChecker):
-    """The image of every node, by delta or by snapshot, is what the log says."""
+    """The metadata image of every node, by delta or by snapshot, equals the replayed log."""
 
     invariant = "M4"
 
@@ -73,14 +77,14 @@ class ClusterImagesAreOne(ClusterChecker):
 
 
 class AnswersHold(ClusterChecker):
-    """What administrators were told is so, once and for good; what was refused is not."""
+    """Answers to administrators are true and stay true: created topics exist, others do not."""
 
     invariant = "M3"
 
     def answered(self, name: str, code: ErrorCode) -> None:
-        """Of the one request that ever asks for this name."""
+        """Check the answer to the only request that creates a topic of this name."""
         self.compare(
-            code is not ErrorCode.TOPIC_ALREADY_EXISTS, "asked for {} once, and it was there", name
+            code is not ErrorCode.TOPIC_ALREADY_EXISTS, "{} was created once, and existed", name
         )
 
     def images(self, images: dict[str, MetadataImage]) -> None:
@@ -106,7 +110,7 @@ class AnswersHold(ClusterChecker):
 
 
 class CreatedIsVisible(ClusterChecker):
-    """The worker that answered that a topic is made shows it at once."""
+    """The worker that answered that a topic is created shows it at once."""
 
     invariant = "M3"
 
@@ -117,7 +121,7 @@ class CreatedIsVisible(ClusterChecker):
 
 
 class RecordsAreKept(ClusterChecker):
-    """Each record acknowledged is where it was said to be, once; each was flushed before."""
+    """Each acknowledged record is in the log once, at its offset; it was flushed before."""
 
     invariant = "R6"
 

@@ -1,4 +1,4 @@
-"""Clients of a cluster: they know all workers, find leaders by Metadata, and remember answers."""
+"""Clients of a cluster: they know all workers, find leaders by Metadata, and note all answers."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -29,11 +29,11 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import Record, decode_records, encode_batch, parse_header
 
 RETRY_S: Final = 0.05
-# How long a worker may take to make a change, and to show it.
+# Timeout of a change, in seconds.
 PATIENCE_S: Final = 3.0
 _LATEST: Final = -1
 _CONFIGS: Final = {"flush.messages": "1", "internal.segment.bytes": "4096"}
-# The answer does not say whether the change was made, or will be.
+# Errors after which a client does not know whether the change was made, or will be.
 _AMBIGUOUS: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
@@ -42,7 +42,7 @@ class ClusterClient:
         self.cluster_state = cluster_state
         self.name = name
         self.done = False
-        # The worker that it was connected with last, and how often it was with any.
+        # Worker of the last connection, and number of connections.
         self.worker_id = -1
         self.connections = 0
         self._draw = draw
@@ -55,12 +55,12 @@ class ClusterClient:
     async def connected(
         self, runtime: Runtime, worker_id: int | None = None
     ) -> AsyncIterator[ClientConnection]:
-        """To that worker, or to any. One of BROKEN."""
+        """Connect to a worker, or to a random one if None. Raises an error of `BROKEN`."""
         known = {worker.config.node_id: worker for worker in self.cluster_state.workers}
         if worker_id is None:
             worker_id = self._draw.choice(sorted(known))
         elif worker_id not in known:
-            raise EOFError("nobody leads it")
+            raise EOFError("the partition has no leader")
         address = known[worker_id].name, known[worker_id].config.listen[1]
         order = self.cluster_state.checker(AnswersInTheirOrder)
         connection = await connect(runtime, address, self.name, dict(self._versions), order)
@@ -71,7 +71,7 @@ class ClusterClient:
             connection.close()
 
     async def metadata(self, connection: ClientConnection, name: str) -> MetadataResponse:
-        """Of one topic."""
+        """Return the Metadata response of one topic."""
         topic = MetadataRequestTopic(name=name)
         message = MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
         response: MetadataResponse = await connection.call(ApiKey.METADATA, message)
@@ -87,7 +87,7 @@ class ClusterClient:
 
 
 class Administrator(ClusterClient):
-    """Makes and deletes topics, each name once, through any worker."""
+    """Administrator that creates and deletes topics, each name once, through any worker."""
 
     def __init__(self, cluster_state: ClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -132,14 +132,14 @@ class Administrator(ClusterClient):
         replicas: int,
         overrides: Mapping[str, str],
     ) -> bytes | None:
-        """The topic's id once it is made."""
+        """Create a topic; return its id, or None if the answer is an error."""
         topic_outcomes, world = self.cluster_state.topic_outcomes, self.cluster_state.world
         topic_outcomes.asked.add(name)
         for outcomes in (
             topic_outcomes.deletion_asked,
             topic_outcomes.deleted,
             topic_outcomes.refused,
-        ):  # of an earlier one
+        ):  # outcomes of an earlier topic with this name
             outcomes.discard(name)
         topic_outcomes.created.pop(name, None)
         configs = [CreatableTopicConfig(name=key, value=text) for key, text in overrides.items()]
@@ -158,11 +158,11 @@ class Administrator(ClusterClient):
             topic_outcomes.created[name] = topic_id, partitions
             world.count("topics created")
             world.count("commits")
-            if world.now - asked_at > PATIENCE_S / 2:  # what is committed is answered in any case
+            if world.now - asked_at > PATIENCE_S / 2:  # a late answer may precede visibility
                 return topic_id
             shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}
-            # Another administrator may have asked for its deletion, and for another of its name.
+            # Another administrator may have deleted the topic, and created another of its name.
             is_still_wanted = topic_outcomes.created.get(name) == (topic_id, partitions)
             if is_still_wanted and name not in topic_outcomes.deletion_asked:
                 self.cluster_state.checker(CreatedIsVisible).shown(name, topic_id, names)
@@ -191,7 +191,7 @@ class Administrator(ClusterClient):
 
 
 class ClusterProducer(ClusterClient):
-    """Writes each record once, and never again when its answer does not come."""
+    """Producer that sends each record once, without retries."""
 
     def __init__(self, cluster_state: ClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
@@ -199,7 +199,7 @@ class ClusterProducer(ClusterClient):
         self._written = 0
 
     async def run(self, runtime: Runtime) -> None:
-        """Until all is written; and, once it is calm, one record to each partition there is."""
+        """Send all records, and, after the faults, one record to each existing partition."""
         while self._left > 0 and not self.cluster_state.calm and not self.cluster_state.closing:
             lasting = self.cluster_state.topic_outcomes.lasting
             if lasting:
@@ -221,7 +221,7 @@ class ClusterProducer(ClusterClient):
         self.done = True
 
     async def _try(self, runtime: Runtime, name: str, partition: int) -> bool:
-        """Whether it was acknowledged."""
+        """Send a record; return whether it was acknowledged."""
         try:
             async with self.connected(runtime) as connection:
                 leader = self.leader_of(await self.metadata(connection, name), name, partition)
@@ -261,7 +261,7 @@ class ClusterProducer(ClusterClient):
 
 
 class Inspector(ClusterClient):
-    """Reads all partitions of all topics that are to be there."""
+    """Client that reads all partitions of all existing topics."""
 
     def __init__(self, cluster_state: ClusterState, draw: Random) -> None:
         super().__init__(cluster_state, "inspector", draw)

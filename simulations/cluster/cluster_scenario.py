@@ -1,11 +1,12 @@
 """Scenario `cluster`: whole nodes, three or five controllers and three workers, and their clients.
 
-Controllers and workers are processes of their own, or share them. Administrators change things
-through any worker while machines and links fail; producers write to whoever leads. Every partition
-has one replica, and every message is flushed: what was acknowledged is there for good.
+Controllers and workers run in separate processes, or share them. Administrators make changes
+through any worker while machines and links fail; producers write to the leaders. Every partition
+has one replica, and every record is flushed: no acknowledged record may be lost.
 
-peace -> troubles -> calm: within `LIVENESS_S` all workers are live, all nodes have all metadata,
-a topic can be made and every partition be written to -> everything is read -> clean stop -> compare
+no faults -> faults -> no faults: within `LIVENESS_S` all workers are live and all nodes have all
+metadata; a topic can be created and every partition accepts records -> all records are read ->
+clean stop -> compare
 """
 
 from collections.abc import Collection
@@ -37,7 +38,7 @@ from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 
 WORKERS: Final = 3
-# What a node may end of, or leave a partition offline for: `failing-disk` and `quorum` have them.
+# Faults that may end a node or take a partition offline: `failing-disk` and `quorum` have them.
 _ELSEWHERE: Final = (
     "lost disk",
     "bit rot",
@@ -123,7 +124,7 @@ def _start_clients(cluster_state: ClusterState) -> _Clients:
 
 
 async def _inspect(cluster_state: ClusterState) -> None:
-    """Everything that was acknowledged can be read, from whichever worker leads it."""
+    """Read all partitions from their leaders, and check that all acknowledged records are there."""
     if cluster_state.world.violations:
         return
     inspector = Inspector(cluster_state, cluster_state.world.stream("inspector"))

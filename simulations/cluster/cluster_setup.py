@@ -1,4 +1,4 @@
-"""How whole nodes are put on a stage: their machines, who is troubled, and the end of it all."""
+"""Setup of a world with whole nodes: machines and roles, probes, fault targets, and the end."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from simulations.cluster.voter_program import SECRET
 from simulations.kernel.machine import Program, running_on
 
 LIVENESS_S: Final = 30.0
-# A client waits for no more than so many delays of disks and links for one wish when all is well.
+# Without faults, a request takes at most this many delays of disks and links.
 DELAYS_PER_REQUEST: Final = 15
 STOP_LIMIT_S: Final = 60.0
 CLIENT_PORT: Final = 9092
@@ -30,14 +30,14 @@ FIRST_WORKER: Final = 11
 
 
 def rack_of(worker_id: int, racks: int) -> str | None:
-    """In a cluster whose workers stand in so many racks; None: nobody has said so."""
+    """Return the rack of a worker in a cluster with `racks` racks; None without racks."""
     return f"rack-{worker_id % racks}" if racks else None
 
 
 def settle(
     cluster_state: ClusterState, workers: int, configs: Mapping[str, str], *, racks: int = 0
 ) -> None:
-    """Which machines there are, and which roles they have; `configs` are those of workers."""
+    """Create the machines and assign their roles; `configs` are those of workers."""
     settings = cluster_state.settings
     voters = range(1, settings.controllers + 1)
     roles = {node_id: {CONTROLLER} for node_id in voters}
@@ -74,7 +74,7 @@ def _member(cluster_state: ClusterState, config: NodeConfig) -> Member:
     member: Member
 
     def program() -> Program:
-        member.node = member.loader = None  # those of the process before
+        member.node = member.loader = None  # forget those of the previous process
         member.serves = False
 
         def served(_: object) -> None:
@@ -96,7 +96,7 @@ def _member(cluster_state: ClusterState, config: NodeConfig) -> Member:
 def watched(
     cluster_state: ClusterState, on_batch: Callable[[Batch], None] = lambda _: None
 ) -> Iterator[None]:
-    """Every batch that takes effect on a node is told to the nation, and to `on_batch`."""
+    """Report every batch that takes effect on a node to the checker, and to `on_batch`."""
     members = {member.name: member for member in cluster_state.members.values()}
 
     class WatchedLoader(MetadataLoader):
@@ -122,7 +122,10 @@ def watched(
 def targets(
     cluster_state: ClusterState, clients: Iterable[str], weak: Iterable[Supervisor] = ()
 ) -> FaultTargets:
-    """Who is troubled: the nodes, the active controller's most of all; clients are cut off."""
+    """Return the targets of faults: all nodes, the active controller most often.
+
+    Clients are only cut off from the network.
+    """
 
     def leader() -> Supervisor | None:
         member = cluster_state.active()
@@ -163,7 +166,7 @@ async def recover(cluster_state: ClusterState) -> None:
 async def finish_clients(
     cluster_state: ClusterState, are_done: Callable[[], bool], *, throttled_s: float = 0.0
 ) -> None:
-    """Clients have done what they were to do, and are gone; quotas may keep them for so long."""
+    """Wait until all clients are done, and stop them; `throttled_s`: time for quota throttling."""
     cluster_state.calm = True
     settings = cluster_state.settings
     request_s = settings.think_s + DELAYS_PER_REQUEST * (settings.disk_delay_s + settings.delay_s)
@@ -177,7 +180,7 @@ async def finish_clients(
 
 
 async def stop(cluster_state: ClusterState, nursery: trio.Nursery) -> None:
-    """Workers first: they leave in good order as long as there is a quorum."""
+    """Stop all nodes cleanly, workers first: their controlled shutdown needs the quorum."""
     nursery.cancel_scope.cancel()
     with trio.move_on_after(STOP_LIMIT_S, shield=True) as limit:
         for member in sorted(cluster_state.members.values(), key=lambda m: m.config.is_controller):
@@ -188,7 +191,7 @@ async def stop(cluster_state: ClusterState, nursery: trio.Nursery) -> None:
                 member.node.stop()
                 await machine.fate.done.wait()
                 if machine.fate.error is not None:
-                    text = f"{member.name} does not stop well: {machine.fate.error!r}"
+                    text = f"{member.name} does not stop cleanly: {machine.fate.error!r}"
                     cluster_state.world.violate("liveness", text)
     if limit.cancelled_caught:
         cluster_state.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")

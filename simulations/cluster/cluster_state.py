@@ -1,4 +1,4 @@
-"""The nodes of one cluster, what clients were told, and who checks it."""
+"""State of one simulated cluster: its nodes, the answers to clients, and the checkers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from simulations.kernel.world import World
 @dataclass(slots=True)
 class ClusterSettings:
     controllers: int
-    # Workers in the processes of controllers, or in their own.
+    # Whether workers run in the controllers' processes.
     is_combined: bool
     producers: int
-    records: int  # that each producer writes
+    records: int  # per producer
     administrators: int
-    changes: int  # that each of them makes
+    changes: int  # per administrator
     think_s: float
     fault_s: float
     peace_s: float
@@ -41,7 +41,7 @@ class Member:
     supervisor: Supervisor
     node: Node | None = None
     loader: MetadataLoader | None = None
-    serves: bool = False  # this process of it takes connections
+    serves: bool = False  # the current process accepts connections
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ C = TypeVar("C", bound=ClusterChecker)
 
 @dataclass(slots=True)
 class TopicOutcomes:
-    """What administrators asked for and were told, by unique names."""
+    """Requests of administrators and their answers, by unique topic names."""
 
     asked: set[str] = field(default_factory=set)
     created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # id, partitions
@@ -78,7 +78,7 @@ class TopicOutcomes:
 
     @property
     def lasting(self) -> dict[str, tuple[bytes, int]]:
-        """Created, and to be there for good."""
+        """Topics that were created, and whose deletion was not requested."""
         return {n: outcome for n, outcome in self.created.items() if n not in self.deletion_asked}
 
 
@@ -92,9 +92,8 @@ class ClusterState:
         self.fates: list[Fate] = []
         self.topic_outcomes = TopicOutcomes()
         self.images: dict[str, MetadataImage] = {}
-        # Trouble is over; clients are to end.
-        self.calm = False
-        self.closing = False
+        self.calm = False  # faults are over
+        self.closing = False  # clients must end
         self.checkers = [checker(self) for checker in checkers]
 
     def checker(self, kind: type[C]) -> C:
@@ -108,7 +107,7 @@ class ClusterState:
         return [member for member in self.members.values() if member.config.is_worker]
 
     def active(self) -> Member | None:
-        """The node whose controller is the active one, as far as it knows."""
+        """Return a node that believes its controller to be the active one."""
         for member in self.members.values():
             role = None if member.running is None else member.running.controller_role
             if role is not None and role.quorum.leadership.is_active:
@@ -116,7 +115,7 @@ class ClusterState:
         return None
 
     def is_whole(self) -> bool:
-        """Everybody runs, has all metadata, and knows every worker as live."""
+        """Return whether all nodes run, have the same metadata, and all workers are unfenced."""
         images = []
         for member in self.members.values():
             if member.running is None or member.loader is None:

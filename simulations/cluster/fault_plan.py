@@ -1,11 +1,11 @@
-"""What a seed draws before a world of several machines begins.
+"""The faults that a seed draws before a world of several machines begins.
 
-A swarm: not only how much of each trouble, but which kinds there are at all. A world with every
-kind at once explores less than many worlds with a few each: a machine that loses its power every
-second never gets as far as a snapshot. Source: Groce et al., Swarm Testing, 2012.
+Swarm testing: a seed draws which kinds of faults occur at all, and not only how many of each. A
+world with all kinds explores less than many worlds with a few kinds each: a machine that loses its
+power every second never writes a snapshot. Source: Groce et al., Swarm Testing, 2012.
 
-Every trouble has a number, and draws from a stream of that number: taken away one by one, as the
-shrinker does, the others stay as they were.
+Every fault has a number, and draws from the random stream of that number: when the shrinker removes
+a fault, the others do not change.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-# How often what is sent arrives in pieces: every one is an event, so most worlds have few.
+# Probability that a packet arrives in pieces. Each piece is an event, so most worlds have few.
 SPLITS: Final = (0.02, 0.02, 0.2)
 
 
@@ -31,7 +31,7 @@ class PlannedFault:
 def draw_faults(
     draw: Random, kinds: Sequence[str], *, over_s: float, most: int
 ) -> tuple[PlannedFault, ...]:
-    """At most `most`, of some of the kinds, begun within `over_s`."""
+    """Draw at most `most` faults of some of the kinds, which begin within `over_s` seconds."""
     some = draw.sample(kinds, draw.randint(1, min(6, len(kinds))))
     longest = draw.choice([0.3, 1.0, 3.0])
     count = draw.choice([0, 2, most // 2, most])

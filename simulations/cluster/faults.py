@@ -1,8 +1,7 @@
-"""What befalls machines and the network between them, each by name, for a while; many at a time.
+"""Faults of machines and of the network between them, by kind; several may run at once.
 
-A trouble is over when its coroutine returns, and counts itself when it really happened. It chooses
-its victims as it begins, the leader more often than others: nothing is as instructive as the
-trouble of a leader.
+A fault ends when its coroutine returns, and counts itself if it took effect. It chooses its victim
+when it begins, the leader more often than others: faults of a leader find the most mistakes.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,13 +19,13 @@ from simulations.kernel.storage import Storage
 from simulations.kernel.world import World
 
 STOP_WITHIN_S: Final = 3.0
-# Of a slow sync at most: twice as long as followers wait for a leader that says nothing.
+# Longest slow sync: twice the time that followers wait for a silent leader.
 LONG_SYNC_S: Final = 2.0
 Pairs = list[tuple[str, str]]
 
 
 class FaultTargets:
-    """Who there is to be troubled."""
+    """The machines that faults may choose."""
 
     def __init__(
         self,
@@ -38,8 +37,11 @@ class FaultTargets:
         weak: Iterable[Supervisor] = (),
         rots: Callable[[Supervisor], None] = lambda _: None,
     ) -> None:
-        """`others`: machines that are only cut off. `weak`: may lose what was durable. `rots` is
-        told before a victim's disk does."""
+        """Note the machines; `victims` may have any fault.
+
+        `others` are only cut off from the network. `weak` may lose durable data. `rots` is called
+        with a victim before bits of its disk flip.
+        """
         self.world = world
         self.victims = list(victims)
         self.others = list(others)
@@ -63,7 +65,7 @@ class FaultTargets:
 
 @dataclass(slots=True)
 class ActiveFault:
-    """One trouble as it happens."""
+    """One running fault."""
 
     targets: FaultTargets
     plan: PlannedFault
@@ -98,13 +100,13 @@ async def power(fault: ActiveFault) -> None:
 
 
 async def power_everywhere(fault: ActiveFault) -> None:
-    """One power line for all."""
+    """Cut the power of all machines at once."""
     for victim in fault.targets.victims:
         _cut_power(fault, victim)
 
 
 async def kill_everywhere(fault: ActiveFault) -> None:
-    """As an administrator who is in a hurry: no process is left, and all disks are as they were."""
+    """Kill all processes at once; the disks keep all data."""
     for victim in fault.targets.victims:
         if victim.machine.running:
             fault.count()
@@ -139,7 +141,7 @@ async def stop_in_snapshot(fault: ActiveFault) -> None:
 
 
 async def stop_while_starting(fault: ActiveFault) -> None:
-    """It loses power, and stops again while it reads its disk."""
+    """Cut the power of a machine, and stop it again while it recovers."""
     victim = fault.victim()
     stop_machine(fault, victim, "power")
     how: How = fault.draw.choice(["kill", "power"])
@@ -185,7 +187,7 @@ async def restart(fault: ActiveFault) -> None:
 
 
 async def down(fault: ActiveFault) -> None:
-    """It is away for a while, and comes back far behind."""
+    """Keep a machine down for a while, so that it lags behind when it is back."""
     victim = fault.victim()
     victim.hold()
     stop_machine(fault, victim, fault.draw.choice(["kill", "power"]))
@@ -210,7 +212,7 @@ async def pause(fault: ActiveFault) -> None:
 
 
 async def wall_jump(fault: ActiveFault) -> None:
-    """Somebody sets it wrong, and right again."""
+    """Set the wall clock of a machine wrong, and right again later."""
     victim = fault.victim()
     seconds = fault.draw.choice([-86_400, -3.0, 0.5, 3600.0])
     victim.machine.clock.jump(seconds)
@@ -242,7 +244,7 @@ async def slow_disk(fault: ActiveFault) -> None:
 
 
 async def failing_sync(fault: ActiveFault) -> None:
-    """Some syncs fail: what they were to make durable never will be, though it can be read."""
+    """Let some syncs fail: their data stays readable, but never becomes durable."""
     victim = fault.victim()
     faults = victim.machine.faults
     left = fault.draw.choice([1, 1, 2, 10])
@@ -261,9 +263,9 @@ async def failing_sync(fault: ActiveFault) -> None:
 
 
 async def failing_read(fault: ActiveFault) -> None:
-    """Some reads fail, of records or of the metadata log; the bytes are as they were.
+    """Let some reads of records or of the metadata log fail; the bytes do not change.
 
-    In half of these the process is another one, so that what fails is read at its start.
+    In half of the cases the process is killed, so that reads fail during the next start.
     """
     victim = fault.victim()
     faults = victim.machine.faults
@@ -292,14 +294,14 @@ async def full_disk(fault: ActiveFault) -> None:
     storage.capacity_bytes = storage.used_bytes() + fault.draw.choice([0, 10, 500, 3000])
     victim.machine.say(f"disk full at {storage.capacity_bytes} bytes")
     await fault.last()
-    victim.machine.storage.capacity_bytes = None  # which may be another disk by now
+    victim.machine.storage.capacity_bytes = None  # the machine may have another disk by now
     victim.machine.say("disk has room again")
     if victim.machine.faults.happened.get("disk full", 0) > before:
         fault.count()
 
 
 async def bit_rot(fault: ActiveFault) -> None:
-    """Of a voter that the others can do without."""
+    """Flip bits in the metadata directory of a voter that the quorum does not need."""
     if not fault.targets.weak:
         return
     victim = fault.draw.choice(fault.targets.weak)
@@ -331,7 +333,7 @@ def _folders(storage: Storage) -> list[str]:
 
 
 async def lost_disk(fault: ActiveFault) -> None:
-    """A voter that the others can do without comes back with an empty disk."""
+    """Restart a machine that the others do not need with an empty disk."""
     if not fault.targets.weak:
         return
     victim = fault.draw.choice(fault.targets.weak)
@@ -380,14 +382,14 @@ async def isolate(fault: ActiveFault) -> None:
 
 
 async def isolate_one_way(fault: ActiveFault) -> None:
-    """It hears everybody and nobody hears it, or the other way round."""
+    """Drop all packets from a machine, or all packets to it."""
     one = fault.victim().name
     outward = [(one, host) for host in fault.targets.hosts if host != one]
     await _cut(fault, fault.draw.choice([outward, [(b, a) for a, b in outward]]))
 
 
 async def split(fault: ActiveFault) -> None:
-    """Two sides that do not see each other."""
+    """Split the network into two sides."""
     hosts = fault.targets.hosts
     side = set(fault.draw.sample(hosts, fault.draw.randint(1, len(hosts) - 1)))
     await _cut(fault, [(a, b) for a in hosts for b in hosts if (a in side) != (b in side)])
@@ -410,7 +412,7 @@ async def flapping(fault: ActiveFault) -> None:
 
 
 async def slow_links(fault: ActiveFault) -> None:
-    """Everything from and to one machine takes its time."""
+    """Delay all packets from and to one machine."""
     one = fault.victim().name
     await _delayed(fault, _both([(one, host) for host in fault.targets.hosts if host != one]))
 
@@ -434,10 +436,10 @@ async def _delayed(fault: ActiveFault, pairs: Pairs) -> None:
 
 
 async def long_sync(fault: ActiveFault) -> None:
-    """The leader's disk takes so long for a sync that another leader is elected meanwhile.
+    """Slow a sync of the leader down until another leader is elected.
 
-    The old one sends nothing until the sync is over, and has not looked at what came: whoever asks
-    it for its standing then must not be content with answers from before the sync.
+    The old leader neither sends nor reads until the sync ends. A read barrier after the sync must
+    not count answers from before the sync as confirmation of the leadership.
     """
     leader = fault.targets.leader()
     if leader is None:
@@ -454,7 +456,7 @@ async def long_sync(fault: ActiveFault) -> None:
 
 
 async def resets(fault: ActiveFault) -> None:
-    """The connections of one machine break, once or for a while over and over."""
+    """Reset the connections of one machine, once or repeatedly for a while."""
     one = fault.victim().name
     end = fault.world.now + fault.draw.choice([0, fault.plan.lasts_s])
     while True:
@@ -501,7 +503,7 @@ CLUSTER_FAULTS: Final[dict[str, FaultFunction]] = {
 }
 
 
-# Of narrow worlds alone: a kind more in `CLUSTER_FAULTS` would make every seed another world.
+# Kinds of narrow worlds only: another kind in `CLUSTER_FAULTS` would change the world of each seed.
 NARROW_FAULTS: Final[dict[str, FaultFunction]] = {"long sync": long_sync}
 
 
@@ -510,7 +512,7 @@ async def play_faults(
     faults: Sequence[PlannedFault],
     kinds: Mapping[str, FaultFunction] = CLUSTER_FAULTS | NARROW_FAULTS,
 ) -> None:
-    """Each begins at its time; all are over."""
+    """Play all faults, each from its time on, and wait until all have ended."""
     began = targets.world.now
 
     async def play(fault: PlannedFault) -> None:
@@ -525,7 +527,7 @@ async def play_faults(
 
 
 async def calm(targets: FaultTargets) -> None:
-    """Nothing is wrong any more; machines that are down come up soon."""
+    """End all faults; machines that are down restart soon."""
     targets.world.internet.heal_all()
     for victim in targets.victims:
         victim.machine.faults.stop_in = None

@@ -1,4 +1,4 @@
-"""What must hold among the voters of a quorum (invariants.md, M1 to M5)."""
+"""Checkers of the voters of a quorum (invariants.md, M1 to M5)."""
 
 from typing import Final
 
@@ -13,8 +13,10 @@ from simulations.kernel.storage import Storage
 
 
 class OneLeaderPerTerm(VoterGroupChecker):
-    """Of those that say so, of those whose batches take effect; and a majority has voted for it,
-    in votes that no loss of power takes back."""
+    """A term has one leader, among voters that lead and among proposers of applied batches.
+
+    A majority has voted for it, and the votes are durable.
+    """
 
     invariant = "M1"
 
@@ -24,7 +26,7 @@ class OneLeaderPerTerm(VoterGroupChecker):
         self._votes: dict[tuple[int, int], int] = {}
 
     def forget_votes(self, voter_id: int) -> None:
-        """That voter has lost its disk, and may vote again in terms in which it had voted."""
+        """Forget the votes of a voter that lost its disk: it may vote again in the same terms."""
         for each in [each for each in self._votes if each[0] == voter_id]:
             del self._votes[each]
 
@@ -41,7 +43,7 @@ class OneLeaderPerTerm(VoterGroupChecker):
             for_it += hard_state.term == term and hard_state.vote == voter_id
         self.compare(
             for_it + self.voter_group.ruined >= self.voter_group.majority,
-            "{} leads in term {}, and {} votes for it are durable",
+            "{} leads in term {}, but only {} votes for it are durable",
             voter_id,
             term,
             for_it,
@@ -68,7 +70,7 @@ class OneLeaderPerTerm(VoterGroupChecker):
 
 
 class CommittedIsOneLog(VoterGroupChecker):
-    """What one voter was handed at an offset, every voter is, in every run of its process."""
+    """All voters apply the same batch at an offset, in every run of their processes."""
 
     invariant = "M2"
 
@@ -89,7 +91,7 @@ class CommittedIsOneLog(VoterGroupChecker):
         self.effective.add(batch)
         self.compare(
             known == batch,
-            "{} was handed another batch at {}: {} and {}",
+            "{} applied another batch at {}: {} and {}",
             voter_id,
             batch.expected_offset,
             known,
@@ -97,7 +99,7 @@ class CommittedIsOneLog(VoterGroupChecker):
         )
 
     def fold(self, end_offset: int) -> MetadataImage:
-        """All of it before `end_offset`, replayed onto nothing."""
+        """Return the image of the log before `end_offset`, replayed from an empty image."""
         replay = Replay(MetadataImage.empty(CLUSTER_ID))
         offset = 0
         while offset < end_offset and (batch := self.log.get(offset)) is not None:
@@ -107,10 +109,10 @@ class CommittedIsOneLog(VoterGroupChecker):
 
 
 class CommittedIsDurable(VoterGroupChecker):
-    """On the disks of a majority when it counts as committed, and for ever after."""
+    """A committed batch is durable on a majority when it is first applied, and afterwards."""
 
     invariant = "M3"
-    # Older batches are in every snapshot, or are looked at in vain.
+    # Number of latest batches checked; older ones are in all snapshots.
     LOOKED_AT: Final = 20
 
     def __init__(self, voter_group: VoterGroup) -> None:
@@ -124,7 +126,7 @@ class CommittedIsDurable(VoterGroupChecker):
         own = self.voter_group.durable(voter_id)
         self.compare(
             own.holds(batch.encode(), batch.end_offset),
-            "{} applied what ends at {} before it was on its own disk",
+            "{} applied the batch that ends at {} before it was durable on its own disk",
             voter_id,
             batch.end_offset,
         )
@@ -141,7 +143,7 @@ class CommittedIsDurable(VoterGroupChecker):
         holders = self.voter_group.holders(batch)
         self.compare(
             len(holders) + self.voter_group.ruined >= self.voter_group.majority,
-            "what ends at {} (term {}) is committed, and durable on {} only",
+            "the batch that ends at {} (term {}) is committed, but durable only on {}",
             batch.end_offset,
             batch.term,
             holders,
@@ -149,7 +151,7 @@ class CommittedIsDurable(VoterGroupChecker):
 
 
 class StaleLeadersChangeNothing(VoterGroupChecker):
-    """Batches take effect in the term they were decided in, and terms never go back."""
+    """Batches take effect in the term in which they were proposed, and terms never decrease."""
 
     invariant = "M5"
 
@@ -161,28 +163,32 @@ class StaleLeadersChangeNothing(VoterGroupChecker):
         if not took_effect:
             return
         self.compare(
-            batch.term == term, "decided in term {}, taken in term {}: {}", batch.term, term, batch
+            batch.term == term, "proposed in term {}, applied in {}: {}", batch.term, term, batch
         )
         end_offset, last_term = self._terms.get(voter_id, (0, 0))
         if batch.expected_offset >= end_offset:
-            self.compare(term >= last_term, "{} took term {} behind {}", voter_id, term, last_term)
+            self.compare(
+                term >= last_term, "{} applied term {} after {}", voter_id, term, last_term
+            )
             self._terms[voter_id] = batch.end_offset, term
 
 
 class StrangersStayOut(VoterGroupChecker):
-    """A cluster that was formatted apart shares nothing with this one but addresses."""
+    """A voter of another cluster with the same addresses never joins this cluster."""
 
     invariant = "M5"
 
     def stranger(self, reached: int, seen: list[int]) -> None:
-        """It connected so often; its term, image and streams, whichever was greatest."""
+        """Check the stranger: its connection attempts, and the maxima of its term, image end offset
+        and linked peers over time.
+        """
         if reached:
             self.world.count("strangers knocked", reached)
-            self.compare(not any(seen), "a stranger was let in: {}", seen)
+            self.compare(not any(seen), "a voter of another cluster was accepted: {}", seen)
 
 
 class OutcomesAreTrue(VoterGroupChecker):
-    """Committed is in the log when it is said; not committed never is."""
+    """A proposal reported as committed is in the log; one reported as not committed never is."""
 
     invariant = "M3"
 
@@ -193,27 +199,27 @@ class OutcomesAreTrue(VoterGroupChecker):
     def proposed(self, batch: Batch, outcome: str) -> None:
         is_there = batch in self.voter_group.checker(CommittedIsOneLog).effective
         if outcome == "committed":
-            self.compare(is_there, "{} counts as committed, and took no effect", batch)
+            self.compare(is_there, "{} is reported as committed, but took no effect", batch)
         elif outcome == "not committed":
             self._never.add(batch)
-            self.compare(not is_there, "{} counts as not committed, and took effect", batch)
+            self.compare(not is_there, "{} is reported as not committed, but took effect", batch)
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
         if took_effect:
             self.compare(
-                batch not in self._never, "{} took effect after it was said never to", batch
+                batch not in self._never, "{} took effect, but was reported as not committed", batch
             )
 
 
 class ReadsAreCurrent(VoterGroupChecker):
-    """Behind a barrier stands everything that anybody was told before it was asked for."""
+    """A read after a barrier sees everything acknowledged before the barrier was requested."""
 
     invariant = "M5"
 
     def read(self, acknowledged_offset: int, end_offset: int, image_offset: int) -> None:
         self.compare(
             end_offset >= acknowledged_offset and image_offset >= end_offset,
-            "a read saw the log up to {} and the image up to {}, when {} was acknowledged",
+            "a read saw the log to {} and the image to {}, but {} was acknowledged",
             end_offset,
             image_offset,
             acknowledged_offset,
@@ -221,8 +227,10 @@ class ReadsAreCurrent(VoterGroupChecker):
 
 
 class AnswersAreKept(VoterGroupChecker):
-    """A created topic is in every image that reaches so far, until its deletion is asked for; one
-    that was deleted, refused or never asked for is in none."""
+    """A created topic is in every image from its offset on, until its deletion is requested.
+
+    A topic that was deleted, refused or never requested is in no image.
+    """
 
     invariant = "M3"
 
@@ -242,7 +250,7 @@ class AnswersAreKept(VoterGroupChecker):
 
 
 class ImagesAreOne(VoterGroupChecker):
-    """On every voter and on every disk: the image is what the log says, as far as it goes."""
+    """The image of every voter and of every disk equals the log replayed to its end offset."""
 
     invariant = "M4"
 
@@ -270,7 +278,7 @@ def content(image: MetadataImage) -> tuple[int, list[bytes]]:
 
 
 class RotIsNoticed(VoterGroupChecker):
-    """Whoever starts on a disk with flipped bits has all that was on it, or does not start."""
+    """A voter whose disk has flipped bits starts with all durable data, or does not start."""
 
     invariant = "L4"
 
@@ -296,11 +304,11 @@ class RotIsNoticed(VoterGroupChecker):
             if entry.payload not in now.payloads
             and all(position.index < index for _, position in now.snapshots)
         ]
-        self.compare(not lost, "{} started on a rotten disk without entries {}", voter_id, lost)
+        self.compare(not lost, "{} started on a damaged disk without entries {}", voter_id, lost)
         self.compare(
             (now.hard_state.term, now.hard_state.vote)
             >= (before.hard_state.term, before.hard_state.vote),
-            "{} started on a rotten disk and forgot its vote: {} and {}",
+            "{} started on a damaged disk and forgot its vote: {} and {}",
             voter_id,
             before.hard_state,
             now.hard_state,

@@ -1,7 +1,8 @@
-"""Scenario `quorum`: three or five voters that make topics, and what must hold among them.
+"""Scenario `quorum`: three or five voters whose drivers create and delete topics.
 
-peace -> troubles, many at a time -> calm: within `LIVENESS_S` a leader is active, everybody who
-runs has everything, and a new topic can be made -> clean stop -> images, logs and disks compared
+no faults -> faults, several at a time -> no faults: within `LIVENESS_S` a leader is active, all
+running voters have all entries, and a topic can be created -> clean stop -> images, logs and disks
+are compared
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -34,23 +35,22 @@ from simulations.cluster.voter_program import SECRET, STRANGER, stranger_program
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 
-# Once all trouble is over, so many virtual seconds for a change to be made and to be everywhere.
+# Virtual seconds, after the faults, within which a change must be made and reach all voters.
 LIVENESS_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.3
 STOP_LIMIT_S: Final = 30.0
-# Of the seeds, those that have nothing but long syncs of leaders
-# (`simulations/single_node/narrow.py`), and of the others, those whose leaders are cut off from
-# followers and reached again over and over.
+# Share of the seeds with long syncs of leaders as the only faults (see
+# `simulations/single_node/narrow.py`), and share of the others with repeated connection resets.
 LONG_SYNCS: Final = 0.08
 RECONNECTED: Final = 0.06
 
 FaultScript: TypeAlias = Callable[[VoterGroup, FaultTargets], Awaitable[None]]
 
-# A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged:
-# `rebuilt-voter` has that where the others do as the docs say.
+# A voter whose disk is replaced has forgotten its vote and the entries that it acknowledged:
+# scenario `rebuilt-voter` has that fault, with the documented procedure.
 _NOT_YET: Final = ("lost disk",)
 KINDS: Final = tuple(kind for kind in CLUSTER_FAULTS if kind not in _NOT_YET)
-# These come about only where the seed has weak voters, or little is amiss otherwise.
+# Drawn more often, as they take effect only with weak voters or among few other faults.
 _OFTEN: Final = ("bit rot", "bit rot", "failing sync", "stop in snapshot", *["failing read"] * 2)
 
 
@@ -78,7 +78,7 @@ def draw_settings(draw: Random) -> QuorumSettings:
 
 
 def _long_syncs(settings: QuorumSettings, draw: Random) -> None:
-    """A narrow world: leaders that are replaced while their disks sync, and many readers."""
+    """Set up a narrow world: leaders are replaced while their disks sync, and many readers."""
     settings.voters, settings.weak, settings.has_stranger = 3, (), False
     settings.drivers, settings.think_s, settings.acts = 2, 0.1, 2000
     settings.readers, settings.read_think_s = 12, 3.0
@@ -93,7 +93,7 @@ def _long_syncs(settings: QuorumSettings, draw: Random) -> None:
 
 
 def _reconnected(settings: QuorumSettings, draw: Random) -> None:
-    """A narrow world: connections break while followers hold more than the leader's snapshot."""
+    """Set up a narrow world: connections break while followers have more than the snapshot."""
     settings.voters, settings.weak, settings.has_stranger = 3, (), False
     settings.drivers, settings.think_s, settings.acts = 4, 0.02, 400
     settings.delay_s, settings.jitter_s = 0.02, 0.003
@@ -130,7 +130,7 @@ async def play_settings(world: World, settings: QuorumSettings) -> None:
 
 
 async def play_voter_group(world: World, settings: QuorumSettings, fault: FaultScript) -> None:
-    """One world of these settings, in which `fault` befalls the voters between peace and calm."""
+    """Play one world of these settings, with the faults of `fault`."""
     world.say("story", f"{settings}")
     voter_group = VoterGroup(world, settings, QUORUM_CHECKERS)
     link = world.internet.default
@@ -190,7 +190,7 @@ async def _look(voter_group: VoterGroup) -> None:
 
 
 async def _stranger(voter_group: VoterGroup) -> None:
-    """Another cluster's voter finds this one's addresses in its configuration."""
+    """Run a voter of another cluster that has this cluster's addresses in its configuration."""
     world, draw = voter_group.world, voter_group.world.stream(STRANGER)
     as_voter = draw.randint(1, voter_group.settings.voters)
     secret = draw.choice([SECRET, b"another cluster's own secret"])
@@ -207,7 +207,7 @@ async def _stranger(voter_group: VoterGroup) -> None:
 
 
 async def _recover(voter_group: VoterGroup) -> None:
-    """All who are not given up have all, and a topic can still be made."""
+    """Wait until a topic was created, and all voters not given up have all entries."""
     world = voter_group.world
     before = len(voter_group.topics.created)
     began = world.now
@@ -228,12 +228,12 @@ async def _recover(voter_group: VoterGroup) -> None:
             voter.name: (voter.leadership, _end_offset(voter)) for voter in _here(voter_group)
         }
         world.violate(
-            "liveness", f"no change made, and everywhere, after {LIVENESS_S:.0f} s: {stands}"
+            "liveness", f"no change reached all voters within {LIVENESS_S:.0f} s: {stands}"
         )
 
 
 def _here(voter_group: VoterGroup) -> list[Voter]:
-    """Those that were not given up."""
+    """Return the voters that were not given up."""
     return [voter for voter in voter_group.voters.values() if not voter.supervisor.is_out]
 
 
@@ -242,7 +242,7 @@ def _end_offset(voter: Voter) -> int:
 
 
 async def _stop(voter_group: VoterGroup, nursery: trio.Nursery) -> None:
-    """In good order; nothing is started any more."""
+    """Stop all voters cleanly, without restarts."""
     nursery.cancel_scope.cancel()
     with trio.move_on_after(STOP_LIMIT_S, shield=True) as limit:
         for voter in voter_group.voters.values():
@@ -268,7 +268,7 @@ async def _compare(voter_group: VoterGroup) -> None:
 
 
 async def _from_disk(voter_group: VoterGroup, voter: Voter, end_offset: int) -> MetadataImage:
-    """Snapshot and tail, by a reader as simple as can be."""
+    """Return the image from a voter's newest snapshot and journal, read in the simplest way."""
     images: list[MetadataImage] = []
 
     async def read(runtime: Runtime) -> None:
@@ -309,7 +309,7 @@ def _count(voter_group: VoterGroup) -> None:
 
 QUORUM: Final = Scenario(
     "quorum",
-    "three or five voters that make topics, through every trouble there is, many at a time",
+    "three or five voters that create topics, through every kind of fault, several at a time",
     play,
     QUORUM_CHECKERS,
     gates=(

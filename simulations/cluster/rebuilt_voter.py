@@ -1,13 +1,13 @@
-"""Scenario `rebuilt-voter`: a voter loses its disk, and is filled again as the docs say.
+"""Scenario `rebuilt-voter`: a voter loses its disk, and is rebuilt as the documentation prescribes.
 
-It has forgotten whom it has voted for and what it has acknowledged. So it starts on an empty disk
-(or on an older image of its own, which is no better) only while all other voters are there and have
-everything; no fault befalls the quorum until it has everything, too
-(docs/explanation/replication.md). Then it counts as any other voter, and what is committed must
-survive what comes next.
+The voter has forgotten its votes and the entries that it acknowledged. It therefore starts on an
+empty disk (or on an older image of its disk, which is equally unsafe) only while all other voters
+run and have all committed entries, and the quorum has no faults until the voter has them, too
+(docs/explanation/replication.md). From then on it counts as any other voter, and committed entries
+must survive the second round of faults.
 
-peace -> troubles -> calm: all have everything -> the disk is lost -> the others have everything ->
-it starts -> it has everything -> troubles -> calm: as `quorum`
+no faults -> faults -> all have all entries -> the disk is lost -> the others have all entries ->
+the voter starts -> it has all entries -> faults -> no faults: as in `quorum`
 """
 
 from collections.abc import Collection
@@ -26,19 +26,19 @@ from simulations.harness.scenario import Scenario
 from simulations.kernel.storage import Storage
 from simulations.kernel.world import World
 
-# Bits of its journal do not flip besides: `quorum` has that.
+# Scenario `quorum` has flipping bits of the journal.
 _KINDS: Final = tuple(kind for kind in KINDS if kind != "bit rot")
 FILLED_WITHIN_S: Final = 10.0
-# So long after the loss nothing that the voter has acknowledged is on its way to the leader.
+# After this time, no acknowledgement of the lost disk is in flight to the leader.
 ANSWERED_S: Final = 1.0
-SECOND_ROUND: Final = 100  # the number of its first trouble
+SECOND_ROUND: Final = 100  # number of the first fault of the second round
 
 
 def draw_rounds(draw: Random) -> tuple[QuorumSettings, tuple[PlannedFault, ...]]:
-    """Settings with the first round of troubles, and the second round."""
+    """Return the settings with the first round of faults, and the second round."""
     settings = draw_settings(draw)
     settings.weak, settings.has_stranger = (), False
-    settings.acts = 200  # somebody always has something to do
+    settings.acts = 200  # the drivers make changes during the whole world
     settings.think_s = draw.choice([0.05, 0.2])
     first, second = (draw_faults(draw, _KINDS, over_s=settings.fault_s, most=10) for _ in range(2))
     settings.faults = first
@@ -68,7 +68,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     await play_voter_group(world, settings, rebuild)
 
 
-# Of the losses: those after which an older image of the disk is put back.
+# Share of the worlds that restore an older image instead of an empty disk.
 OLDER_IMAGES: Final = 0.4
 
 
@@ -97,7 +97,7 @@ async def _lose_disk(voter_group: VoterGroup, voter: Voter, image: Storage | Non
 
 
 async def _all_have(voter_group: VoterGroup, voters: list[Voter], when: str) -> None:
-    """These voters run, and what is committed by now stands on their disks."""
+    """Wait until these voters run, and the entries committed by now are durable on their disks."""
     world = voter_group.world
     committed: list[Batch] = list(voter_group.checker(CommittedIsOneLog).log.values())
 
@@ -114,14 +114,12 @@ async def _all_have(voter_group: VoterGroup, voters: list[Voter], when: str) -> 
             await world.sleep(0.05)
     if limit.cancelled_caught:
         lacking = [voter.name for voter in voters if not has_all(voter)]
-        world.violate(
-            "liveness", f"{when}: {lacking} have not everything after {FILLED_WITHIN_S:.0f} s"
-        )
+        world.violate("liveness", f"{when}: {lacking} miss entries after {FILLED_WITHIN_S:.0f} s")
 
 
 REBUILT_VOTER: Final = Scenario(
     "rebuilt-voter",
-    "a voter's disk is lost or put back to an older image, it is filled again, and trouble goes on",
+    "a voter's disk is lost or put back to an older image, it is rebuilt, and faults continue",
     play,
     QUORUM_CHECKERS,
     gates=(

@@ -1,7 +1,8 @@
-"""A machine whose program is started again whenever it has ended, as an init system does.
+"""A machine whose program is restarted whenever it ends, as by an init system.
 
-A program that ends by itself is a finding, unless its disk does not do its job: then it may end,
-and is started until it stays. One that a rotten disk keeps from starting stays down, in the end.
+A program that ends by itself is a violation, unless its disk has failed: then it is restarted until
+it stays up. A program that a damaged disk keeps from starting is given up after three failed
+starts.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,14 @@ from simulations.kernel.world import BUG, World
 
 RESTARTS_S: Final = (0.02, 0.1, 0.5, 1.5)
 CALM_RESTART_S: Final = 0.02
-# Starts that fail on a rotten disk before it is given up.
+# Failed starts on a damaged disk before the machine is given up.
 MAX_FAILED_STARTS: Final = 3
-# A program that ran so long had started.
+# Least running time of a program that had started.
 STARTED_S: Final = 0.5
 
 
 class Supervisor:
-    """One machine and what shall run on it."""
+    """Supervisor of one machine and its program."""
 
     def __init__(
         self, world: World, machine: Machine, program: Callable[[], Program], draw: Random
@@ -34,22 +35,20 @@ class Supervisor:
         self._draw = draw
         self._held = 0
         self._released = trio.Event()
-        self._failures_before = 0  # of the disk, when this process began
+        self._failures_before = 0  # disk failures before this process began
         self._failed_starts = 0
-        self.rotten = False
-        # What it once had made durable may be gone.
-        self.ruined = False
-        # It was given up.
-        self.is_out = False
-        self.calm = False
-        self.stop: Callable[[], None] = machine.kill  # in good order, where there is one
+        self.rotten = False  # bits of the disk have flipped
+        self.ruined = False  # durable data may be lost
+        self.is_out = False  # given up
+        self.calm = False  # faults are over: restart soon
+        self.stop: Callable[[], None] = machine.kill  # a clean stop, if the program sets one
 
     @property
     def name(self) -> str:
         return self.machine.name
 
     def hold(self) -> None:
-        """It is not started until released as often."""
+        """Do not start the program until `release` was called as often as `hold`."""
         self._held += 1
 
     def release(self) -> None:
@@ -58,11 +57,11 @@ class Supervisor:
 
     @property
     def impaired(self) -> bool:
-        """The disk has failed to do something that this very process asked for."""
+        """Whether the disk has failed a request of the current process."""
         return self.machine.faults.failures > self._failures_before
 
     async def run(self) -> None:
-        """It is started whenever it is down, and nobody holds it down; until it is given up."""
+        """Start the program whenever it is down and not held, until the machine is given up."""
         while not self.is_out:
             while self._held:
                 self._released = trio.Event()

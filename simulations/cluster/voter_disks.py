@@ -1,7 +1,7 @@
-"""What of the metadata log a loss of power would leave on a voter's disk, read from outside.
+"""The durable metadata log of a voter: the part that a loss of power would leave on its disk.
 
-Nothing of the voter's memory is asked: only bytes that the simulated medium holds, under names that
-it holds. The format is the shipped one; that the reader for it is right, too, other tests show.
+It is read from the durable bytes and file names of the simulated disk, never from the voter's
+memory. The decoders are the shipped ones; other tests check them.
 """
 
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
 from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from simulations.kernel.storage import Inode, Storage
 
-# A snapshot from the leader, whole; it counts from when the log was reset to it.
+# Suffix of a complete snapshot from the leader; it counts once the log was reset to it.
 _RECEIVED: Final = SNAPSHOT_SUFFIX + RECEIVED
 METADATA_DIR: Final = "/data/metadata"
 
 
 @dataclass(slots=True)
 class DurableLog:
-    """One voter's, as after a loss of power now."""
+    """Metadata log of one voter, as a loss of power at this moment would leave it."""
 
     base: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class DurableLog:
         return max((end_offset for end_offset, _ in self.snapshots), default=0)
 
     def holds(self, payload: bytes, end_offset: int) -> bool:
-        """The batch with these bytes, which ends there, is in the log or in a snapshot."""
+        """Return whether the batch, which ends at `end_offset`, is in the log or in a snapshot."""
         return payload in self.payloads or self.snapshot_offset >= end_offset
 
     def take(self, op: Op) -> None:
@@ -69,7 +69,7 @@ class DurableLog:
 
 
 class DurableLogs:
-    """Reads disks, and remembers what it read for as long as they are as they were."""
+    """Reader of disks that caches each log until the disk changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, DurableLog]] = {}
@@ -104,7 +104,7 @@ class DurableLogs:
 
 
 class _Segment:
-    """A segment of a journal as it was read last: most have only grown since."""
+    """A journal segment with a cache of its operations: most segments only grow."""
 
     __slots__ = ("_data", "_end", "_ops")
 
@@ -114,7 +114,7 @@ class _Segment:
         self._ops: list[Op] = []
 
     def ops_of(self, data: bytes) -> list[Op]:
-        """Up to where no frame can be read, as a voter would after the loss."""
+        """Return the operations before the first unreadable frame, as a voter would recover."""
         if not data.startswith(self._data[: self._end]):
             self._end, self._ops = 0, []
         while (frame := read_frame(MAGIC, data, self._end)) is not None:

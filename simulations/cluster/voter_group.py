@@ -1,4 +1,4 @@
-"""The voters of one world, what they did, and who checks it."""
+"""The voters of one world, their reported events, and the checkers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,10 @@ PEER_PORT: Final = 9093
 class QuorumSettings:
     voters: int
     drivers: int
-    # What a driver waits between two changes, at most; much longer once there were so many acts.
-    think_s: float
-    acts: int
-    # For how long there is trouble, and before it peace.
-    fault_s: float
-    peace_s: float
+    think_s: float  # longest pause of a driver between two changes
+    acts: int  # changes after which drivers pause much longer
+    fault_s: float  # duration of the faults
+    peace_s: float  # time before the faults
     segment_bytes: int
     snapshot_interval_bytes: int
     delay_s: float
@@ -39,13 +37,12 @@ class QuorumSettings:
     disk_delay_s: float
     slow: float
     timings: RaftTimings
-    # Voters whose disks may be lost or rot: never so many that what they held is nowhere else.
+    # Voters whose disks may be lost or damaged: a minority, so that others have their entries.
     weak: tuple[int, ...]
     has_stranger: bool
     faults: tuple[PlannedFault, ...] = ()
-    # Of each voter, and what each of them waits between two reads, at most.
-    readers: int = 1
-    read_think_s: float = 0.3
+    readers: int = 1  # per voter
+    read_think_s: float = 0.3  # longest pause of a reader between two reads
 
 
 class VoterGroupChecker(Comparing):
@@ -54,22 +51,22 @@ class VoterGroupChecker(Comparing):
         self.voter_group = voter_group
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
-        """That voter was handed the batch as committed in `term`."""
+        """Check a batch that a voter applied as committed in `term`."""
 
     def loaded(self, voter_id: int, end_offset: int) -> None:
-        """That voter took a snapshot in."""
+        """Check a snapshot that a voter loaded."""
 
     def leads(self, voter_id: int, term: int) -> None:
-        """That voter says that it leads in that term."""
+        """Check a voter that becomes the leader of a term."""
 
     def proposed(self, batch: Batch, outcome: str) -> None:
-        """committed, not committed, or unknown."""
+        """Check the outcome of a proposal: committed, not committed, or unknown."""
 
     def started(self, voter_id: int) -> None:
-        """Its process has read its disk, and takes part."""
+        """Check a voter whose process has recovered its log and takes part in the quorum."""
 
     def looked(self) -> None:
-        """Now and then."""
+        """Check the disks; called periodically."""
 
 
 C = TypeVar("C", bound=VoterGroupChecker)
@@ -98,10 +95,10 @@ class Voter:
 
 @dataclass(slots=True)
 class Topics:
-    """What was asked for and answered, by unique names."""
+    """Requests and their answers, by unique topic names."""
 
     asked: set[str] = field(default_factory=set)
-    created: dict[str, int] = field(default_factory=dict)  # visible from this offset on
+    created: dict[str, int] = field(default_factory=dict)  # offset from which it is visible
     refused: set[str] = field(default_factory=set)
     deletion_asked: set[str] = field(default_factory=set)
     deleted: dict[str, int] = field(default_factory=dict)
@@ -116,7 +113,7 @@ class VoterGroup:
         self.voters: dict[int, Voter] = {}
         self.disks = DurableLogs()
         self.topics = Topics()
-        # As far as anybody was told that it is committed.
+        # Highest end offset that was acknowledged as committed.
         self.acknowledged_offset = 0
         self.acts = 0
         self.closing = False
@@ -132,7 +129,7 @@ class VoterGroup:
 
     @property
     def ruined(self) -> int:
-        """How many voters may have forgotten what they knew."""
+        """Number of voters that may have lost durable data."""
         return sum(voter.supervisor.ruined for voter in self.voters.values())
 
     def checker(self, kind: type[C]) -> C:
@@ -146,12 +143,12 @@ class VoterGroup:
         return self.disks.of(voter.name, voter.supervisor.machine.storage)
 
     def holders(self, batch: Batch) -> list[int]:
-        """The voters from whose disks no loss of power can take this batch."""
+        """Return the voters on whose disks the batch is durable."""
         payload = batch.encode()
         return [v for v in self.voters if self.durable(v).holds(payload, batch.end_offset)]
 
     def leader(self) -> Voter | None:
-        """Of those that say that they lead, the one with the latest term."""
+        """Return the voter with the latest term among those that believe to lead."""
         leading = [v for v in self.voters.values() if v.leadership.leader_id == v.voter_id]
         return max(leading, key=lambda v: v.leadership.term, default=None)
 
@@ -159,7 +156,7 @@ class VoterGroup:
         leader = self.leader()
         return leader if leader is not None and leader.leadership.is_active else None
 
-    # What is told to the checkers
+    # Events that are reported to the checkers
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
         for checker in self.checkers:
@@ -194,7 +191,7 @@ class VoterGroup:
 
 
 class WatchedLoader(MetadataLoader):
-    """The shipped loader; what it is handed is told to the council."""
+    """The shipped loader, which also reports its batches and snapshots to the voter group."""
 
     def __init__(self, cluster_id: str, voter_group: VoterGroup, voter_id: int) -> None:
         super().__init__(cluster_id)
@@ -212,7 +209,7 @@ class WatchedLoader(MetadataLoader):
 
 
 class WatchedVoter(RaftVoter):
-    """The shipped voter; `watch` is called with what is proposed."""
+    """The shipped voter, which also calls `watch` with each proposal."""
 
     watch: Callable[[RaftProposal], None]
 

@@ -1,4 +1,4 @@
-"""The program of one voter: the shipped voter, its streams, its loader, its controller; drivers."""
+"""The program of one voter: the shipped voter, channels, loader and controller, and its clients."""
 
 import math
 from random import Random
@@ -38,12 +38,12 @@ SECRET: Final = b"the secret of a simulated cluster"
 STRANGER: Final = "stranger"
 _WORKER_ID: Final = 101
 _INCARNATION: Final = bytes(range(16))
-# A change whose answer is one of these may have been made, or be made yet.
+# Errors after which a change may have been made, or may still be made.
 _AMBIGUOUS: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
 class VoterProgram:
-    """Made for each run of the voter's process."""
+    """Program of one run of a voter's process."""
 
     def __init__(self, voter_group: VoterGroup, voter: Voter) -> None:
         self.voter_group = voter_group
@@ -54,7 +54,7 @@ class VoterProgram:
         voter_group, voter, settings = self.voter_group, self.voter, self.voter_group.settings
         voter.runs += 1
         voter.supervisor.stop = self.stopping.set
-        # One more machine for each voter: a look-up is a name.
+        # Peers are addressed by the names of their machines.
         voters = {number: (each.name, PEER_PORT) for number, each in voter_group.voters.items()}
         await _make_data_dir(runtime)
         endpoint = Endpoint(runtime, ChannelIdentity(CLUSTER_ID, voter.voter_id, SECRET))
@@ -118,14 +118,14 @@ async def _make_data_dir(runtime: Runtime) -> None:
 
 
 def voter_program(voter_group: VoterGroup, voter: Voter) -> Program:
-    voter.loader = voter.quorum = None  # those of the process before
+    voter.loader = voter.quorum = None  # forget those of the previous process
     return VoterProgram(voter_group, voter).run
 
 
 def stranger_program(
     voter_group: VoterGroup, as_voter: int, secret: bytes, images: list[int]
 ) -> Program:
-    """A voter of a cluster formatted apart, whose addresses are those of this one."""
+    """Return the program of another cluster's voter, configured with this cluster's addresses."""
 
     async def run(runtime: Runtime) -> None:
         voters = {number: (each.name, PEER_PORT) for number, each in voter_group.voters.items()}
@@ -159,7 +159,7 @@ def stranger_program(
 
 
 class Driver:
-    """Changes the metadata through its own voter whenever that is the active one."""
+    """Client that changes the metadata through its voter while that is the active controller."""
 
     name = ""
 
@@ -261,7 +261,7 @@ class Driver:
                 self.voter_group.acknowledged(changed.end_offset)
 
     async def _stray(self) -> None:
-        """A batch that was decided in another term, or at another place of the log."""
+        """Propose a batch with a wrong term or a wrong expected offset."""
         self._made += 1
         name = f"stray-{self.name}-{self._made}"
         record = encode_record(TopicRecord(name, self._draw.randbytes(16)))
@@ -276,7 +276,7 @@ class Driver:
 
 
 class Reader:
-    """Reads behind a barrier whenever its own voter believes that it leads."""
+    """Client that reads after a barrier while its voter believes to lead."""
 
     def __init__(
         self, voter_group: VoterGroup, quorum: RaftVoter, loader: MetadataLoader, draw: Random

@@ -1,5 +1,5 @@
-"""What befalls one node: kills, losses of power, disks and clocks that do wrong.
+"""Faults of one node: kills, power cuts, and faults of disks and clocks.
 
 Imports `workloads` and below. No I/O. `node_faults` has faults of processes, `device_faults` those
-of disks and clocks.
+of disks and clocks. Start reading at `node_faults`.
 """

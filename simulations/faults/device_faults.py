@@ -1,4 +1,4 @@
-"""Disks and clocks that do wrong: syncs fail, bits flip, the time jumps."""
+"""Faults of disks and clocks: syncs and reads fail, bits flip, the wall clock jumps."""
 
 import errno
 from itertools import pairwise
@@ -20,38 +20,38 @@ from simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
 from simulations.workloads.consumer import LATEST, list_offset
 from simulations.workloads.several_rows import SeveralRows
 
-# Seconds forward and back. Producers' clocks stay: message.timestamp.after.max.ms is an hour.
+# Jumps in seconds. Producers' clocks do not jump: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
-# How many segments a bout of rot meets at most.
+# Most segments that one fault damages.
 FLIPS: Final = 3
-# Behind the batch's length come epoch and magic, which no checksum covers; then the checksum.
+# The batch length is followed by epoch and magic, which no CRC covers, and then by the CRC.
 _CHECKSUM_AT, _RECORDS_AT = 17, 61
 _LOW_BYTE: Final = 3
-# So soon what lies on sound devices must be served, whatever others do.
+# Time within which partitions on intact devices must be served while another device fails.
 INSPECTION_S: Final = 20.0
-# For so long a trouble waits for a batch that can rot.
+# Timeout of the wait for segments or batches that can be damaged.
 ROT_WITHIN_S: Final = 3.0
 FAILING_LOG: Final = "failing log"
 
 
 async def sync_failure(fault_context: FaultContext) -> None:
-    """Some files, or all, cannot be synced. Then the machine is restarted, as one should,
+    """Let syncs of some files, or of all, fail, and then cut the power.
 
-    or only the node at first: what the kernel could not write counts as clean, is read as if it
-    were safe, and is not.
+    In half of the cases the process is killed and restarted first: the pages that the kernel could
+    not write count as clean, so the new process reads data that is not durable.
     """
     draw, faults = fault_context.draw, fault_context.machine.faults
     of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
     share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
     before = faults.happened.get("sync failed", 0)
     fault_context.disk_impaired = True
-    fault_context.machine.say(f"disk cannot sync what is called {of}")
+    fault_context.machine.say(f"disk cannot sync files with {of} in their path")
     faults.failing_sync = lambda path: of in path and bad.random() < share
     await fault_context.environment.world.sleep(draw.uniform(0.1, 2.0))
     faults.failing_sync = None
     if faults.happened.get("sync failed", 0) > before:
         fault_context.count("sync failure")
-    if draw.random() < 0.5:  # what was not kept can be read, as long as there is power
+    if draw.random() < 0.5:  # data that is not durable stays readable until the power cut
         fault_context.machine.kill()
         await fault_context.pause_between()
         await fault_context.up()
@@ -64,10 +64,10 @@ async def sync_failure(fault_context: FaultContext) -> None:
 
 
 async def forgotten_sync_failure(fault_context: FaultContext) -> None:
-    """Logs cannot be synced; the process is killed, and the power fails some time after it is back.
+    """Let syncs of logs fail, kill the process, and cut the power some time after it is back.
 
-    The bytes of the syncs that failed are readable all the while, and never become durable unless
-    they are written again.
+    The bytes of the failed syncs stay readable until then, and become durable only if they are
+    written again.
     """
     draw, faults = fault_context.draw, fault_context.machine.faults
     before = faults.happened.get("sync failed", 0)
@@ -88,16 +88,16 @@ async def forgotten_sync_failure(fault_context: FaultContext) -> None:
 
 
 async def read_failure(fault_context: FaultContext) -> None:
-    """Some files, or all, cannot be read for a while, perhaps while the node starts.
+    """Let reads of some files, or of all, fail for a while, perhaps while the node starts.
 
-    Then the disk answers again, and the node is restarted, as one should.
+    Then the disk works again, and the node is restarted.
     """
     draw, faults = fault_context.draw, fault_context.machine.faults
     of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
     share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
     before = faults.happened.get("reads failed", 0)
     fault_context.disk_impaired = True
-    fault_context.machine.say(f"disk cannot read what is called {of}")
+    fault_context.machine.say(f"disk cannot read files with {of} in their path")
     faults.failing_read = lambda path: of in path and bad.random() < share
     if draw.random() < 0.5:
         fault_context.machine.kill()
@@ -115,7 +115,7 @@ async def read_failure(fault_context: FaultContext) -> None:
 
 
 async def unreadable_start(fault_context: FaultContext) -> None:
-    """After a kill, segments cannot be read while the node starts; then they can, and it does."""
+    """Kill the node, and let reads of segments fail during its first start, but not its second."""
     faults, bad = fault_context.machine.faults, Random(fault_context.draw.random())
     share = fault_context.draw.choice([1.0, 0.5])
     before = faults.happened.get("reads failed", 0)
@@ -134,13 +134,13 @@ async def unreadable_start(fault_context: FaultContext) -> None:
 
 
 async def bit_rot(fault_context: FaultContext) -> None:
-    """Bits flip: in indexes, or in batches that are complete and synced, where a checksum is."""
+    """Flip bits in indexes, or in the CRC and records of batches, of complete, synced segments."""
     stops = fault_context.draw.random() < 0.6
     if stops:
         fault_context.machine.kill()
     found = _sealed(fault_context)
     for topic, partition, segment in fault_context.draw.sample(found, min(len(found), FLIPS)):
-        # Batches are opened by compaction; what an index says shows in lookups by time.
+        # Compaction decodes batches; lookups by timestamp read the indexes.
         kinds = ["batch", "index"] if topic.is_compacted else ["index", "timeindex", "timeindex"]
         kind = fault_context.draw.choice([*kinds, "batch"])
         if kind == "batch":
@@ -152,7 +152,7 @@ async def bit_rot(fault_context: FaultContext) -> None:
 
 
 async def index_rot(fault_context: FaultContext) -> None:
-    """A bit flips in the offset index of each segment that is complete and synced."""
+    """Flip a bit in the offset index of each segment that is complete and synced."""
     with trio.move_on_after(ROT_WITHIN_S):
         while len(_sealed(fault_context)) < FLIPS:
             await fault_context.environment.world.sleep(0.01)
@@ -164,7 +164,7 @@ async def index_rot(fault_context: FaultContext) -> None:
 
 
 def _sealed(fault_context: FaultContext) -> list[tuple[Topic, int, Segment]]:
-    """Segments below the recovery point: nothing of them may be taken for a torn tail."""
+    """Return segments below the recovery point: recovery must not treat them as torn tails."""
     storage = fault_context.machine.storage
     points: dict[tuple[str, int], int] = {}
     for log_dir in LOG_DIRS:
@@ -202,7 +202,7 @@ def _rot_batch(fault_context: FaultContext, topic: Topic, partition: int, segmen
 
 
 async def rot_before_cleaning(fault_context: FaultContext) -> None:
-    """A bit flips in each value of some batches that compaction has not read yet."""
+    """Flip a bit in each value of some batches that compaction has not read yet."""
     with trio.move_on_after(ROT_WITHIN_S):
         while not (found := _uncompressed(fault_context)):
             await fault_context.environment.world.sleep(0.01)
@@ -223,7 +223,7 @@ async def rot_before_cleaning(fault_context: FaultContext) -> None:
 
 
 def _uncompressed(fault_context: FaultContext) -> list[tuple[Topic, int, Segment, NaiveBatch]]:
-    """Batches of several records with readable values, below the recovery point, newest last."""
+    """Return uncompressed batches of several records below the recovery point, newest last."""
     found = [
         (topic, partition, segment, batch)
         for topic, partition, segment in _sealed(fault_context)
@@ -238,7 +238,7 @@ def _uncompressed(fault_context: FaultContext) -> list[tuple[Topic, int, Segment
 def _value_ends(
     fault_context: FaultContext, place: PartitionOf, segment: Segment, batch: NaiveBatch
 ) -> list[int]:
-    """Positions in the segment of the last bytes of the batch's values."""
+    """Return the positions, in the segment, of the last byte of each value of the batch."""
     data = bytes(fault_context.machine.storage.file(f"{segment.path}.log").data)
     start, end = batch.position, batch.position + batch.size
     found = (
@@ -258,7 +258,7 @@ def _rot_index(fault_context: FaultContext, path: str) -> None:
         fault_context.environment.history.rotten_indexes.add(path.rsplit(".", 1)[0])
         position = fault_context.draw.randrange(size)
         if fault_context.draw.random() < 0.7:
-            position |= _LOW_BYTE  # of an offset, position or time: there it tells
+            position |= _LOW_BYTE  # low byte of a field, where a flip stays within the log's range
         _flip(fault_context, path, position)
 
 
@@ -271,7 +271,7 @@ def _flip(fault_context: FaultContext, path: str, position: int) -> None:
 
 
 async def clock_jump(fault_context: FaultContext) -> None:
-    """The wall clock is set; perhaps it is set right again later."""
+    """Let the wall clock jump, and in half of the cases jump back later."""
     jump = fault_context.draw.choice(JUMPS_S)
     await _jump(fault_context, jump)
     fault_context.count("clock jump")
@@ -289,7 +289,7 @@ async def _jump(fault_context: FaultContext, seconds: float) -> None:
 
 
 async def broken_device(fault_context: FaultContext) -> None:
-    """One of several log directories fails or is full; whatever is in the others is served."""
+    """Let one of several log directories fail or be full; the others must be served."""
     draw, faults = fault_context.draw, fault_context.machine.faults
     broken = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
     number = draw.choice([errno.EIO, errno.EIO, errno.ENOSPC])
@@ -318,9 +318,9 @@ async def broken_device(fault_context: FaultContext) -> None:
 
 
 async def failing_log(fault_context: FaultContext) -> None:
-    """One write to a log fails, of a request with further rows for the same log directory.
+    """Let a write to a log fail, of a request with further partitions in the same log directory.
 
-    Draws come from a stream of its own: other faults draw what they would draw without it.
+    It draws from a separate random stream, so it does not change the draws of other faults.
     """
     world = fault_context.environment.world
     draw, faults = world.stream(FAILING_LOG), fault_context.machine.faults
@@ -338,7 +338,7 @@ async def failing_log(fault_context: FaultContext) -> None:
 
 
 class Inspector:
-    """Looks whether every partition in those directories can be used, and soon."""
+    """Client that checks whether every partition in some log directories is served soon."""
 
     def __init__(self, environment: Environment, log_dirs: list[str]) -> None:
         self.environment = environment
@@ -370,7 +370,7 @@ class Inspector:
                 if not any(folder.startswith(f"{path}/") for path in self._log_dirs):
                     continue
                 if not naive_segments(storage, folder):
-                    continue  # the log may be yet to be made, anywhere
+                    continue  # the log does not exist yet, and may be created in any directory
                 if await list_offset(connection, topic, partition, LATEST) is None:
                     dead += [] if topic.delete_asked else [f"{topic}-{partition}"]
         return dead

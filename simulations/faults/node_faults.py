@@ -1,4 +1,4 @@
-"""What can happen to a node, each by name. All are over when the coroutine returns."""
+"""Faults of a node, by name. A fault has ended when its coroutine returns."""
 
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -13,25 +13,28 @@ from simulations.kernel.machine import How
 
 STOP_WITHIN_S: Final = 3.0
 NEWS_TRIES: Final = 5
-# How often a disk that has little room has enough again, and then little.
+# Times that the disk alternates between little and enough free space.
 LITTLE_ROOMS: Final = 8
 
 Fault = Callable[["FaultContext"], Awaitable[None]]
 
 
 class FaultContext:
-    """The node of a room, and the draws about what befalls it."""
+    """The node that faults act on, and the random stream of the faults."""
 
     def __init__(self, environment: Environment, node: NodeOnMachine, draw: Random) -> None:
         self.environment = environment
         self.node = node
         self.machine = node.machine
         self.draw = draw
-        # While true, the node may refuse to start or end: its disk is not as it should be.
+        # While true, the node may refuse to start, or may end, because of its disk.
         self.disk_impaired = False
 
     async def up(self) -> None:
-        """The node serves. One that ends by itself on a sound machine is a finding."""
+        """Start the node, and wait until it serves.
+
+        A node that does not start on a machine without faults is a violation.
+        """
         for _ in range(NEWS_TRIES):
             if self.node.serving and self.machine.running:
                 return
@@ -80,12 +83,12 @@ async def power_at_change(fault_context: FaultContext) -> None:
 
 
 async def power_at_retirement(fault_context: FaultContext) -> None:
-    """While segments of a log are on their way out, the names of new ones perhaps not durable."""
+    """Cut the power while segments are removed; the names of new ones may not be durable yet."""
     await _stop_at_change(fault_context, "power", fault_context.draw.randint(1, 6), DELETED)
 
 
 async def power_at_removals(fault_context: FaultContext) -> None:
-    """As `power_at_retirement`, after several segments were renamed."""
+    """Cut the power as in `power_at_retirement`, after several segments were renamed."""
     await _stop_at_change(fault_context, "power", fault_context.draw.randint(4, 40), DELETED)
 
 
@@ -106,7 +109,7 @@ async def _stop_at_change(
 
 
 async def stop_while_starting(fault_context: FaultContext) -> None:
-    """The machine stops again while the node recovers, and perhaps again."""
+    """Cut the power, and stop the machine up to three times while the node recovers."""
     fault_context.machine.power_cut()
     count_losses(fault_context)
     for _ in range(fault_context.draw.randint(1, 3)):
@@ -121,10 +124,10 @@ async def stop_while_starting(fault_context: FaultContext) -> None:
 
 
 async def power_after_recovery(fault_context: FaultContext) -> None:
-    """The process is killed at a change of a log, and the power fails soon after the next start.
+    """Kill the process at a change of a log, and cut the power soon after the next start.
 
-    The checkpoint of recovery points was written in between. What the killed process wrote and did
-    not sync is durable then only if recovery synced it.
+    The recovery point checkpoint was written in between. Bytes that the killed process wrote
+    without a sync are durable only if recovery synced them.
     """
     await _stop_at_change(fault_context, "kill", fault_context.draw.randint(5, 40), ".log")
     await fault_context.environment.world.sleep(fault_context.draw.uniform(0.21, 0.5))
@@ -132,9 +135,9 @@ async def power_after_recovery(fault_context: FaultContext) -> None:
 
 
 async def power_after_new_folders(fault_context: FaultContext) -> None:
-    """The process is killed while it makes folders of logs, and the power fails a little later.
+    """Kill the process while it creates folders of logs, and cut the power a little later.
 
-    The next process has acknowledged records in those folders then, whose names it did not make.
+    The next process has then acknowledged records in folders that it did not create.
     """
     await _stop_at_change(fault_context, "kill", fault_context.draw.randint(1, 12), ".log")
     await fault_context.environment.world.sleep(fault_context.draw.uniform(0.02, 0.3))
@@ -149,7 +152,7 @@ async def restart(fault_context: FaultContext) -> None:
 
 
 async def power_after_stop(fault_context: FaultContext) -> None:
-    """Power goes once it has stopped: what a clean stop says is durable has to be."""
+    """Cut the power after a clean stop, which must have made all data durable."""
     await fault_context.node.stop()
     fault_context.machine.power_cut()
     fault_context.count("power after a clean stop")
@@ -158,7 +161,7 @@ async def power_after_stop(fault_context: FaultContext) -> None:
 
 
 async def full(fault_context: FaultContext) -> None:
-    """The disk is full for a while, at a byte that the seed draws."""
+    """Fill the disk for a while, at a byte that the seed draws."""
     storage = fault_context.machine.storage
     fault_context.disk_impaired = True
     storage.capacity_bytes = storage.used_bytes() + fault_context.draw.choice(
@@ -180,7 +183,7 @@ async def full(fault_context: FaultContext) -> None:
 
 
 async def little_room(fault_context: FaultContext) -> None:
-    """Time and again, the disk has room for a small batch and none for a large one."""
+    """Let the disk repeatedly have room for a small batch, but not for a large one."""
     storage, world, draw = (
         fault_context.machine.storage,
         fault_context.environment.world,
@@ -208,7 +211,7 @@ async def pause(fault_context: FaultContext) -> None:
 
 
 async def cut(fault_context: FaultContext) -> None:
-    """One or both ways between the node and everybody else."""
+    """Cut the network between the node and all other machines, in one or both directions."""
     internet, me = fault_context.environment.world.internet, fault_context.machine.name
     others = [name for name in fault_context.environment.world.machines if name != me]
     pairs = [(me, other) for other in others] + [(other, me) for other in others]

@@ -1,5 +1,5 @@
-"""Scenarios with one node: how a run goes, narrow worlds, and quotas.
+"""Scenarios with one node: the course of a run, narrow worlds, and quotas.
 
-Imports `faults` and below. No I/O, but `snapback` as a program, which draws a picture. Start with
-`run`.
+Imports `faults` and below. No I/O, except `snapback` as a program, which writes a picture. Start
+reading at `run`.
 """

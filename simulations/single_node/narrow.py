@@ -1,9 +1,9 @@
 """Narrow worlds: small worlds that draw one order of events with high probability.
 
-Some rules protect data only in an order of events that the other draws of a scenario hardly ever
-bring about. Such a world has few clients and few kinds of faults, so that it is short. Which seeds
-are narrow, and all that a narrow world draws, comes from a stream of its own: the other seeds of a
-scenario stay the worlds that they are.
+Some rules protect data only in an order of events that the other worlds of a scenario rarely reach.
+A narrow world has few clients and few kinds of faults, so that it is short. A separate random
+stream draws which seeds are narrow, and all settings of narrow worlds: the worlds of the other
+seeds do not change.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from simulations.harness.environment import Settings
 from wire.records.records import Codec
 
-# Of the seeds of a scenario that has narrow worlds.
+# Share of the seeds of a scenario that has narrow worlds.
 SHARE: Final = 0.2
 
 
@@ -23,7 +23,7 @@ class NarrowWorld(NamedTuple):
 
 
 def _quiet(settings: Settings) -> None:
-    """Producers, one consumer, and no other client."""
+    """Leave producers and one consumer as the only clients, apart from the administrator."""
     settings.consumers, settings.sessions, settings.hostiles = 1, 0, 0
     settings.changes = settings.delete_topics = settings.retention = 0.0
     settings.big_value = settings.append_time = 0.0
@@ -31,7 +31,7 @@ def _quiet(settings: Settings) -> None:
 
 
 def _power_after_recovery(settings: Settings, draw: Random) -> None:
-    """Nothing is flushed: only recovery makes records durable, and then the power fails."""
+    """Flush no records: only recovery makes them durable before the power fails."""
     _quiet(settings)
     settings.topics, settings.producers = 1, 2
     settings.flush = 0.0
@@ -44,7 +44,7 @@ def _power_after_recovery(settings: Settings, draw: Random) -> None:
 
 
 def _rot_before_cleaning(settings: Settings, draw: Random) -> None:
-    """Values of records rot in a batch of which compaction will keep only some records."""
+    """Damage values in batches of which compaction will keep only some records."""
     _quiet(settings)
     settings.topics, settings.producers = 1, 2
     settings.compacted = 1.0
@@ -63,7 +63,7 @@ def _rot_before_cleaning(settings: Settings, draw: Random) -> None:
 
 
 def _unreadable_starts(settings: Settings, draw: Random) -> None:
-    """Flushed records above the recovery point on disk cannot be read while the node starts."""
+    """Make flushed records above the recovery point on disk unreadable while the node starts."""
     _quiet(settings)
     settings.topics, settings.producers = 1, 2
     settings.flush = 1.0
@@ -76,7 +76,7 @@ def _unreadable_starts(settings: Settings, draw: Random) -> None:
 
 
 def _rotten_indexes(settings: Settings, draw: Random) -> None:
-    """Many entries in the offset indexes of complete segments, and wrong bits in each index."""
+    """Write many entries to the offset indexes of complete segments, and flip bits in each one."""
     _quiet(settings)
     settings.topics, settings.producers = 1, 2
     settings.index_interval_bytes, settings.segment_bytes = 1, 4096
@@ -87,7 +87,7 @@ def _rotten_indexes(settings: Settings, draw: Random) -> None:
 
 
 def _failing_syncs(settings: Settings, draw: Random) -> None:
-    """Every record is flushed before it is acknowledged, by syncs that fail."""
+    """Flush every record before it is acknowledged, and let the syncs fail."""
     _quiet(settings)
     settings.topics, settings.producers = 1, 2
     settings.flush = 1.0
@@ -99,7 +99,7 @@ def _failing_syncs(settings: Settings, draw: Random) -> None:
 
 
 def _cleaned_before_flushed(settings: Settings, draw: Random) -> None:
-    """Segments that are complete wait for their flush until the power fails."""
+    """Delay the flush of complete segments until the power fails."""
     _quiet(settings)
     settings.topics, settings.max_partitions, settings.producers = 1, 1, 2
     settings.flush, settings.compacted = 0.0, 1.0
@@ -117,7 +117,7 @@ def _cleaned_before_flushed(settings: Settings, draw: Random) -> None:
 
 
 def _little_room(settings: Settings, draw: Random) -> None:
-    """Idempotent producers send ahead, and a batch finds no room where a smaller one does."""
+    """Let idempotent producers pipeline batches while the disk has room only for small ones."""
     _quiet(settings)
     settings.topics, settings.max_partitions, settings.producers = 1, 1, 4
     settings.idempotent, settings.pipeline, settings.think_s = 1.0, 5, 0.0
@@ -129,7 +129,7 @@ def _little_room(settings: Settings, draw: Random) -> None:
 
 
 def _several_removals(settings: Settings, draw: Random) -> None:
-    """Retention removes several segments at once, above the recovery point on disk."""
+    """Let retention remove several segments at once, above the recovery point on disk."""
     _quiet(settings)
     settings.topics, settings.producers = 2, 2
     settings.flush, settings.retention = 1.0, 1.0
@@ -142,7 +142,7 @@ def _several_removals(settings: Settings, draw: Random) -> None:
 
 
 def _new_folders(settings: Settings, _: Random) -> None:
-    """Folders of logs that a killed process made, in directories that nothing else syncs soon."""
+    """Kill a process that has created folders of logs, in directories that are not synced soon."""
     _quiet(settings)
     settings.topics, settings.max_partitions, settings.producers = 2, 3, 3
     settings.several_log_dirs = True
@@ -178,7 +178,7 @@ NARROW: Final[Mapping[str, tuple[NarrowWorld, ...]]] = {
 
 
 def narrow(scenario: str, settings: Settings, draw: Random) -> str | None:
-    """`settings` are those of a narrow world, whose purpose is returned; or are as they were."""
+    """Draw whether the world is narrow; if so, change `settings` and return its purpose."""
     worlds = NARROW.get(scenario, ())
     if not worlds or draw.random() >= SHARE:
         return None

@@ -1,8 +1,8 @@
-"""Clients that ask for too much, and an administrator who changes what they may.
+"""Scenario `quotas`: clients that exceed their quotas, and an administrator that changes quotas.
 
-One node. Groups of connections with one client id each are greedy, come in bursts, or are many, and
-one client only creates topics. Quotas of every kind of entity come, change and go; the node may be
-killed.
+The world has one node. Groups of connections, each group with one client id, are greedy or bursty;
+one client only creates topics. Quotas of every kind of entity are set, changed and removed; the
+node may be killed.
 """
 
 from collections.abc import Collection, Mapping
@@ -69,10 +69,10 @@ FETCH_BYTES: Final = 30_000
 THINK_S: Final = 0.05
 SLACK_S: Final = 0.5
 ANSWER_LIMIT_S: Final = 300.0
-REST_S: Final = 2.0  # beyond what a delay explains
-FRAME_BYTES: Final = 40  # of a produce request, beside its batch, at least
-BATCH_OVERHEAD_BYTES: Final = 100  # of a batch with one record, at most
-# Of the worlds: those with a group whose batches are refused, and those with a walker.
+REST_S: Final = 2.0  # time that an answer may take in addition to its throttle time
+FRAME_BYTES: Final = 40  # least size of a Produce request without its batch
+BATCH_OVERHEAD_BYTES: Final = 100  # most bytes of a batch with one record, without its value
+# Shares of the worlds with a group whose batches are refused, and with a walker (`_walk`).
 SKIPPING: Final = 0.2
 WALKING: Final = 0.2
 WALKER_PERCENT: Final = 0.5
@@ -81,7 +81,7 @@ KEYS: Final = {"produce": PRODUCER_BYTE_RATE, "fetch": CONSUMER_BYTE_RATE}
 
 @dataclass(eq=False)
 class Group:
-    """Connections with one client id that all do the same."""
+    """Connections with one client id that all send the same kind of requests."""
 
     client_id: str
     topic: str
@@ -89,12 +89,12 @@ class Group:
     manner: str  # greedy or bursty
     size: int
     batch_bytes: int
-    # Before the last change: a quota that was lowered makes old use count for more.
+    # Bytes moved before the last change: they weigh more if the quota was lowered.
     old_bytes: int = 0
     progressed_at: float = 0.0
     moves: list[tuple[float, int]] = field(default_factory=list)
     conns: list["Conn"] = field(default_factory=list)
-    # Its batches are refused, as sequences before them are missing; they count all the same.
+    # Batches skip sequence numbers, so they are refused; quotas count them nevertheless.
     skips_sequences: bool = False
 
     @property
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def request_bytes(self) -> int:
-        """The most that one request is counted for: a fetch gives a larger batch whole."""
+        """Most bytes that quotas count for one request; a fetch returns a larger batch whole."""
         batch_bytes = self.batch_bytes + BATCH_OVERHEAD_BYTES
         if self.kind == "produce":
             return batch_bytes + FRAME_BYTES
@@ -115,7 +115,7 @@ class Group:
 
 @dataclass(eq=False)
 class Conn:
-    """When its next answer is due, as it knows."""
+    """One connection of a group, and the time at which its next answer is due."""
 
     group: Group
     heeds: bool
@@ -137,14 +137,14 @@ def draw_groups(draw: Random) -> list[Group]:
 
 
 class Quotas:
-    """One world's story."""
+    """Course of one world: its node, clients, quotas and checkers."""
 
     def __init__(self, world: World, leave_out: Collection[int]) -> None:
         self.world = world
         draw = world.stream("quotas")
         self.draw = draw
         self.groups = draw_groups(draw)
-        # Of few worlds, and from a stream of its own: the others stay what they were.
+        # A separate random stream for few worlds: the other worlds do not change.
         narrow = world.stream("narrow world")
         self.groups[0].skips_sequences = narrow.random() < SKIPPING
         self.has_walker = narrow.random() < WALKING
@@ -153,7 +153,7 @@ class Quotas:
         self.window_s = float(self.samples)
         self.length_s = 40.0
         self.rules: dict[Entity, dict[str, float]] = {}
-        # While a change is under way.
+        # Limits before a change that is in progress; None otherwise.
         self.before: dict[Group, tuple[Resolved | None, int]] | None = None
         self.closing = False
         self.checkers = {kind: kind(world) for kind in QUOTA_CHECKERS}
@@ -180,7 +180,7 @@ class Quotas:
         if expected != correlation_id:
             self.world.violate("P1 AnswersInOrder", f"{who} got {correlation_id}, not {expected}")
 
-    # The story
+    # Course of the world
 
     async def play(self) -> None:
         world = self.world
@@ -262,7 +262,7 @@ class Quotas:
         )
         return await connection.call(ApiKey.CREATE_TOPICS, asked, ANSWER_LIMIT_S)
 
-    # What quotas are for
+    # Requests that quotas limit
 
     async def _produce(self, connection: ClientConnection, group: Group) -> tuple[Any, int]:
         producer_id, sequence = -1, -1
@@ -295,7 +295,7 @@ class Quotas:
         return answer, len(batch) + FRAME_BYTES
 
     async def _next_sequence(self, connection: ClientConnection) -> tuple[int, int]:
-        """A producer id of the connection's own, and a sequence: the first is 0, none is next."""
+        """Return the connection's producer id and a sequence: 0 first, then always one skipped."""
         producer_id, sequence = self.producer_ids.get(connection, (-1, -1))
         if producer_id < 0:
             asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1)
@@ -313,7 +313,7 @@ class Quotas:
         group: Group,
         offset: int,
     ) -> tuple[Any, int, int]:
-        """The answer, the bytes of its records, and the offset behind them."""
+        """Fetch; return the answer, its record bytes, and the next offset."""
         asked = FetchRequest(
             max_wait_ms=100,
             min_bytes=1,
@@ -338,7 +338,7 @@ class Quotas:
             offset = header.last_offset + 1
         return answer, len(data), offset if data else 0
 
-    # Who uses them
+    # Clients
 
     def _client(self, conn: Conn) -> Any:
         async def run(runtime: Runtime) -> None:
@@ -386,7 +386,7 @@ class Quotas:
         asked_at: float,
         throttle_ms: int,
         size_bytes: int,
-        was_stable: bool,  # no quota has changed since it asked
+        was_stable: bool,  # whether no quota has changed since the request
     ) -> None:
         group, now = conn.group, self.world.now
         late_s = now - max(conn.due, asked_at + 0.1)
@@ -396,7 +396,7 @@ class Quotas:
             self.checker(MutesEnd).answered(group.client_id, conn.not_before - now, late_s)
         conn.is_freed = False
         until = now + throttle_ms / 1000
-        # A change may have freed it while this answer was on its way.
+        # A change may have unmuted the connection while this answer was in flight.
         conn.not_before = until if throttle_ms and was_stable else 0.0
         conn.due = until
         group.moves.append((now, size_bytes))
@@ -408,7 +408,7 @@ class Quotas:
     def _limited(
         self, group: Group, limit: Resolved | None, throttle_ms: int, size_bytes: int
     ) -> None:
-        """It was answered so, and no quota has changed since it asked."""
+        """Check an answer between whose request and itself no quota has changed."""
         if limit is None:
             self.checker(RuleApplies).unlimited(group.client_id, throttle_ms)
             return
@@ -419,10 +419,10 @@ class Quotas:
             throttled(group.client_id, throttle_ms / 1000, self._most_owed(limit), limit.quota)
 
     def _most_owed(self, limit: Resolved) -> float:
-        """Bytes: a delay is at most these at the quota.
+        """Return the bytes for which clients may be throttled: the delay is at most bytes / quota.
 
-        The larger of what the window holds and what has not leaked at the quota yet, of all groups
-        that ever shared the allowance, and requests whose answers are under way.
+        They are the larger of the bytes in the window and the level of a leaky bucket that drains
+        at the quota, over all groups that ever shared the quota, plus all requests in flight.
         """
         groups = [
             group
@@ -439,7 +439,7 @@ class Quotas:
         return max(in_window, level) + sum(group.size * group.request_bytes for group in groups)
 
     def _standing(self, group: Group) -> tuple[Resolved | None, int]:
-        """The group's limit, and how many connections share its allowance."""
+        """Return the group's limit, and the number of connections that share its quota."""
         limit = self._limit(group)
         return limit, 0 if limit is None else self._sharing(limit)
 
@@ -455,13 +455,13 @@ class Quotas:
         group.progressed_at = self.world.now
 
     def _judge_wait(self, group: Group) -> None:
-        """The longest that all debts of those who share can take, and one window.
+        """Check a group's longest wait: all debts of the sharing connections, and two windows.
 
-        A wait that ends while the group's limit changes was judged under the old limit when the
+        A wait that ends while the group's limit changes was checked under the old limit when the
         change began (`_change`); neither limit alone explains the rest.
         """
         limit, now = self._limit(group), self.world.now
-        if self.closing:  # clients ask for nothing any more
+        if self.closing:  # clients send no further requests
             return
         if self.before is not None and self.before[group] != self._standing(group):
             return
@@ -469,18 +469,18 @@ class Quotas:
             debt = group.size * group.request_bytes
             at_most_s = (2 * debt + group.old_bytes) / limit.quota + 2 * self.window_s + REST_S
             waited_s = now - group.progressed_at
-            # Whoever heeds what it was told sleeps on when it is freed.
+            # A client that waits for the throttle time does not notice that it was unmuted.
             is_awake = not any(conn.heeds for conn in group.conns)
             if is_awake and self._sharing(limit) == group.size:
                 self.checker(NobodyStarves).progressed(group.client_id, waited_s, at_most_s)
 
-    # Who else there is
+    # Other clients
 
     async def _walk(self, runtime: Runtime) -> None:
-        """A client whose batches are opened in a worker thread asks for more than its share of CPU.
+        """Exceed the request quota with batches that are decompressed in a worker thread.
 
-        What the thread is said to have used, and nothing else, counts here. Judged by twice the
-        quota: a request is charged with the next one, and no throttle time is longer than a sample.
+        Only the CPU time that the simulation assigns to the thread counts. The limit is twice the
+        quota, as the next request is charged for a request, and no throttle time exceeds a sample.
         """
         quota = Resolved(2 * WALKER_PERCENT, (REQUEST_PERCENTAGE, None, "walker"))
         records = [Record(number, 0, None, bytes(10)) for number in range(20)]
@@ -534,7 +534,7 @@ class Quotas:
                 checker.tried_again(code)
             made += 0 if code else TOPIC_PARTITIONS
             if not self.mutator_was_reset:
-                # The bucket, and those that were made before this connection.
+                # The bucket, and partitions created before this connection.
                 at_most = MUTATIONS * (self.world.now - began + 11 + SLACK_S) + 2 * TOPIC_PARTITIONS
                 checker.made(made, at_most)
             await trio.sleep(0.2)
@@ -557,7 +557,7 @@ class Quotas:
                         self._look_up()
                 finally:
                     connection.close()
-            # Nobody knows whether what was asked for last has happened: it is asked for again.
+            # The last request may have taken effect or not: it is sent again.
             await trio.sleep(0.1)
 
     def _draw_change(self, draw: Random) -> tuple[Entity, Values]:
@@ -579,8 +579,8 @@ class Quotas:
         return entity, {group.key: value}
 
     async def _change(self, connection: ClientConnection, entity: Entity, values: Values) -> None:
-        """It is in force when this returns; in between nobody knows."""
-        if self.before is None:  # else it is asked for again
+        """Change quotas; they are in force on return, and uncertain until then."""
+        if self.before is None:  # otherwise this is a retry
             for group in self.groups:
                 self._judge_wait(group)
             self.before = {group: self._standing(group) for group in self.groups}
@@ -644,7 +644,7 @@ class Quotas:
             )
 
     async def _free_all(self, runtime: Runtime) -> None:
-        """Who is muted need not be waited for."""
+        """Remove all quotas, which unmutes all connections."""
         while True:
             with suppress(*BROKEN):
                 connection = await self.connect(runtime, "setup")
@@ -656,7 +656,7 @@ class Quotas:
             await trio.sleep(0.1)
 
     async def _fill_up(self, runtime: Runtime) -> None:
-        """As many connections as there may be."""
+        """Check that a client can open `max.connections` connections."""
         connections, taken = [], 0
         for _ in range(MAX_CONNECTIONS):
             connections.append(await self.connect(runtime, "last"))
@@ -675,7 +675,7 @@ async def _play_world(world: World, leave_out: Collection[int]) -> None:
 
 QUOTAS: Final = Scenario(
     "quotas",
-    "greedy, bursty and many clients, quotas that come, change and go, a kill",
+    "clients that exceed their quotas; quotas that are set, changed and removed; perhaps a kill",
     _play_world,
     QUOTA_CHECKERS,
     ("throttled", "quotas changed", "freed by a change", "changes refused", "fault: kill"),

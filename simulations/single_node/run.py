@@ -1,6 +1,6 @@
-"""What happens in a room with one node: clients work, faults come and go, and then all is read.
+"""The course of a world with one node: clients run through faults, and then all records are read.
 
-start -> clients begin -> fault, fault, ... -> clients end -> everything heals
+start -> clients begin -> fault, fault, ... -> faults end -> clients end
       -> every partition is read from start to end -> clean stop -> the files are scanned
 """
 
@@ -38,7 +38,7 @@ from simulations.workloads.long_poller import LongPoller
 from simulations.workloads.producer import Producer
 from simulations.workloads.session_consumer import SessionConsumer
 
-# How long producers may take once the faults are over.
+# Time within which producers must be done after the faults.
 CLIENTS_LIMIT_S: Final = 120.0
 
 
@@ -129,7 +129,7 @@ async def _finish_clients(environment: Environment, clients: Clients) -> None:
 
 
 async def _compare_images(environment: Environment, node: NodeOnMachine) -> None:
-    """The image when the node stopped, beside what its disk and its history say."""
+    """Compare the node's last metadata image with its disk and with the applied batches."""
     if node.node is None or node.node.worker is None or environment.world.violations:
         return
     image, reloaded = node.node.worker.loader.image, MetadataLoader(node.node.cluster_id)
@@ -165,13 +165,13 @@ def _scan_files(environment: Environment) -> None:
         folder = log_folder(environment.node.storage, final.topic.name, final.partition)
         segments = naive_segments(environment.node.storage, folder)
         index.scanned(final, segments)
-        # Retention may have moved it since the audit.
+        # Retention may have moved the log start offset since the audit.
         noted = starts.get((final.topic.name, final.partition), 0)
         retention.scanned(final, segments, max(noted, final.log_start_offset))
 
 
 def _log_starts(storage: Storage) -> dict[tuple[str, int], int]:
-    """As the stop has noted them."""
+    """Return the log start offsets in the checkpoints that the clean stop has written."""
     found: dict[tuple[str, int], int] = {}
     for log_dir in LOG_DIRS:
         with suppress(FileNotFoundError):

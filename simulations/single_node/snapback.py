@@ -1,10 +1,10 @@
-"""The comb of a throttled producer, in virtual time: counted, and drawn for the documentation.
+"""The send rate of a throttled producer in virtual time, which is comb-shaped: counts and a plot.
 
     python -m simulations.single_node.snapback docs/images/snapback.svg
 
-A producer that always has another record sends one at a time and heeds the throttle time. What it
-is let send is decided by the code that workers run (`dataplane.quotas.rate_window`); a test holds
-this against a whole node. Drawing needs matplotlib: pip install 'metaquorum[plot]'.
+A producer that always has another record sends one at a time and waits for the throttle time. The
+throttle time comes from the code that workers run (`dataplane.quotas.rate_window`); a test compares
+the result with a whole node. The plot needs matplotlib: pip install 'metaquorum[plot]'.
 """
 
 import sys
@@ -18,7 +18,7 @@ from dataplane.quotas.rate_window import RateWindow
 @dataclass(frozen=True, slots=True)
 class Sent:
     at_s: float
-    delay_s: float  # what its answer says
+    delay_s: float  # throttle time of the answer
     used_bytes: float  # within the window
     allowed_bytes: float  # quota x T
 
@@ -26,7 +26,7 @@ class Sent:
 def producer(
     record_bytes: int, quota: float, seconds: float, *, samples: int = 11, trip_s: float = 0.005
 ) -> Iterator[Sent]:
-    """All that is sent in that time."""
+    """Yield the requests that a producer sends in `seconds`."""
     window = RateWindow(samples)
     at_s = 0.0
     while at_s < seconds:

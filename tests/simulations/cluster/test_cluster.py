@@ -1,4 +1,4 @@
-"""Worlds of several machines: each trouble alone, what is durable, and what a violation needs."""
+"""Worlds of several machines: single faults, durable logs, planted mistakes, and shrinking."""
 
 import random
 from contextlib import AbstractContextManager
@@ -34,7 +34,7 @@ def test_a_quorum_survives_each_trouble_alone(kind: str) -> None:
     world.run(play)
     assert not world.violations
     assert world.counts["commits"] > 0
-    if kind not in ("full disk", "failing sync"):  # whether anything was written just then
+    if kind not in ("full disk", "failing sync"):  # these count only if a write met the fault
         assert world.counts[f"fault: {kind}"] > 0
 
 

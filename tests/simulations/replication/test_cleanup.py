@@ -1,4 +1,4 @@
-"""What checkers of worlds with compaction and retention may believe, and what they must not."""
+"""Checkers of worlds with compaction and retention: losses they accept, and losses they report."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,7 @@ def cluster_history() -> ClusterHistory:
 def holding(
     known: ClusterHistory, *contents: Content
 ) -> tuple[PartitionHistory, ReplicaLog, list[Name]]:
-    """A compacted partition of which one replica has these records, all committed."""
+    """Return a compacted partition with one replica that has these records, all committed."""
     history = PartitionHistory(Place(bytes(16), 0), {}, configs={"cleanup.policy": "compact"})
     replica = ReplicaLog(1, cast(Any, None))
     names = []

@@ -1,4 +1,4 @@
-"""Single interleavings of replication: each comes about, and what it is for is found there."""
+"""Interleavings of replication: each takes effect, and finds the mistakes that it is for."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from simulations.mutants.truncation_mutants import CUT_MUTANTS
 from simulations.replication import crossings
 from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 
-# In which of them each mistake shows.
+# Interleaving that finds each mistake, by mutant.
 SHOWS_IN = {
     "cut-for-another-leader": "unwanted cut",
     "commit-of-another-epoch": "pair",

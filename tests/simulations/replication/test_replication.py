@@ -1,4 +1,4 @@
-"""Clusters with replicas: troubles one by one, what is known of replicas, and planted mistakes."""
+"""Clusters with replicas: single faults, agreement of the replicas, and a planted mistake."""
 
 import pytest
 
@@ -42,5 +42,5 @@ def test_a_mistake_in_replication_is_found_and_named() -> None:
             {violated.split()[0] for violated, _ in outcome.violations} & set(mutant.found_as)
         )
 
-    # What a seed draws changes with every fault that is added, and some worlds have no acks=all.
+    # Each added kind of fault changes the draws of a seed, and some worlds have no acks=all.
     assert any(map(is_found, range(6)))
