@@ -68,7 +68,7 @@ class ClusterImagesAreOne(ClusterChecker):
             wanted = folds[image.end_offset]
             self.compare(
                 found == wanted,
-                "the image of {} at {} is not the log's at {}: {}",
+                "the image of {} at {} differs from the log at {}: {}",
                 who,
                 found[0],
                 wanted[0],
@@ -96,7 +96,7 @@ class AnswersHold(ClusterChecker):
                     topic is not None
                     and topic.topic_id == topic_id
                     and len(topic.partitions) == partitions,
-                    "{} was created, and {} has {}",
+                    "{} was created, but {} has {}",
                     name,
                     who,
                     topic,
@@ -105,7 +105,10 @@ class AnswersHold(ClusterChecker):
                 self.compare(image.topic(name) is None, "{} has {}, refused or deleted", who, name)
             names = set(image.topics)
             self.compare(
-                names <= topic_outcomes.asked, "{} has {}", who, names - topic_outcomes.asked
+                names <= topic_outcomes.asked,
+                "{} has {}, never requested",
+                who,
+                names - topic_outcomes.asked,
             )
 
 
@@ -116,7 +119,7 @@ class CreatedIsVisible(ClusterChecker):
 
     def shown(self, name: str, topic_id: bytes, shown: dict[str, bytes]) -> None:
         self.compare(
-            shown.get(name) == topic_id, "{} was created, and the same worker shows {}", name, shown
+            shown.get(name) == topic_id, "{} was created, but the same worker shows {}", name, shown
         )
 
 
@@ -136,7 +139,7 @@ class RecordsAreKept(ClusterChecker):
             places = [o for o, v in found.get((topic, partition), []) if v == value]
             self.compare(
                 places == [offset],
-                "{} was acknowledged in {}-{} at {}, and is at {}",
+                "{} was acknowledged in {}-{} at {}, but is at {}",
                 value,
                 topic,
                 partition,

@@ -134,7 +134,7 @@ async def _inspect(cluster_state: ClusterState) -> None:
         if fate.error is not None:
             raise fate.error
     if limit.cancelled_caught:
-        cluster_state.world.violate("liveness", f"not all could be read in {LIVENESS_S:.0f} s")
+        cluster_state.world.violate("liveness", f"not all records read in {LIVENESS_S:.0f} s")
         return
     cluster_state.checker(RecordsAreKept).finals(inspector.found)
     await within(cluster_state, LIVENESS_S, "whole again", cluster_state.is_whole)

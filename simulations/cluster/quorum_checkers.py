@@ -32,7 +32,7 @@ class OneLeaderPerTerm(VoterGroupChecker):
 
     def _leads(self, voter_id: int, term: int) -> None:
         known = self.leaders.setdefault(term, voter_id)
-        self.compare(known == voter_id, "{} and {} lead in term {}", known, voter_id, term)
+        self.compare(known == voter_id, "{} and {} both lead in term {}", known, voter_id, term)
 
     def leads(self, voter_id: int, term: int) -> None:
         self._leads(voter_id, term)
@@ -240,13 +240,15 @@ class AnswersAreKept(VoterGroupChecker):
             names = set(image.topics)
             for name, offset in topics.created.items():
                 if name not in topics.deletion_asked and image.end_offset >= offset:
-                    self.compare(name in names, "{} has no {}, which was created", who, name)
+                    self.compare(name in names, "{} does not have {}, which was created", who, name)
             for name, offset in topics.deleted.items():
                 if image.end_offset >= offset:
                     self.compare(name not in names, "{} has {}, which was deleted", who, name)
             for name in topics.refused:
                 self.compare(name not in names, "{} has {}, which was refused", who, name)
-            self.compare(names <= topics.asked, "{} has {}", who, names - topics.asked)
+            self.compare(
+                names <= topics.asked, "{} has {}, never requested", who, names - topics.asked
+            )
 
 
 class ImagesAreOne(VoterGroupChecker):
@@ -265,7 +267,7 @@ class ImagesAreOne(VoterGroupChecker):
             differing = set(found[1]) ^ set(wanted[1])
             self.compare(
                 found == wanted,
-                "the image of {} at {} is not the log's at {}: {}",
+                "the image of {} at {} differs from the log at {}: {}",
                 who,
                 offset,
                 wanted[0],

@@ -33,9 +33,10 @@ _CODECS: Final = {
 
 
 class CompactionKeepsLast(WatchingChecker):
-    """Compaction removes only committed records that a later record of the same key supersedes,
+    """Compaction removes only superseded records and expired tombstones.
 
-    and tombstones older than `delete.retention.ms`.
+    A record is superseded by a later committed record, or expired tombstone, of the same key; it
+    must be committed itself.
     """
 
     invariant = "L2"
@@ -92,7 +93,7 @@ class LastOfEachKeyIsRead(WatchingChecker):
                 continue
             self.compare(
                 last_read.get(content.key, -1) >= offset,
-                "{}: {} was acknowledged at {}, and the last record of its key is at {}",
+                "{}: {} was acknowledged at {}, but the last record read of its key is at {}",
                 history,
                 content,
                 offset,
@@ -101,8 +102,7 @@ class LastOfEachKeyIsRead(WatchingChecker):
 
 
 class ReplicaRetentionIsDue(WatchingChecker):
-    """A log start offset moves only past records that DeleteRecords or this replica's retention
-    deletes.
+    """A log start offset moves only as far as DeleteRecords or the replica's retention requires.
 
     It never moves past the high watermark that the replica knows, nor past uncommitted records.
     """
@@ -112,7 +112,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
     def retained(self, history: PartitionHistory, replica: ReplicaLog, move: LogStartMove) -> None:
         self.compare(
             move.new <= move.high_watermark,
-            "{}: worker {} begins at {}, past its high watermark {}",
+            "{}: worker {} moves its log start to {}, past its high watermark {}",
             history,
             replica.worker_id,
             move.new,
@@ -122,7 +122,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
         lacks = [name for name in gone if name not in history.ever_committed]
         self.compare(
             not lacks,
-            "{}: worker {} begins at {}, and {} before it are not committed",
+            "{}: worker {} moves its log start to {}, but {} before it are not committed",
             history,
             replica.worker_id,
             move.new,
@@ -143,7 +143,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
                     self._is_too_old(history, segment, move.retention_now_ms)
                     or self._is_too_much(history, rest)
                 ),
-                "{}: worker {} retains from {} on, not from {}, and segment {} is not due by {}",
+                "{}: worker {} moves its log start to {} from {}, but segment {} is not due by {}",
                 history,
                 replica.worker_id,
                 move.new,

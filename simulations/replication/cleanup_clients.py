@@ -16,7 +16,7 @@ from wire.records.records import Record
 
 MOST_TOPICS: Final = 3
 _ZSTD_SINCE: Final = 7  # Produce version (KIP-110)
-# Clocks of some workers are five minutes behind the producers' clocks, of others five ahead.
+# Workers' clocks are up to five minutes behind or ahead of the producers' clocks.
 RETENTION_MS: Final = ("-1", "1000", "200000", "400000")
 RETENTION_BYTES: Final = ("-1", "2000", "6000")
 COMPRESSION_TYPES: Final = ("producer", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")

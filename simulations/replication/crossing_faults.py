@@ -826,7 +826,7 @@ async def left_behind(this: Interleaving) -> bool:
 
 
 async def unregistered(this: Interleaving) -> bool:
-    """Unregister the only replica of a partition; it registers again and perhaps is killed then.
+    """Unregister a worker, mostly the only replica of a partition, and perhaps kill it later.
 
     The controller compares the logs that the next process registers with all earlier registrations.
     """

@@ -44,9 +44,9 @@ class LedgerChecker(WatchingChecker):
 
 
 class LossesAreRecorded(LedgerChecker):
-    """The truncation ledger has every truncation before it is made, and every loss of a leader
+    """The truncation ledger has every loss of records.
 
-    by the end of the run.
+    It has a truncation before the log is truncated, and a leader's loss by the end of the run.
     """
 
     invariant = "R9"
@@ -86,7 +86,7 @@ class LossesAreRecorded(LedgerChecker):
                         _covers(line, history, name) and line.acknowledged is not Acknowledged.NO
                         for line in lines
                     ),
-                    "{}: {} was committed, worker {} led without it, and its ledger has only {}",
+                    "{}: {} was committed, worker {} led without it, but its ledger has only {}",
                     history,
                     name,
                     worker_id,
@@ -192,10 +192,10 @@ class DamageStaysWhereItIs(WatchingChecker):
 
 
 class SoundLogsOpen(WatchingChecker):
-    """A process refuses to open a log only if the disk changed its bytes or fails reads,
+    """A process refuses to open a log only after a fault of its disk.
 
-    or if the machine lost power, or its process was killed, after a failed sync: such data may be
-    partly lost.
+    The disk has changed bytes, fails reads, or failed a sync before the machine lost power or its
+    process was killed: data that was not synced may be partly lost then.
     """
 
     invariant = "L4"

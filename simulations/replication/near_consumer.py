@@ -38,7 +38,7 @@ class PreferredIsNear(WatchingChecker):
             preferred != leader
             and rack_of(preferred, racks) == rack
             and (state is None or preferred in state.replicas),
-            "{}: worker {} sends a consumer in {} to worker {}; {}",
+            "{}: leader {} sends a consumer in {} to worker {}; partition state: {}",
             history,
             leader,
             rack,
@@ -48,10 +48,10 @@ class PreferredIsNear(WatchingChecker):
 
 
 class PositionsStayValid(WatchingChecker):
-    """A leader refuses a consumer's position only if it is below the log start offset,
+    """A leader refuses a position that a consumer reached by reading only if records are missing.
 
-    or if committed records were lost for an accepted reason: otherwise the log of each later leader
-    contains every position that a consumer has reached by reading.
+    They were deleted or expired, or committed records were lost for an accepted reason. Otherwise
+    the log of each later leader contains the position.
     """
 
     invariant = "R13"

@@ -148,7 +148,7 @@ class LoadsAreExact(WatchingChecker):
         self.world.count("records of unclean leaders that no plan meant", is_stray)
         self.compare(
             identity in meant or is_stray,
-            "{}: offset {} was read as {}, and is {} with {}",
+            "{}: offset {} was read as {}, but the plan expects {} with {}",
             planned,
             offset,
             self._content(identity),
@@ -279,7 +279,7 @@ class RetriesReadTheSame(WatchingChecker):
                 known == identity
                 or exact.is_stray(planned, offset, identity)
                 or exact.is_stray(planned, offset, known),
-                "{}: offset {} was read as {}, and now as {}",
+                "{}: offset {} was first read as {}, and now as {}",
                 planned,
                 offset,
                 known,

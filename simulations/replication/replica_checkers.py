@@ -90,9 +90,9 @@ class LeadersIsrAgrees(WatchingChecker):
 
 
 class QuorumsIsrAgrees(LeadersIsrAgrees):
-    """Below a leader's high watermark all replicas of the committed ISR have its records, too,
+    """Below a leader's high watermark all replicas of the quorum's ISR have its records.
 
-    also if another replica leads by now (StrongIsr).
+    This holds even if another replica leads by now (StrongIsr).
     """
 
     invariant = "R2"
@@ -125,7 +125,7 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
             self.compare(
                 replica is not None
                 and (replica.holds(name) or self.cluster_history.may_lack(history, replica, name)),
-                "{}: worker {} is in sync or eligible now, and has {} where {} is committed",
+                "{}: worker {} joins the ISR or ELR with a record of epoch {}; committed is {}",
                 history,
                 worker_id,
                 None if replica is None else replica.epochs.get(name.offset),
@@ -179,7 +179,7 @@ class CommittedIsOneSequence(WatchingChecker):
             if known is not None and epoch is not None:
                 self.compare(
                     known == epoch,
-                    "{}: at {} the record of epoch {} was committed, and worker {} has that of {}",
+                    "{}: at {} the record of epoch {} was committed; worker {} commits that of {}",
                     history,
                     offset,
                     known,
@@ -215,7 +215,7 @@ class LeadersAreInSync(WatchingChecker):
         for topic_id, index, _, now in changed_partitions(before, image):
             self.compare(
                 now.leader < 0 or now.leader in now.isr,
-                "{}: worker {} leads, and the ISR is {}",
+                "{}: worker {} leads, but the ISR is {}",
                 self.cluster_history.history(topic_id, index),
                 now.leader,
                 now.isr,
@@ -238,7 +238,7 @@ class NamesAreForEver(WatchingChecker):
             if known != identity and not replica.rotten:
                 self.compare(
                     False,
-                    "{}: worker {} has {} as {}, which was {}",
+                    "{}: worker {} has {} with identity {}, but its identity was {}",
                     history,
                     replica.worker_id,
                     name,
@@ -388,7 +388,7 @@ class HighWatermarkNeedsIsr(WatchingChecker):
             return
         self.compare(
             len(view.isr) >= min(least, len(view.replicas)),
-            "{}: worker {} commits {} to {} with ISR {} and {} {}",
+            "{}: worker {} commits {} to {} with ISR {}, but {} is {}",
             history,
             replica.worker_id,
             old,
@@ -468,7 +468,7 @@ class ReadsAreCommitted(WatchingChecker):
             )
             self.compare(
                 history.identities.get(name) == identity,
-                "{}: {} reads {} as {}, which is {}",
+                "{}: {} reads {} with identity {}, but its identity is {}",
                 history,
                 who,
                 name,
@@ -606,7 +606,7 @@ class AcknowledgedStays(WatchingChecker):
             if offset >= history.deleted_to and (offset, identity) not in lost:
                 self.compare(
                     offset in places.get(value, []),
-                    "{}: {} was acknowledged at {}, and is at {}",
+                    "{}: {} was acknowledged at offset {}, but is at {}",
                     history,
                     value,
                     offset,
@@ -635,7 +635,9 @@ class DeliveredOnce(WatchingChecker):
             places.setdefault(value, []).append(offset)
         for value, offsets in places.items():
             if value in idempotent:
-                self.compare(len(offsets) == 1, "{}: {} is at {}", history, value, offsets)
+                self.compare(
+                    len(offsets) == 1, "{}: {} is at several offsets: {}", history, value, offsets
+                )
 
     def lost_track(self, history: PartitionHistory, producer_id: int, text: str) -> None:
         """Check that an out-of-order sequence error of a producer has a reason.
@@ -663,8 +665,9 @@ class DeliveredOnce(WatchingChecker):
 
 
 class JoinsAreEarned(WatchingChecker):
-    """A replica that joins the ISR has reached the start of the leader's epoch; one that has lost
-    committed records leaves it.
+    """A replica that joins the ISR has reached the start of the leader's epoch.
+
+    A replica that has lost committed records must leave the ISR.
     """
 
     invariant = "R8"
@@ -681,7 +684,7 @@ class JoinsAreEarned(WatchingChecker):
                 replica = history.replicas.get(worker_id)
                 self.compare(
                     replica is not None and (replica.end >= term.start_offset or replica.is_dark),
-                    "{}: worker {} is in sync at {}, and epoch {} began at {}",
+                    "{}: worker {} joins the ISR at log end {}, but epoch {} began at {}",
                     history,
                     worker_id,
                     None if replica is None else replica.end,
@@ -689,7 +692,10 @@ class JoinsAreEarned(WatchingChecker):
                     term.start_offset,
                 )
                 self.compare(
-                    image.is_live(worker_id), "{}: worker {} is not live", history, worker_id
+                    image.is_live(worker_id),
+                    "{}: worker {} joins the ISR while fenced",
+                    history,
+                    worker_id,
                 )
 
     def opened(
@@ -732,7 +738,7 @@ class ElectionsAreClean(WatchingChecker):
             self.compare(
                 now.partition_epoch == was.partition_epoch + 1
                 and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
-                "{}: {} and then {}",
+                "{}: the epochs of {} and of the next state {} do not match",
                 history,
                 was,
                 now,
@@ -774,7 +780,7 @@ class TopicsAreTheirOwn(WatchingChecker):
                 known = self._of_batch.setdefault(crc, history.place)
                 self.compare(
                     known == history.place,
-                    "worker {} has a batch of {} in {}",
+                    "worker {} has a batch of partition {} in {}",
                     replica.worker_id,
                     known,
                     history,
@@ -793,7 +799,7 @@ class TopicsAreTheirOwn(WatchingChecker):
             known = image.topic(name)
             self.compare(
                 known is not None and known.topic_id == topic_id,
-                "worker {} has {} of topic {}, which is {}",
+                "worker {} has {} with topic id {}, but the topic's id is {}",
                 worker_id,
                 name,
                 topic_id.hex()[:6],
@@ -817,7 +823,7 @@ class TimesAreFound(WatchingChecker):
         first = next((offset for known_ms, offset in times if known_ms >= timestamp_ms), -1)
         self.compare(
             found == first,
-            "{}: the first record of {} or later is at {}, the leader says {}",
+            "{}: the first record of timestamp {} or later is at {}, but the leader answers {}",
             history,
             timestamp_ms,
             first,

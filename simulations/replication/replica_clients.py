@@ -122,9 +122,9 @@ class ReplicaClient(ClusterClient):
 
 
 class ReplicaAdministrator(ReplicaClient, Administrator):
-    """Administrator that creates, deletes and recreates topics with one to three replicas,
+    """Administrator that creates, deletes and recreates topics with one to three replicas.
 
-    elects leaders, changes configs and feature levels, and deletes records.
+    It also elects leaders, changes configs and feature levels, and deletes records.
     """
 
     _runtime: Runtime

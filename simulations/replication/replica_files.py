@@ -37,7 +37,7 @@ class ReplicaIndexIsScan(ScansLogs, WatchingChecker):
         if segments:
             self.compare(
                 end == replica.end and segments[0].base_offset <= replica.start,
-                "{} has {} to {} on disk, and had {} to {}",
+                "{} has offsets {} to {} on disk, but had {} to {} before the stop",
                 name,
                 segments[0].base_offset,
                 end,

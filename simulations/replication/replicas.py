@@ -250,7 +250,7 @@ class ReplicaChecker(ClusterChecker):
         """Check a log that a process has opened; `missing` are records that it had before."""
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
-        """Check that a process refused to open a damaged or incomplete log."""
+        """Check the refusal of a process to open a log that it considers damaged or incomplete."""
 
     def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
         """Check a replica that becomes the leader."""

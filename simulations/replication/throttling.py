@@ -39,9 +39,9 @@ class _Account:
 
 
 class ClientRatesHold(WatchingChecker):
-    """A worker grants a client at most quota x (time + window) bytes, plus two requests for each
+    """A worker serves a client at most quota x (time + window) bytes in any time.
 
-    connection.
+    Two of the largest requests for each connection are added, and `SLACK_S` to the time.
     """
 
     invariant = "Q1"
@@ -69,7 +69,7 @@ class ClientRatesHold(WatchingChecker):
         most = quota * elapsed_s + 2 * len(account.connections) * account.largest
         self.compare(
             account.bytes <= most,
-            "{} got {} bytes of worker {} in {:.1f} s, at {:g} a second by {} connections",
+            "{} moved {} bytes through worker {} in {:.1f} s; quota {:g} bytes/s, {} connections",
             who,
             account.bytes,
             worker_id,
