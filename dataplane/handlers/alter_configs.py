@@ -1,4 +1,4 @@
-"""AlterConfigs and IncrementalAlterConfigs: the controller makes the change.
+"""AlterConfigs and IncrementalAlterConfigs: the controller changes the configs.
 
 The response is sent once the change is in effect on this worker.
 """

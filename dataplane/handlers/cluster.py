@@ -1,4 +1,4 @@
-"""DescribeCluster; FindCoordinator as long as there are no coordinators."""
+"""DescribeCluster, and FindCoordinator in a version without group and transaction coordinators."""
 
 from typing import Final, Protocol
 
@@ -79,12 +79,12 @@ def handle_find_coordinator(
 ) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
     """Return this worker as the coordinator of groups, and an error for other types of key.
 
-    No API to join a group is served: a client that needs one finds it missing in ApiVersions and
-    fails at once with a clear error. An error here would not fail sooner. It would also reach
-    librdkafka consumers that name a group (as they must) but assign their partitions themselves,
-    and a retriable error makes all other clients wait without a message. Requests in older versions
-    get an error: aiokafka uses them and treats the error as final; without it, aiokafka would look
-    for another coordinator forever.
+    No API to join a group is served: a client that needs one does not find it in ApiVersions and
+    fails at once with a clear error. An error here would not make the client fail sooner. It would
+    also fail librdkafka consumers that name a group (as they must) but assign their partitions
+    themselves, and a retriable error would make all other clients wait without a message. Requests
+    in older versions get an error: aiokafka uses them and treats the error as final; without an
+    error, aiokafka would look for another coordinator forever.
     """
     if message.key_type == GROUP and request.version >= _OF_LIBRDKAFKA:
         found = _coordinator_of_groups(worker, request)

@@ -51,7 +51,7 @@ class DescribesConfigs(ResolvesConfigs, HasSlicer, Protocol):
 def handle_describe_configs(
     worker: DescribesConfigs, request: Request, message: DescribeConfigsRequest
 ) -> Work[DescribeConfigsResponse]:
-    """Describe each resource; one that repeats with the same keys gets one result.
+    """Describe each resource; a resource that repeats with the same keys is described once.
 
     Clients look up results by resource name.
     """

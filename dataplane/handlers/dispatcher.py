@@ -192,7 +192,7 @@ def _forgotten(message: Struct) -> Work[None]:
 
 
 class Dispatcher:
-    """Dispatches the requests of all connections of one worker to their handlers."""
+    """Dispatcher of the requests of all connections of one worker to their handlers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

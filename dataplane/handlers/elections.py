@@ -65,7 +65,7 @@ async def handle_elect_leaders(
 def _by_topic(
     specs: Sequence[ElectionSpec], answers: Sequence[KafkaError | None], *, hears_all: bool
 ) -> Work[list[ReplicaElectionResult]]:
-    """Return the results by topic; without ELECTION_NOT_NEEDED, unless `hears_all`."""
+    """Return the results by topic; leave out ELECTION_NOT_NEEDED unless `hears_all`."""
     results: list[ReplicaElectionResult] = []
 
     def take(answered: tuple[ElectionSpec, KafkaError | None]) -> None:

@@ -2,8 +2,8 @@
 
 A response holds no records, only their position in segment files: `connection` copies small slices
 and sends large ones by sendfile. A fetch that finds less than `min_bytes` watches its partitions
-and reads again when enough bytes are there, its wait time is over, or another event happens to one
-of the partitions.
+and reads again when enough bytes have been appended, its wait time is over, or another event
+happens to one of the partitions.
 
 A request is a full fetch, or continues a fetch session (`dataplane.fetch.sessions`). Its partitions
 are a set, as in Apache Kafka: a repeated partition is fetched once, with its last row, and answered
@@ -229,7 +229,7 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
 
 
 class _DelayedFetch(DelayedResponse):
-    """A long poll: ready when enough bytes are there, its time is over, or at another event."""
+    """A long poll: ready when enough bytes are available, its time is over, or at another event."""
 
     __slots__ = ("_answer", "_dropped", "_parked", "_polls", "_timer", "_unwatch", "waiter")
 
@@ -519,7 +519,7 @@ class _FullFetch:
     def _look(
         self, reader: FetchReader, asked: Iterable[_Asked], poll: _DelayedFetch | None = None
     ) -> list[_Found]:
-        """Read partitions; `poll`, if there is one, watches each of them before its read."""
+        """Read partitions; `poll`, unless None, watches each of them before its read."""
         found: list[_Found] = []
         if self.image is None:
             self.image = self.worker.image
@@ -549,7 +549,7 @@ class _FullFetch:
         return found
 
     def _look_again(self, reader: FetchReader, found: Iterable[_Found]) -> list[_Found]:
-        """Read again the partitions with events since, and those that had records."""
+        """Read again the partitions with events since their read, and those with records."""
         again = []
         is_replica = reader.replica_id >= 0  # not every change wakes a follower's poll
         has_changed = self.worker.image is not self.image
@@ -828,7 +828,7 @@ class _IncrementalFetch:
     def _look(
         self, reader: FetchReader, parts: Iterable[SessionPartition], *, is_first: bool = True
     ) -> list[Looked]:
-        """Read partitions that may have changed; leave out those that turn out to be unchanged."""
+        """Read partitions that may have changed. Return those that have changed."""
         session = self.session
         looked = []
         for part in parts:

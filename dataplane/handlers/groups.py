@@ -1,7 +1,7 @@
 """OffsetFetch without consumer groups: the response has no committed offsets.
 
 A consumer that names a group and assigns its partitions itself (`assign`) fetches its committed
-offsets, and then starts where `auto.offset.reset` says. librdkafka 2.16 crashes if the API is
+offsets, and then starts at the offset of `auto.offset.reset`. librdkafka 2.16 crashes if the API is
 missing.
 """
 

@@ -137,7 +137,7 @@ def _describe_many(
     message: MetadataRequest,
     asked: list[MetadataRequestTopic],
 ) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
-    """Describe many topics, without a wait for new leaders: such clients refresh often anyway."""
+    """Describe many topics, without a wait for new leaders: their clients often refresh anyway."""
     by_id = request.version >= _TOPIC_IDS_SINCE
     once: dict[tuple[str | None, Uuid], MetadataRequestTopic] = {}
 

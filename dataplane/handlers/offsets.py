@@ -55,7 +55,7 @@ _READ_COMMITTED: Final = 1
 
 
 class LooksUpOffsets(ReadsPartitions, OpensBatches, FailsPartitions, Protocol):
-    """Capability to look up partitions, and open their record batches to find a timestamp."""
+    """Capability to look up partitions, and read their records to find a timestamp."""
 
 
 def handle_list_offsets(
@@ -92,7 +92,7 @@ def _note_twice(
 
 
 class _Lookup:
-    """The rows of one request. `searches` holds those that may have to open record batches."""
+    """The rows of one request. `searches` has those that may have to read records of batches."""
 
     def __init__(
         self, worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
@@ -164,14 +164,14 @@ class _Lookup:
 
 
 def _is_search(timestamp: int) -> bool:
-    """Return whether the lookup of `timestamp` may have to open record batches."""
+    """Return whether the lookup of `timestamp` may have to read records of batches."""
     return timestamp >= 0 or timestamp == MAX_TIMESTAMP
 
 
 def _end_for(partition: Partition, replica_id: int, *, committed: bool) -> int:
     """Return the end of the visible log: the log end offset for replicas.
 
-    For clients it is the high watermark, or the last stable offset with READ_COMMITTED.
+    For clients, return the high watermark, or the last stable offset with READ_COMMITTED.
     """
     if replica_id >= 0:
         return partition.log.log_end_offset
@@ -193,7 +193,7 @@ async def _search(
 ) -> TimestampOffset | None:
     """Return the first record below `end_offset` with at least `timestamp`, None if there is none.
 
-    MAX_TIMESTAMP searches the record with the largest timestamp. Opens record batches.
+    For MAX_TIMESTAMP, return the record with the largest timestamp. Reads records of batches.
     """
     if timestamp == MAX_TIMESTAMP:
         start_offset = log.log_start_offset
@@ -213,7 +213,7 @@ async def _search(
         if found is not None:
             return found if found.offset < end_offset else None
         start_offset = candidate.header.last_offset + 1
-        await trio.lowlevel.checkpoint()  # the headers of many batches may claim a wrong timestamp
+        await trio.lowlevel.checkpoint()  # many batches may have a wrong timestamp in the header
     return None
 
 

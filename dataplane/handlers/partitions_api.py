@@ -257,7 +257,7 @@ async def handle_describe_producers(
 async def _producers(worker: HasPartitions, topic: str, index: int) -> PartitionResponse:
     """Return the producers that this replica knows.
 
-    It does not have to be the leader: kafka-transactions asks each worker.
+    The replica does not have to be the leader: kafka-transactions sends the request to each worker.
     """
     answer = PartitionResponse(partition_index=index)
     try:

@@ -3,7 +3,7 @@
 Almost every request is answered within the time slice that read it. The others become a coroutine
 and keep their order on their connection and partition: a batch that is too large to write in place
 or slow to validate, a flush that the topic requires before the response, a partition with such an
-append in progress. Both ways validate alike.
+append in progress. Both ways validate batches by the same rules.
 """
 
 from collections.abc import Coroutine, Mapping
@@ -101,7 +101,7 @@ class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, HasClock, Protoco
 
 
 class ValidatesSlowly(OpensBatches, HasClock, HasQuotas, Protocol):
-    """Capability to open record batches in a worker thread, and charge its time to the client."""
+    """Capability to validate batches in a worker thread, and charge its time to the client."""
 
 
 class AppendsSlowly(ValidatesSlowly, RejectsAfterCheck, Protocol):
@@ -121,7 +121,7 @@ def handle_produce_fast(
 ) -> bytes | DelayedReply | None:
     """Append a request for one topic in place, as for most requests, and return its response.
 
-    Returns None, without an append, for requests that `handle_produce` must handle: several topics,
+    Return None, without an append, for requests that `handle_produce` must handle: several topics,
     acks=0, unknown partitions, or an append that has to wait.
     """
     if client.rejected is not None:
@@ -298,7 +298,7 @@ def _place(partition: Partition, version: int) -> Place:
 
 
 def _must_wait(worker: AppendLimit, partition: Partition, records: memoryview) -> bool:
-    """Return whether an append is too large or slow to do in place, or queues behind such one."""
+    """Return whether an append is too large or slow to do in place, or has to wait for another."""
     return (
         len(records) > worker.inline_append_bytes
         or partition.appending.locked()
@@ -385,8 +385,9 @@ def _run_slice(
 ) -> tuple[int, float, tuple[Batch, BatchHeader] | KafkaError | None]:
     """Run one slice of a validation, in a worker thread.
 
-    Returns the bytes of records validated, the CPU seconds used, and the result once it is there. A
-    KafkaError is returned: an exception that leaves a thread would keep all its frames alive.
+    Return the bytes of records validated, the CPU seconds used, and the result, or None before the
+    last slice. A KafkaError is returned: an exception that leaves a thread would keep all its stack
+    frames alive.
     """
     began_s = clock.cpu_s()
     done_bytes = 0

@@ -138,7 +138,7 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
 
 
 def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
-    """Return the response for complete answers; with the endpoints of leaders it names."""
+    """Return the response for complete answers, with the workers' endpoints if it names a leader."""
     response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
     names_leader = False
     for topic in response.responses:
@@ -209,9 +209,10 @@ class Outcome:
 
 
 def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:
-    """Check that all in-sync replicas have the records up to `end_offset`, and are enough.
+    """Check that at least min.insync.replicas, and all in-sync replicas, have the records.
 
-    Raises KafkaError otherwise, or if the partition has a new leader.
+    The records are those before `end_offset`. Raises KafkaError otherwise, or if the partition has
+    a new leader.
     """
     if not _leads_in(partition, leader_epoch):
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} has a new leader")
@@ -245,7 +246,7 @@ class Commit:
         """Wait until all in-sync replicas have the records.
 
         Raises KafkaError after the deadline, or if the leader changed. The records are then in this
-        worker's log, and may or may not stay there.
+        worker's log, but a new leader may truncate them.
         """
         end_offset = result.last_offset + 1
         if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):

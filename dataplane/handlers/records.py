@@ -106,7 +106,7 @@ async def _everywhere(
 ) -> None:
     """Wait until every live replica's log start offset has reached `result.low_watermark`.
 
-    Sets the low watermark and the error code of `result`: REQUEST_TIMED_OUT if cancelled.
+    Set the low watermark and the error code of `result`: REQUEST_TIMED_OUT if cancelled.
     """
     start, result.low_watermark = result.low_watermark, _NO_OFFSET
     try:

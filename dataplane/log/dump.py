@@ -23,8 +23,9 @@ _PREFIX_BYTES: Final = 12
 def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
     """Yield a row for each batch, with its records if `records`.
 
-    A damaged batch has the problem in `damage`; the number of bytes of an incomplete last batch is
-    in `torn_bytes`. Raises OSError if the file cannot be read.
+    The row of a damaged batch has the problem in `damage`; the last row of a file that ends within
+    a batch has the number of bytes of that batch in `torn_bytes`. Raises OSError if the file cannot
+    be read.
     """
     with open(path, "rb") as file:
         end = os.fstat(file.fileno()).st_size

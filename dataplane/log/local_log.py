@@ -1,7 +1,7 @@
 """The files of one log: its segments, the recovery point, and retired segments yet to be removed.
 
     recovery_point ≤ log_end_offset
-    records before `recovery_point` are synced; a loss of power can take the records after it
+    records before `recovery_point` are synced; a loss of power can remove the records after it
 
 Producer state, leader epochs and the log start offset belong to `partition_log`. Bytes beyond the
 size of the active segment are not part of the log and are never read. After a failed sync, or a
@@ -164,7 +164,7 @@ class LocalLog:
 
     @property
     def unflushed_records(self) -> int:
-        """Number of records after the recovery point, which a loss of power could take."""
+        """Number of records after the recovery point, which a loss of power could remove."""
         return self.log_end_offset - self.recovery_point
 
     @property
@@ -178,7 +178,7 @@ class LocalLog:
         return self._truncations
 
     def sealed_segments(self) -> list[tuple[Segment, int]]:
-        """Return each segment except the active one, with its end offset."""
+        """Return all segments except the active one, each with its end offset."""
         return list(self._segments.with_end_offsets(self.log_end_offset))[:-1]
 
     def segment_spans(self) -> Iterator[SegmentSpan]:
@@ -202,7 +202,7 @@ class LocalLog:
     def _segment_for(
         self, size_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> Segment:
-        """Return the active segment; roll first if this append must not go to the current one."""
+        """Return the active segment, after a roll if the current one cannot take this append."""
         assert not self._writing
         if self._failure is not None:
             raise StorageError(self._failure)
@@ -234,7 +234,10 @@ class LocalLog:
         return active
 
     def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
-        """Return the age of the segment by its records' timestamps, or else by its creation."""
+        """Return the age of the segment in ms, by its records' timestamps or else by its creation.
+
+        Includes the segment's part of segment.jitter.ms.
+        """
         first = active.first_timestamp
         jitter = self._config.segment_jitter_ms
         if jitter:
@@ -355,9 +358,9 @@ class LocalLog:
     # Deletion of old segments
 
     def _retire_before(self, offset: int, most: int | None = None) -> int:
-        """Rename sealed segments that end at or before `offset` to `.deleted`; `most` at most.
+        """Rename sealed segments that end at or before `offset` to `.deleted`, at most `most`.
 
-        Return how many were renamed.
+        Return the number of renamed segments.
         """
         count = 0
         while count != most and (segment := self._segments.pop_before(offset)) is not None:
@@ -540,7 +543,7 @@ class LocalLog:
                     file.release()
 
     def _complete_active(self) -> None:
-        """Write the indexes of the active segment to their files, which the next sync includes."""
+        """Write the indexes of the active segment to their files; the next sync includes them."""
         active = self._segments.active
         if active.size_bytes and self._is_changed():
             active.seal()

@@ -5,12 +5,12 @@
 `PartitionLog` is a `LocalLog` with producer state (KIP-98), leader epochs (KIP-101) and the log
 start offset.
 
-An append reads the batch headers, patches offset and leader epoch in place, and makes one write;
+An append reads the batch headers, patches offset and leader epoch in place, and writes once;
 the batches are otherwise unchanged. State changes only after that write has succeeded: a full disk
 does not change the log. Bytes beyond `log_end_offset` are not part of the log, so an append may be
 written in a worker thread while reads continue.
 
-The owner of a log makes its appends, truncations, rolls and removals one at a time; reads may
+The owner of a log calls its appends, truncations, rolls and removals one at a time; reads may
 happen between them. There is no clock here: callers pass `now_ms`. Disk errors are raised as
 StorageError.
 """
@@ -52,7 +52,7 @@ class AppendResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Write:
-    """An append that is checked and has its offsets and position, and is not written yet."""
+    """A checked append with its offsets and position, not written yet."""
 
     segment: Segment
     position: int
@@ -90,7 +90,7 @@ class PartitionLog(LocalLog):
         # (-1: unknown).
         self.lost_bytes: Final = loaded.truncated_bytes
         self.lost_end_offset: Final = loaded.lost_end_offset
-        self.was_damaged = loaded.is_damaged  # and the controller may not know yet
+        self.was_damaged = loaded.is_damaged  # until the controller knows: see `forget_damage`
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
 
@@ -268,7 +268,7 @@ class PartitionLog(LocalLog):
         """Record that `leader_epoch` begins at `start_offset`, by default the log end offset.
 
         Writes the checkpoint of leader epochs without a sync. A log without a folder keeps the
-        epoch in memory until the folder is made.
+        epoch in memory until the folder is created.
         """
         start = self.log_end_offset if start_offset is None else start_offset
         if self.epochs.assign(leader_epoch, start):
@@ -276,7 +276,7 @@ class PartitionLog(LocalLog):
         self._folder.write_epochs()
 
     def drop_unused_epochs(self) -> None:
-        """Forget epochs without a record: this replica led in them and appended nothing."""
+        """Remove leader epochs without records, in which this leader appended nothing."""
         if self.epochs.truncate_from_end(self.log_end_offset):
             self._folder.epochs_changed()
             self._folder.write_epochs()
@@ -289,9 +289,9 @@ class PartitionLog(LocalLog):
         """Return batches of one segment from the batch with `offset` on, up to `max_bytes`.
 
         No batch with records at or after `end_offset` (a high watermark) is included. `max_bytes`
-        may cut the last batch, as in Kafka; clients expect that. The first batch is never cut: if
-        it is larger than `max_bytes`, it is returned whole with `min_one`, otherwise the result is
-        empty. The result is empty, too, if `offset` is at or beyond `end_offset`.
+        may truncate the last batch, as in Kafka; clients expect that. The first batch is never
+        truncated: if it is larger than `max_bytes`, it is returned whole with `min_one`, otherwise
+        the result is empty. The result is empty, too, if `offset` is at or beyond `end_offset`.
         Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset` is outside of the log.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -340,7 +340,7 @@ class PartitionLog(LocalLog):
         )
 
     def max_timestamp_candidates(self) -> list[Candidate]:
-        """Return the two batches at most of which one has the record with the largest timestamp."""
+        """Return at most two batches, one of which has the record with the largest timestamp."""
         return max_timestamp_candidates(list(self._segments), self.log_start_offset)
 
     # Truncation
@@ -383,7 +383,7 @@ class PartitionLog(LocalLog):
         return self._first_cut_at(offset)
 
     def offsets_after_truncation(self, offset: int) -> LogOffsets:
-        """Return the largest offsets that checkpoints may hold when the log is cut at `offset`.
+        """Return the largest offsets that checkpoints may have for a truncation at `offset`.
 
         Raises StorageError if the directory fails.
         """
@@ -396,10 +396,10 @@ class PartitionLog(LocalLog):
         return self.offsets_after_full_truncation(min(offset, self.log_start_offset))
 
     def offsets_after_full_truncation(self, offset: int) -> LogOffsets:
-        """Return the largest offsets that checkpoints may hold when the log restarts at `offset`.
+        """Return the largest offsets that checkpoints may have for an empty log at `offset`.
 
-        The recovery point is 0: a loss of power may restore any removed segment, and take all new
-        ones.
+        The recovery point is 0: a loss of power may restore any removed segment, and remove all
+        new ones.
         """
         return LogOffsets(0, min(offset, self.log_start_offset))
 
@@ -442,11 +442,11 @@ class PartitionLog(LocalLog):
     # Deletion of old segments
 
     def advance_log_start(self, offset: int) -> bool:
-        """Advance the log start offset to `offset`. Return False if it was there or beyond.
+        """Advance the log start offset to `offset`. Return False if it was not below `offset`.
 
-        Survives a restart from the next `LogDir.checkpoint` on. The caller keeps `offset` at or
-        below the high watermark. Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset` is negative
-        or beyond the log end offset.
+        The new value survives a restart from the next `LogDir.checkpoint` on. The caller keeps
+        `offset` at or below the high watermark. Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset`
+        is negative or beyond the log end offset.
         """
         if offset > self.log_end_offset or offset < 0:
             raise KafkaError(
@@ -469,8 +469,8 @@ class PartitionLog(LocalLog):
         segment but kept the deletions would leave a log that ends earlier, and its offsets would
         be assigned twice.
 
-        A loss of power may undo any of several renames. After the recovery point on disk a gap
-        makes recovery drop all segments behind it; there, each rename is synced before the next.
+        A loss of power may undo any of several renames. Recovery removes all segments after a gap
+        that is after the recovery point on disk; there, each rename is synced before the next.
         Raises StorageError if the directory fails.
         """
         kept = self._segments.since(self.log_start_offset)[0].base_offset
@@ -487,7 +487,7 @@ class PartitionLog(LocalLog):
         return count
 
     def expire_producers(self, now_ms: int) -> int:
-        """Forget idle producers by producer.id.expiration.ms. Return how many."""
+        """Remove producers that were idle for producer.id.expiration.ms. Return their number."""
         return self.producers.expire(now_ms, self._config.producer_id_expiration_ms)
 
     # Closing
@@ -510,7 +510,7 @@ class PartitionLog(LocalLog):
         return unsynced
 
     def _needs_snapshot(self) -> bool:
-        """Return whether to write a snapshot: after a clean stop, none means no producers."""
+        """Return whether to write a snapshot: after a clean stop, none means no producer state."""
         offsets = self._folder.snapshot_offsets
         if not offsets and not self.producers.entries:
             return False

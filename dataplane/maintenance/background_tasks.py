@@ -87,7 +87,7 @@ class BackgroundTasks:
                 log.error("a background task failed and runs again at its next interval: %s", error)
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
-        """Yield the partitions that are not offline, and to the event loop now and then."""
+        """Yield the partitions that are not offline; let other tasks run from time to time."""
         for number, partition in enumerate(self._worker.replica_manager):
             if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                 await trio.lowlevel.checkpoint()

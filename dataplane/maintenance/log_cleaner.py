@@ -85,7 +85,7 @@ class LogCleaner:
         self._statistics = worker.cleaner
 
     async def run(self) -> None:
-        """Clean logs until cancelled; return at once without log.cleaner.enable."""
+        """Clean logs until cancelled; return at once if log.cleaner.enable is false."""
         if not self._worker.configs.boolean("log.cleaner.enable"):
             return
         async with trio.open_nursery() as nursery:
@@ -202,7 +202,7 @@ class LogCleaner:
             self._set_uncleanable(partition, str(error))
             return True
         except DiskFullError as error:
-            log.warning("%s: cannot clean the log now, will try again: %s", partition, error)
+            log.warning("%s: cannot clean the log; the cleaner tries again: %s", partition, error)
             return False
         except StorageError as error:
             self._worker.partition_failed(partition, error)
@@ -251,7 +251,7 @@ def _log_cleaned(
         "%s: cleaned up to offset %d in %.1f s: kept %d of %d records, %d of %d bytes; %d keys%s",
         partition, result.cleaned_to, seconds, counts.kept_records, counts.read_records,
         result.bytes_after, result.bytes_before, result.map_entries,
-        "" if result.cleaned_to == part.end else f"; next, up to offset {part.end}",
+        "" if result.cleaned_to == part.end else f"; the next cleaning continues to {part.end}",
     )  # fmt: skip
     if counts.keyless_records:
         log.warning(

@@ -255,7 +255,7 @@ class ClientConnection:
         self._connection.call_soon(self._step_ready)
 
     def _step_ready(self) -> bool:
-        """Send a delayed response that became ready. Returns as `_step`."""
+        """Send a delayed response that became ready. Return the same as `_step`."""
         return self._metered(self._send_delayed)
 
     def _metered(self, step: Callable[[], bool]) -> bool:
@@ -309,7 +309,7 @@ class ClientConnection:
     # The task: everything that may have to wait.
 
     async def _finish(self) -> None:
-        """Send all responses, stay muted if needed, and handle the frames behind them."""
+        """Send all responses, stay muted if needed, and handle the frames after them."""
         pipeline = self._pipeline
         self._slicer.start()
         while (
@@ -353,7 +353,7 @@ class ClientConnection:
             await self._sender.send(reply)
 
     async def _await_ready(self, delayed: DelayedReply) -> None:
-        """Wait until the response is ready; it becomes the first in the queue again."""
+        """Wait until the response is ready, and put it back as the first in the queue."""
         self._pipeline.put_first(delayed)
         if not self._pipeline.holds_frame and not delayed.is_ready:
             # Free the bytes of its request while the response waits.
@@ -385,7 +385,7 @@ class ClientConnection:
     def _look_for_end(self) -> bool:
         """Buffer received bytes without handling them.
 
-        Returns False if the buffer is full or the client has closed the connection.
+        Return False if the buffer is full or the client has closed the connection.
         """
         count = self._connection.receive_nowait(self._frames.writable())
         if count > 0:

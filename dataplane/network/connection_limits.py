@@ -8,7 +8,7 @@
     provisional --- ApiVersions, SASL, part of a worker's authentication: answered ---> provisional
       |--- it authenticates as another worker (`dataplane.replication.replica_authentication`):
       |    served, and a client's connection is closed for it
-      '--- any other request, PROVISIONAL_S are over, or MAX_PROVISIONAL newer ones --> closed
+      '--- any other request, PROVISIONAL_S have passed, or MAX_PROVISIONAL newer ones --> closed
 
 Many clients on the same listener as the workers, or behind the same address, therefore cannot keep
 a follower from its leader. (Kafka protects only an inter-broker listener that clients do not use.)
@@ -104,7 +104,7 @@ class ConnectionLimiter:
     def exceeded_limit(self, listener: str, host: str) -> str | None:
         """Return the limit that a new connection to `listener` would exceed, for a log line.
 
-        None if it is within all limits.
+        Return None if the connection is within all limits.
         """
         most = self.limits.by_ip.get(host, self.limits.per_ip)
         if self._per_ip[host] >= most:
@@ -130,7 +130,7 @@ class ConnectionLimiter:
         return peers is not None and not peers.is_shared and listener == peers.listener
 
     def peer_listener(self, listener: str) -> PeerListener | None:
-        """Return the inter-worker listener if `listener` is it and there are other workers."""
+        """Return the inter-worker listener if its name is `listener` and other workers exist."""
         peers = self._peers
         if peers is None or listener != peers.listener or not peers.are_any():
             return None
@@ -154,7 +154,7 @@ class ConnectionLimiter:
     ) -> list[LimitedConnection]:
         """Count a provisional connection that authenticated as a worker.
 
-        Returns the connections to close for it, which no longer count.
+        Return the connections to close for it, which no longer count.
         """
         admitted = self._admitted_workers.setdefault(worker_id, [])
         admitted.append(connection)
@@ -183,7 +183,7 @@ class ConnectionLimiter:
     def _evict_one(self, may: Callable[[Client], bool]) -> LimitedConnection | None:
         """Remove and return the least recently used connection of a client that `may` accepts.
 
-        Connections of workers and muted connections are kept. None if no connection is left.
+        Connections of workers and muted connections are kept. Return None if all are kept.
         """
         for _ in range(2 * len(self._taken)):  # the second pass finds those busy before the first
             connection = next(iter(self._taken))
@@ -199,7 +199,7 @@ class ConnectionLimiter:
 
 
 class ProvisionalConnection:
-    """Lets a connection send only identifying requests until it authenticated as a worker."""
+    """Request filter: until it authenticates as a worker, a connection may only identify itself."""
 
     def __init__(
         self,

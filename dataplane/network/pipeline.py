@@ -84,7 +84,7 @@ class RequestPipeline:
         self._slice_is_over = slice_is_over
         self._on_ready: Callable[[], object] = on_ready
         self._ready: list[bytes] = []
-        self._queue: deque[DelayedReply | PendingReply | Reply] = deque()  # behind `_ready`
+        self._queue: deque[DelayedReply | PendingReply | Reply] = deque()  # sent after `_ready`
 
     @property
     def has_responses(self) -> bool:
@@ -127,8 +127,8 @@ class RequestPipeline:
     def handle_frames(self) -> None:
         """Handle whole frames until one has to wait, the client is muted, or the slice is over.
 
-        Sets `has_yielded` if whole frames may be left, and `failure` if a frame is invalid or its
-        handler closes the connection.
+        Set `has_yielded` if unhandled whole frames may remain, and `failure` if a frame is invalid
+        or its handler closes the connection.
         """
         self.has_yielded = False
         next_frame, handle, client = self._frames.next_frame, self._handle, self._client

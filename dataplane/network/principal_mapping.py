@@ -2,8 +2,8 @@
 
     RULE:^CN=(.*?),OU=Sales.*$/$1/L, RULE:^UID=(.*?),.*$/$1/, DEFAULT
 
-The first rule whose pattern matches the whole distinguished name gives the name of the principal.
-DEFAULT, and a name that no rule matches, give the distinguished name unchanged.
+The first rule whose pattern matches the whole distinguished name determines the principal's name.
+With DEFAULT, or without a matching rule, that is the distinguished name unchanged.
 """
 
 import re
@@ -21,6 +21,8 @@ MAX_RULES: Final = 100
 
 
 class PrincipalMapping:
+    """The mapping rules of one listener."""
+
     def __init__(self, text: str) -> None:
         """Parse the rules. Raises ValueError, which quotes the invalid rule, pattern or group."""
         self._rules: list[tuple[re.Pattern[str], str, str]] = []

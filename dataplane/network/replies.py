@@ -1,4 +1,4 @@
-"""The replies that a handler returns: the response, or an object that gives the response later."""
+"""The replies that a handler returns: the response, or an object that returns it later."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ class PendingReply:
 
 
 class _PendingThen(PendingReply):
-    """The reply of `pending`; `call` is called once the reply is there."""
+    """The reply of `pending`; `call` is called once `pending` has returned it."""
 
     __slots__ = ("_call", "_pending")
 

@@ -14,7 +14,7 @@ COLD_READ_BYTES: Final = 1 << 20
 
 
 class ResponseSender:
-    """Sends the responses of one connection.
+    """Sender of the responses of one connection.
 
     `sent_pieces` grows while a large response is sent, so that the connection does not count as
     idle. Unread bytes of large responses are counted in `unread` as held for `reader`.
@@ -30,7 +30,7 @@ class ResponseSender:
         self._reader: Reader | None = reader
 
     def close(self) -> None:
-        """Release `reader`, which owns this object, so that no reference cycle is left."""
+        """Release `reader`, which owns this object, to break the reference cycle."""
         self._reader = None
 
     async def send(self, data: Buffer, behind_bytes: int = 0) -> None:

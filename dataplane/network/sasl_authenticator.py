@@ -1,9 +1,9 @@
-"""SASL on a listener: a client authenticates before any other request of it is handled.
+"""SASL on a listener: a client has to authenticate before its other requests are handled.
 
     start ---- ApiVersions: answered -----------------------------------------> start
       |------- SaslHandshake for a mechanism that is not enabled: answered ---> closed
       '------- SaslHandshake -> exchange
-    exchange - a message of the mechanism, more are due: answered ------------> exchange
+    exchange - a message of the mechanism, not the last: answered ------------> exchange
       |------- the last message -> open: requests are handled as on any listener
       '------- an invalid message: answered after a delay (KIP-306) ----------> closed
     open ----- SaslHandshake: re-authentication (KIP-368) --------------------> exchange
@@ -73,7 +73,7 @@ class SaslSettings:
 
 
 class SaslAuthenticator:
-    """Authenticates the clients of a listener before their requests reach the handlers."""
+    """Authenticator of a listener's clients, called before their requests reach the handlers."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class SaslAuthenticator:
         """Create the authenticator of one listener.
 
         `image` returns the current metadata image; `handle` handles the requests of authenticated
-        clients. `decoy_key` is the secret from which SCRAM challenges for unknown users are made,
-        so that a client cannot distinguish them from existing users; it is the same on all workers
-        and does not change on restart.
+        clients. `decoy_key` is the secret from which SCRAM challenges for unknown users are
+        derived, so that a client cannot distinguish them from existing users; it is the same on all
+        workers and does not change on restart.
         """
         self.settings = settings
         self._clock = runtime.clock
@@ -124,7 +124,7 @@ class SaslAuthenticator:
                 return self._take_raw(frame, client, session)
             return self._take(frame, client, session)
         except CloseConnectionError:
-            # Each of them ends an authentication that has not succeeded.
+            # Every such error ends an authentication that has not succeeded.
             self._logins.failed(again=bool(session.was_opened_by))
             raise
 
@@ -232,7 +232,7 @@ class SaslAuthenticator:
         return _size.pack(len(token)) + token
 
     def _respond(self, token: bytes, client: Client, session: SaslSession) -> bytes:
-        """Return the mechanism's answer to `token`; its last answer authenticates the client.
+        """Return the mechanism's response to `token`; the last one authenticates the client.
 
         Raises AuthenticationError if the token is invalid, or if re-authentication would change
         the principal.

@@ -1,4 +1,4 @@
-"""The server: accepts connections within their limits, serves them and closes idle ones."""
+"""The server, which accepts connections within the limits, serves them and closes idle ones."""
 
 import errno
 import logging
@@ -48,6 +48,8 @@ TARDY_SWEEP_SECONDS: Final = 0.5
 
 @frozen
 class ServerLimits:
+    """Limits of one server; see `ConnectionLimits` for those on connections."""
+
     max_request_bytes: int
     max_queued_request_bytes: int
     max_connections: int
@@ -68,7 +70,7 @@ class ServerLimits:
 
 
 class Server:
-    """Accepts connections on all listeners and serves each in its own task."""
+    """The server of all listeners; each connection is served in its own task."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Server:
         peers: PeerListener | None = None,
         slicer: TimeSlicer | None = None,
     ) -> None:
-        """Create the server; `slicer` is the time slicer that the handlers share, if any does."""
+        """Create the server. `slicer`: the time slicer that it shares with handlers, if any."""
         self._clock: Clock = runtime.clock
         self._slicer = TimeSlicer(runtime.clock.cpu_s) if slicer is None else slicer
         self._disk: Disk = runtime.disk
@@ -287,7 +289,7 @@ class Server:
             self._provisional.pop(served, None)
             provisional.end(may_go_on=False)
             if not provisional.has_passed:
-                self._log_refusal(f"{refusal}; it did not authenticate as a worker")
+                self._log_refusal(f"{refusal}; the client did not authenticate as a worker")
 
     async def _end_provisional(self, served: ClientConnection) -> None:
         await sleep(self._clock, PROVISIONAL_S)
@@ -303,7 +305,7 @@ class Server:
             self._ending_logged_at = now
             log.warning(
                 "closed the connection from %s to stay within the connection limits"
-                " (max.connections): %s",
+                " (max.connections), because %s",
                 connection.client,
                 whom,
             )

@@ -37,8 +37,8 @@ class UnreadResponses:
     def note(self, reader: Reader, held_bytes: int) -> None:
         """Record that `held_bytes` are held for `reader`, after each piece that it has read.
 
-        Closes the connections that have read nothing for longest while the limit is exceeded. The
-        last one stays open: a single response may exceed the limit.
+        While the limit is exceeded, close the connection that has read nothing for the longest
+        time; the last one stays open, because a single response may exceed the limit.
         """
         self.remove(reader)
         self._held[reader] = held_bytes
@@ -50,5 +50,5 @@ class UnreadResponses:
             oldest.close_unread(unread_bytes)
 
     def remove(self, reader: Reader) -> None:
-        """Forget `reader`: it has read its response, or its connection has ended. Idempotent."""
+        """Remove `reader` after its client has read the response or disconnected. Idempotent."""
         self.used_bytes -= self._held.pop(reader, 0)

@@ -1,7 +1,7 @@
 """Addresses of the cluster's workers for clients, from the metadata.
 
 A client receives the addresses of the listeners with the same name as the listener it is connected
-to. Workers without a listener of that name are left out.
+to, but none of workers without a listener of that name.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 Clients with the same allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
 window (`dataplane.quotas.rate_window`). The rule that applies to a client is looked up once and
 cached until a quota changes. The counted use stays when the value of a quota changes: a new value
-applies at once to earlier use too, and shortens mutes that are longer than it requires.
+applies at once to earlier use, too, and shortens mutes that are longer than that value requires.
 
 An allowance without use for a whole window is forgotten when other clients arrive, or within a
 minute. `MAX_CLIENTS` bounds the memory that clients with invented names can take; beyond it, the
@@ -223,7 +223,7 @@ class RateQuotas:
                 yield one
 
     def throttled_ever(self) -> Iterator[Allowance]:
-        """Yield the allowances that ever delayed a client."""
+        """Yield the allowances in memory that have delayed a client."""
         for one in list(self._allowances.values()):
             if one.throttles is not None:
                 yield one
@@ -413,7 +413,7 @@ class ClientQuotas:
         return 0
 
     def _grant(self, client: QuotaClient, name: ClientName, requests_per_s: float) -> None:
-        """Give credit to a busy client: a random number of its next requests is counted later.
+        """Grant credit to a busy client: a random number of its next requests is counted later.
 
         The mean is the number of requests in CREDIT_S.
         """

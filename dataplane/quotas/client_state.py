@@ -1,4 +1,4 @@
-"""Quota state of the client of one connection. Plain state, of the owners named below."""
+"""Quota state of the client of one connection. Plain state; the comments name its owners."""
 
 from typing import Protocol
 

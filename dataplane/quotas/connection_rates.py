@@ -26,6 +26,8 @@ _ANYBODY: Final = QuotaEntity(ip=SpecialName.DEFAULT)
 
 
 class ConnectionUse(NamedTuple):
+    """The use of one address's connection_creation_rate quota."""
+
     quota: float  # connections per second
     used: float  # connections within the window
     window_s: float
@@ -120,8 +122,8 @@ class ConnectionRates:
     def refusal_s(self, ip: str) -> float:
         """Count a connection of the address.
 
-        Returns 0 if it is accepted, otherwise the seconds after which to close it; a refused
-        connection is not counted.
+        Return 0 if the connection is accepted, otherwise the seconds after which to close it; a
+        refused connection is not counted.
         """
         quota = self.quota(ip)
         if quota is None:

@@ -13,8 +13,8 @@ not metered while it has `credit` (`dataplane.quotas.client_quota_manager`): the
 also counts for the unmetered slices before it. The credit is random, so that a client cannot place
 expensive requests into unmetered slices, and the charge is right on average.
 
-100 percent is therefore all the time of the one event loop. A process has no second one: a quota of
-200 percent limits no client, and 50 percent is half of a node. (In Apache Kafka, the whole is 100
+100 percent is all the time of the one event loop of a process: a quota of 200 percent limits no
+client, and 50 percent is half of a node. (In Apache Kafka, the whole is 100
 times the number of network and request threads.)
 """
 

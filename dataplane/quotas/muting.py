@@ -1,8 +1,8 @@
 """Muted connections: not read for the throttle time after a quota violation (KIP-219).
 
 The response, with the throttle time, is sent first. Then no request of the connection is handled
-until the time is over; bytes received meanwhile fill one buffer, and further ones stay with the
-sender. A quota change may shorten the time.
+until the time is over; bytes received meanwhile fill one buffer, and further ones stay in the
+kernel and at the sender. A quota change may shorten the time.
 """
 
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""The log line about throttled clients, once a minute: which clients, which rules, which delays.
+"""The log line about throttled clients, once a minute: clients, rules and delays.
 
 The line names the clients with the longest total delay. A minute without throttling has no line.
 """

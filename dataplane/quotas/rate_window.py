@@ -6,8 +6,8 @@ earlier use may use at once what the quota Q allows in that time.
 
     rate U = sum of the samples / T        throttle time D = T (U - Q) / Q
 
-After D without use, U equals Q again, because T has grown by D. Where T does not grow, because the
-minimum applied, a client is throttled twice.
+After D without use, U equals Q again, because T has grown by D. If T does not grow, because its
+minimum applies, a client is throttled twice.
 
 When a new sample starts and the oldest is dropped, T shrinks from N S to (N-1) S at once. A client
 just within its quota then exceeds it by one part in N-1, and is throttled for S: the *snapback*

@@ -1,9 +1,9 @@
 """The memory budget of requests that have not been handled yet.
 
 Memory for a whole request is reserved before more of it is read, so that two partly read requests
-never wait for each other. The smallest waiting request goes first, so that a client that claims a
-large size without sending it cannot delay smaller requests. A client cannot hold reserved memory
-without sending: while other requests wait, a request must arrive at a minimum rate
+never wait for each other. The smallest waiting request is granted memory first, so that a client
+that announces a large size without sending it cannot delay smaller requests. A client cannot hold
+reserved memory without sending: while other requests wait, a request must arrive at a minimum rate
 (`StalledRequests`), or its connection is closed.
 """
 
@@ -33,10 +33,10 @@ class RequestMemory:
     """A budget in bytes, granted to waiting requests smallest first.
 
     A request larger than the budget is granted when nothing else is reserved; a request for 0 bytes
-    is granted at once. With `ages`, the request that has waited longest goes first after requests
-    with as many bytes as its own have overtaken it, so that smaller ones cannot delay it forever;
-    then the smallest go first again. Use `ages` only for requests that have arrived: a size that is
-    only claimed must not delay other requests. Source: queued.max.request.bytes (KIP-72).
+    is granted at once. With `ages`, the request that has waited longest is granted next once
+    requests with as many bytes as its own have overtaken it, so that smaller ones cannot delay it
+    forever. Use `ages` only for requests that have arrived: a size that is only announced must not
+    delay other requests. Source: queued.max.request.bytes (KIP-72).
     """
 
     def __init__(self, limit_bytes: int, *, ages: bool = False) -> None:
@@ -137,7 +137,7 @@ class Holder(Protocol):
 
 
 class StalledRequests:
-    """Finds connections that hold memory and receive too slowly; polled during a shortage."""
+    """Detector of connections that hold memory and receive too slowly; polled in a shortage."""
 
     def __init__(self) -> None:
         # Time of the first poll that saw each request, and its missing bytes then.

@@ -11,12 +11,12 @@ which the row was read.
 A slice is measured in CPU time of the event loop's thread. Requests that need more than the slice
 of their connection share one slice per turn of the event loop, regardless of their number. At most
 `UNDER_WAY_BYTES` of their frames are in progress at a time, smallest first; the other requests wait
-as undecoded bytes, not as objects. The request that has waited longest goes first after requests
-with as many bytes as its own have overtaken it. A response waits for its turn, but not for memory.
+as undecoded bytes, not as objects. The request that has waited longest is next once requests with
+as many bytes as its own have overtaken it. A response waits for its turn, but not for memory.
 
 Freeing many objects takes long, too: the lists, dicts and sets of a long request are not freed at
 the end of a function but by `TimeSlicer.discard`, which empties them in slices of `DISCARD_CPU_S`,
-one per turn of the event loop. It frees objects several times as fast as requests create them.
+one per turn of the event loop. That frees objects several times as fast as requests create them.
 
 Guaranteed: a turn of the event loop is delayed by one slice for all long requests together, by one
 slice of `DISCARD_CPU_S`, and by the slices of the connections that received bytes in that turn. Not
@@ -197,7 +197,7 @@ class TimeSlicer:
 
     @property
     def has_background_work(self) -> bool:
-        """Whether background work is left."""
+        """Whether any background work is unfinished."""
         return bool(self._background)
 
     def finish_in_background(self, work: Work[Any]) -> None:

@@ -57,7 +57,7 @@ Slices = Generator[int, None, None]
 
 
 class CleaningAborted(Exception):  # noqa: N818 - nothing is wrong
-    """Raised if the log was truncated, deleted or lost its first segment, or needs no cleaning."""
+    """Raised if the log was truncated or deleted, lost its first segment, or is not compacted."""
 
 
 class UncleanableError(Exception):
@@ -386,13 +386,13 @@ class _Target:
             self._file = self._create(LOG)
 
     def add(self, kept: Buffer | None, batch: Buffer, header: BatchHeader) -> int:
-        """Add what is kept of `batch`. Return the number of bytes written to the file."""
+        """Buffer `kept`, the rest of `batch` or None. Return the number of bytes written."""
         self.is_changed = self.is_changed or kept is not batch
         if kept is None:
             return 0
         position = self._written + len(self._buffer)
         if position + len(kept) > MAX_SEGMENT_BYTES:
-            raise UncleanableError(f"{self._path(LOG)} would exceed the largest size of a segment")
+            raise UncleanableError(f"{self._path(LOG)} would exceed the largest segment size")
         self._index.add(position, header if kept is batch else parse_header(kept))
         self._buffer += kept
         return self.write_buffer() if len(self._buffer) >= WRITE_BYTES else 0

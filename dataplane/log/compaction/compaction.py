@@ -196,7 +196,7 @@ class Markers:
         self._aborts: dict[int, bytearray] = {}
 
     def add(self, producer_id: int, offset: int, control_type: ControlType) -> None:
-        """Add a marker with a larger offset than all before."""
+        """Add a marker with a larger offset than all earlier markers."""
         offsets = self._offsets.setdefault(producer_id, array("q"))
         aborts = self._aborts.setdefault(producer_id, bytearray())
         is_abort = control_type is ControlType.ABORT
@@ -263,7 +263,7 @@ def note_keys(map_: OffsetMap, batch: Buffer, header: BatchHeader, start_offset:
 
 @dataclass(slots=True)
 class CleaningCounts:
-    """Numbers of records in one cleaning."""
+    """Numbers of records that one cleaning has read, kept, and removed because they have no key."""
 
     read_records: int = 0
     kept_records: int = 0
@@ -272,7 +272,7 @@ class CleaningCounts:
 
 @dataclass(slots=True)
 class BatchFilter:
-    """Filter that returns what stays of each batch, called in order from the log start on."""
+    """Filter of the records that stay, called for each batch in order, from the log start on."""
 
     offsets: OffsetMap
     now_ms: int

@@ -34,7 +34,7 @@ LEAST_OPEN_FILES: Final = 64
 
 @frozen
 class AbsentDir:
-    """A log directory that this node has or had, and that cannot be used now."""
+    """A log directory that is configured or known, and that cannot be used now."""
 
     path: str
     directory_id: Uuid | None  # None if unknown
@@ -188,7 +188,7 @@ class _DirDiscovery:
                 continue
             logger.error(
                 "log directory %s (id %s) is offline: %s; partitions that may be there are offline "
-                "until it is back, or until its line in %s is removed",
+                "until the directory is usable again, or until its line in %s is removed",
                 path,
                 directory_id,
                 "another directory is at that path"

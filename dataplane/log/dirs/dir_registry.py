@@ -25,7 +25,7 @@ def dir_registry_path(data_dir: str) -> str:
 
 
 def read_dir_registry(disk: Disk, data_dir: str) -> dict[str, str] | None:
-    """Return paths by directory id; None without the file.
+    """Return paths by directory id; None if the file does not exist.
 
     Raises StorageError if the file is damaged, OSError if it cannot be read.
     """
@@ -33,7 +33,7 @@ def read_dir_registry(disk: Disk, data_dir: str) -> dict[str, str] | None:
     if not disk.exists(path):
         return None
     if disk.size(path) > MAX_FILE_BYTES:
-        raise StorageError(f"{path} is damaged: it has more than {MAX_FILE_BYTES} bytes")
+        raise StorageError(f"{path} is damaged: the file has more than {MAX_FILE_BYTES} bytes")
     known: dict[str, str] = {}
     for line in disk.read_file(path).decode("utf-8", "surrogateescape").splitlines():
         if not line.strip() or line.startswith("#"):

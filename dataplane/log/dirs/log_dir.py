@@ -3,7 +3,8 @@
     .lock                         locked while a node uses the directory
     .kafka_cleanshutdown          last clean shutdown (`boot_markers`)
     .metaquorum_started           last start (`boot_markers`)
-    .metaquorum_syncing           whether a sync is in progress or failed (`sync_failure_marker`)
+    .metaquorum_syncing           1 while a sync is in progress or after one failed
+                                  (`sync_failure_marker`)
     *-offset-checkpoint           offsets of all logs (`offset_checkpoints`)
     <topic>-<partition>/          one log
     <topic>-<p>.<unique>-delete/  a log being deleted; reads in progress may still use it
@@ -144,7 +145,7 @@ class LogDir:
     # Start
 
     def _has_nothing(self) -> bool:
-        """Return whether there is no log and no checkpoint; `settle` writes the first checkpoint.
+        """Return whether the directory has no log and no checkpoint; `settle` writes the first one.
 
         Raises OSError.
         """
@@ -288,7 +289,7 @@ class LogDir:
     # Creation and deletion of partitions
 
     async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
-        """Create an empty log for each of these partitions; its first append makes the folder.
+        """Create an empty log for each of these partitions; its first append creates the folder.
 
         A partition whose folder exists and is not empty is put in `offline`. Raises StorageError
         if the directory fails.
@@ -300,11 +301,11 @@ class LogDir:
                 await self._in_calls(made, 1)
 
     async def write_deletions(self) -> None:
-        """Remove deleted logs from the checkpoints; log the first failure until a write succeeds.
+        """Remove deleted logs from the checkpoints. Raises DirectoryFailedError.
 
-        Clients that create topics cause these writes, so repeated failures are not logged. A full
-        disk does not prevent the creation of a log with a deleted log's name. Raises
-        DirectoryFailedError.
+        Other errors, such as a full disk, are logged and do not prevent the creation of a log with
+        a deleted log's name. Only the first one is logged until a write succeeds: clients that
+        create topics cause these writes.
         """
         try:
             await self.checkpoints.write_deletions(self.partitions)
@@ -314,8 +315,8 @@ class LogDir:
         except StorageError as error:
             if not self._has_stale_checkpoints:
                 logger.warning(
-                    "cannot remove deleted logs from the checkpoints in %s: %s; this is tried "
-                    "again with the next checkpoint",
+                    "cannot remove deleted logs from the checkpoints in %s: %s; the next "
+                    "checkpoint tries again",
                     self.path,
                     error,
                 )

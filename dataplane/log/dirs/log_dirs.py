@@ -79,9 +79,9 @@ class LogDirs:
     ) -> "LogDirs":
         """Open and lock the directories at `paths`; format new ones.
 
-        A directory that cannot be read is absent, and logged. Raises StorageIdentityError for what
-        an operator has to correct (a directory of another node, one named twice), StorageError if
-        no directory is usable. Blocking: call it in a worker thread.
+        A directory that cannot be read is absent, and logged. Raises StorageIdentityError if an
+        operator has to correct `log.dirs` (a directory of another node, or one named twice),
+        StorageError if no directory is usable. Blocking: call it in a worker thread.
         """
         return cls(*open_dirs(disk, storage, paths, random, owner, max_open_files))
 
@@ -99,7 +99,7 @@ class LogDirs:
 
     @property
     def previous_broker_epoch(self) -> int:
-        """Broker epoch of the previous process, if all its writes are in these directories; or -1.
+        """Broker epoch of the previous process if all its writes are in these directories, else -1.
 
         Absent directories do not count, and new ones do not either: partitions that a new one
         replaces are covered by `is_lost`.
@@ -138,9 +138,9 @@ class LogDirs:
     def is_lost(self, partition: Partition) -> bool:
         """Return whether a partition that is in no directory had records that are lost.
 
-        A log without records has no folder, so only checkpoints show whether there were any. A new
-        directory, as after the loss of a disk, has no checkpoints: while there is one, every
-        unknown partition counts as lost, also for later processes, until `settle`.
+        A log without records has no folder, so only checkpoints show whether a log had records. A
+        new directory, as after the loss of a disk, has no checkpoints: while a directory is new,
+        every unknown partition counts as lost, also for later processes, until `settle`.
         """
         noted = self.noted_end(partition)
         return any(one.is_new for one in self._all) if noted is None else noted > 0
@@ -160,7 +160,7 @@ class LogDirs:
         """Open and recover the logs of all directories; those that fail are offline.
 
         `concurrent`: number of logs recovered at the same time in each directory. Raises
-        StorageError if no directory is left.
+        StorageError if all directories fail.
         """
 
         async def load(log_dir: LogDir) -> None:
@@ -193,7 +193,7 @@ class LogDirs:
                     )
 
     def refuse_duplicates(self) -> None:
-        """Take partitions that are in two directories offline: neither is known to be current."""
+        """Take partitions with a log in two directories offline: either log may be outdated."""
         for number, log_dir in enumerate(self._all):
             for other in self._all[number + 1 :]:
                 for at in sorted(log_dir.partitions.keys() & other.partitions.keys()):
@@ -232,9 +232,9 @@ class LogDirs:
     ) -> None:
         """Create an empty log for each partition, in the directory with the fewest partitions.
 
-        `may_be_absent`: this worker had these partitions before, so that they may be in a directory
-        that is not online; if there is one, they are marked offline instead. A partition whose
-        folder already exists is offline, too.
+        `may_be_absent`: this worker had these partitions before, and they may be in a directory
+        that is not online: if any directory is failed or absent, they are marked offline instead.
+        A partition whose folder already exists is offline, too.
         """
         left = list(new)
         missing = [*(one.path for one in self.absent), *(one.path for one in self.failed)]

@@ -44,7 +44,7 @@ class OffsetCheckpoints:
     """The checkpoint files of one log directory."""
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """Use the files in the log directory `path`; reads nothing yet."""
+        """Use the files in the log directory `path`, without reading them yet."""
         self.high_watermarks: dict[Partition, int] = {}  # as on disk
         self.cleaner_offsets: dict[Partition, int] = {}
         self._disk = disk
@@ -55,7 +55,7 @@ class OffsetCheckpoints:
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Read all files. Return recovery points and log starts; the rest is in attributes.
+        """Read all files. Return recovery points and log starts, and set the public attributes.
 
         Raises StorageError if a file is malformed, OSError if it cannot be read.
         """
@@ -83,7 +83,7 @@ class OffsetCheckpoints:
         self._offline[partition] = self._below_cuts(partition, offsets)
 
     def forget(self, partition: Partition) -> None:
-        """Forget a deleted log; the caller calls `write_deletions` later."""
+        """Remove a deleted log's offsets from memory; `write_deletions` updates the files."""
         self.cleaner_offsets.pop(partition, None)
         self.high_watermarks.pop(partition, None)
         self._offline.pop(partition, None)

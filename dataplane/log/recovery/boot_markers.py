@@ -1,4 +1,4 @@
-"""Markers of a log directory: whether everything that the last process wrote is still there.
+"""Markers of a log directory: whether all writes of the last process are on disk.
 
     .kafka_cleanshutdown    exists only between a clean stop and the next start
     .metaquorum_started     last broker epoch of the process, and the boot id of its machine
@@ -26,7 +26,7 @@ class BootMarkers:
     """The two markers of one log directory."""
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """Use the files in the log directory `path`; reads nothing yet."""
+        """Use the files in the log directory `path`, without reading them yet."""
         self._disk = disk
         self._path = path
         self._clean = os.path.join(path, CLEAN_SHUTDOWN)
@@ -48,9 +48,10 @@ class BootMarkers:
         return max(stopped, killed)
 
     def take_clean(self) -> int | None:
-        """Remove the clean-shutdown marker, synced. Return its broker epoch, or None without it.
+        """Remove the clean-shutdown marker and sync that. Return its broker epoch, or None.
 
-        The epoch is -1 if the marker has none. After this call, a crash is recovered as a crash.
+        None: there was no marker; -1: the marker has no epoch. After this call, a crash is
+        recovered as a crash.
         Raises OSError.
         """
         if not self._disk.exists(self._clean):

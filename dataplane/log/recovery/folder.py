@@ -1,6 +1,6 @@
 """The folder of one log: its small files, and the names and files that need a sync.
 
-The first append to a new log makes the folder. Otherwise a topic with a thousand partitions would
+The first append to a new log creates the folder. Otherwise a topic with a thousand partitions would
 create three thousand files at once, and a full disk would take its partitions offline.
 """
 
@@ -100,7 +100,7 @@ class LogFolder:
         return not (self._unsynced or self._names_changed or has_unwritten_epochs)
 
     def take_unsynced(self) -> Unsynced:
-        """Return what needs a sync, which the caller has to make, or else to `give_back`."""
+        """Return the files and names that need a sync; the caller syncs or returns them."""
         unsynced = Unsynced(self.path, self._unsynced, self._names_changed, self._is_new)
         self._unsynced, self._names_changed, self._is_new = _NONE, False, False
         self._segments_changed = False
@@ -113,7 +113,7 @@ class LogFolder:
         self._is_new |= unsynced.is_new
 
     def make(self, topic_id: bytes) -> None:
-        """Make the folder with its partition.metadata, without a sync. Raises StorageError."""
+        """Create the folder with its partition.metadata, without a sync. Raises StorageError."""
         with storage_errors("create", self.path):
             self.files.disk.make_dirs(self.path)
         self._is_new = self.exists = True
@@ -169,7 +169,7 @@ class LogFolder:
         self._epochs_changed = True
 
     def write_epochs(self) -> None:
-        """Write the leader epochs if they have changed; a log without a folder writes none."""
+        """Write the leader epochs if they have changed and the folder exists."""
         if self._epochs_changed and self.is_made:
             self.write(EPOCH_CHECKPOINT, self._epochs.encode())
             self._epochs_changed = False

@@ -86,7 +86,7 @@ class LoadedLog:
     producers: ProducerStateTable = field(default_factory=ProducerStateTable)
     snapshot_offsets: list[int] = field(default_factory=list)
     unsynced: frozenset[str] = frozenset()  # names of files that the first flush has to sync
-    is_made: bool = True  # False: the first append makes the folder
+    is_made: bool = True  # False: the first append creates the folder
     log_start_offset: int = 0
     log_end_offset: int = 0
     recovery_point: int = 0
@@ -95,7 +95,7 @@ class LoadedLog:
     scanned_bytes: int = 0
     truncated_bytes: int = 0
     lost_end_offset: int = -1  # truncated records reached at least this offset; -1: unknown
-    # More was lost than the unfinished last write of a killed process.
+    # Recovery truncated more than the unfinished last write of a killed process.
     is_damaged: bool = False
 
 
@@ -113,7 +113,7 @@ def load_log(
 ) -> LoadedLog:
     """Recover the log in `folder`, and return its state. Raises StorageError if it is damaged.
 
-    `clean`: the directory was stopped cleanly; if this log was not, it is scanned all the same.
+    `clean`: the directory was stopped cleanly; if this log's files contradict that, it is scanned.
     `in_doubt`: an earlier sync may have failed.
     `notes_damage`: other nodes rely on all writes of the previous process, so a marker in the
     folder records truncated damage until the controller knows (`PartitionLog.forget_damage`).
@@ -125,7 +125,8 @@ def load_log(
                 return _Loader(disk, folder, config, True, *rest).load()
             except StorageError as error:
                 logger.warning(
-                    "%s is not as a clean shutdown leaves it: %s; recovering it with a full scan",
+                    "%s is not in the state of a clean shutdown: %s; recovering the log by a full "
+                    "scan",
                     folder,
                     error,
                 )

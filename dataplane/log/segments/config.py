@@ -1,4 +1,4 @@
-"""The configs that one partition log uses; the config registry builds them. Kafka's defaults."""
+"""The configs that one partition log uses, with Kafka's defaults."""
 
 from typing import Final
 
@@ -11,7 +11,10 @@ MAX_SEGMENT_BYTES: Final = 2**31 - 1
 
 @frozen
 class LogConfig:
-    """Topic configs of Kafka that one log uses; `log_append_time` is message.timestamp.type."""
+    """Topic configs of one log, named as in Kafka.
+
+    `log_append_time`: whether message.timestamp.type is LogAppendTime.
+    """
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000

@@ -62,7 +62,7 @@ class DiskFullError(StorageError):
 
 
 class UnreadableError(StorageError):
-    """Raised if the device fails to read; nothing that was acknowledged is lost by that."""
+    """Raised if a read fails; the directory is probed with a write, which may still succeed."""
 
 
 class DirectoryFailedError(StorageError):
@@ -70,8 +70,9 @@ class DirectoryFailedError(StorageError):
 
 
 def storage_error(error: OSError, action: str, path: str) -> StorageError:
-    """Return the StorageError for an OSError: a text with advice for operators, and the class
-    that decides what goes offline (see the subclasses above).
+    """Return the StorageError for an OSError, with advice for operators in the text.
+
+    Its class decides what is taken offline (see the subclasses above).
     """
     number = error.errno or 0
     advice = _ADVICE.get(number, "check the disk and restart the node")
@@ -258,7 +259,7 @@ class LogFile:
     def remove(self) -> None:
         """Remove the file; a pinned file stays readable until its release.
 
-        Of a retired file this may run in a worker thread.
+        For a retired file, this may run in a worker thread.
         """
         self.removed = True
         if not self._retired:
@@ -331,7 +332,7 @@ class OpenFiles:
             file.close()
 
     def shut(self) -> None:
-        """Refuse to open files from now on; close all but pinned files, which close on release."""
+        """Refuse to open files from now on; close all files, pinned ones at their release."""
         self._shut = True
         for file in list(self._open):
             with suppress(OSError):  # the disk has failed already

@@ -75,7 +75,7 @@ class SparseIndex:
         return self._last
 
     def append(self, key: int, value: int) -> None:
-        """Add an entry with a key above all before, and write a full buffer. Raises OSError."""
+        """Add an entry with a larger key than all others; write a full buffer. Raises OSError."""
         assert not self.is_full
         buffer, entry = self._buffer, self.FORMAT
         if len(buffer) >= MAX_BUFFERED_ENTRIES * entry.size:
@@ -168,7 +168,7 @@ class TimeIndex(SparseIndex):
     FORMAT = struct.Struct(">qi")
 
     def append_later(self, timestamp: int, relative_offset: int) -> None:
-        """Append an entry if `timestamp` is larger than all before and the index is not full."""
+        """Append an entry if `timestamp` is larger than all others and the index is not full."""
         last = self.last()
         if timestamp >= 0 and (last is None or timestamp > last[0]) and not self.is_full:
             self.append(timestamp, relative_offset)

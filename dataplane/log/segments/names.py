@@ -62,12 +62,12 @@ def stray_unique(now_ms: int, bits: int) -> str:
 
 
 def stray_since_ms(name: str) -> int | None:
-    """Return the time in ms at which the log became a stray; None if it is no stray folder."""
+    """Return the time in ms at which the log became a stray; None if `name` is not of a stray."""
     match = _STRAY.search(name)
     return int(match[1], 16) if match else None
 
 
 def retired_folder(topic: str, partition: int, unique: str, ending: str) -> str:
-    """Return `<topic>-<partition>.<unique><ending>`, with the topic cut to fit 255 characters."""
+    """Return `<topic>-<partition>.<unique><ending>`, truncated in `topic` to 255 characters."""
     rest = f"-{partition}.{unique}{ending}"
     return topic[: MAX_FOLDER_NAME - len(rest)] + rest

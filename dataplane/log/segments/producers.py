@@ -4,10 +4,11 @@ A producer numbers its records per partition. The log keeps, per producer id, th
 the last five batches: a client has at most five in flight. The check of an incoming batch:
 
     one of the last five batches     duplicate: answered with the offsets of the first copy
-    producer id unknown here         accepted with any sequence: the state may have expired, or
+    unknown producer id              accepted with any sequence: the state may have expired, or
                                      retention may have deleted the batches (KIP-360)
     older producer epoch             INVALID_PRODUCER_EPOCH
-    newer producer epoch             accepted if the sequence is 0, otherwise out of order
+    newer producer epoch             accepted if the sequence is 0, otherwise
+                                     OUT_OF_ORDER_SEQUENCE_NUMBER
     next sequence after the last     accepted; 0 follows 2^31 - 1
     any other                        OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -37,7 +38,7 @@ _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of it
 
 
 class BatchMetadata(NamedTuple):
-    """Last sequence and offset of one batch; `offset_delta` gives the first ones."""
+    """Last sequence and offset of one batch; the first ones are lower by `offset_delta`."""
 
     last_sequence: int
     last_offset: int

@@ -206,9 +206,9 @@ def _check_large(file: File, position: int, size: int, header: BatchHeader) -> s
     """Return the problem of a batch that is larger than one read; "" for none."""
     end = position + header.batch_bytes
     if end > size:
-        return f"only {size - position} of {header.batch_bytes} bytes of the batch are there"
+        return f"the file ends after {size - position} of {header.batch_bytes} bytes of the batch"
     if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
-        return f"base offset {header.base_offset}, {header.record_count} records"
+        return f"invalid base offset {header.base_offset} or record count {header.record_count}"
     crc = 0
     at = position + _CRC_START
     while at < end:
@@ -225,8 +225,8 @@ def find_batch_behind(
 ) -> tuple[int, BatchHeader] | None:
     """Return the first valid batch at or after `position` with offset `next_offset` or more.
 
-    Distinguishes damage in the middle of a segment from a torn tail. Return None, too, if more
-    than MAX_RESYNC_CANDIDATES positions look like a batch header.
+    This distinguishes damage in the middle of a segment from a torn tail. Return None if no batch
+    is found, or if more than MAX_RESYNC_CANDIDATES positions look like a batch header.
     """
     high = (next_offset >> 32).to_bytes(4, "big")
     looks_like = re.compile(b"(?s)(?=" + re.escape(high) + b".{12}\\x02)")

@@ -304,7 +304,7 @@ class Segment:
         return end
 
     def truncate_to(self, offset: int) -> int:
-        """Remove all batches that end at or after `offset`. Return the end of the last one left.
+        """Remove all batches that end at or after `offset`. Return the new end offset.
 
         That is `offset`, or less if a batch or a gap contains `offset`: recovery after a restart
         has to find the same end in the batches. Raises OSError.
@@ -407,8 +407,8 @@ def walk_headers(
         if header.batch_bytes > end - position:
             raise StorageError(
                 f"{file.path} is damaged at position {position}: "
-                f"the header announces a batch of {header.batch_bytes} bytes, {end - position} are "
-                f"left"
+                f"the header announces a batch of {header.batch_bytes} bytes, but the segment has "
+                f"only {end - position} more"
             )
         if header.base_offset < next_offset or header.last_offset_delta < 0:
             raise StorageError(

@@ -76,7 +76,7 @@ class Segments:
         return popped
 
     def last_before(self, offset: int) -> Segment:
-        """Return the segment that is the active one after all `pop_behind(offset)`."""
+        """Return the segment that is active once `pop_behind(offset)` has returned None."""
         return self._all[max(bisect_left(self._bases, offset) - 1, 0)]
 
     def pop_before(self, offset: int) -> Segment | None:

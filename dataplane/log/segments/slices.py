@@ -1,4 +1,4 @@
-"""Result of a read of the log: a byte range of one segment file, for sendfile or to be read."""
+"""Result of a read of the log: a byte range of one segment file, for sendfile or a read."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,7 +8,7 @@ from metaquorum.runtime.interfaces import File, StorageError
 
 
 class LogSlice:
-    """Byte range of one segment: whole batches, of which `max_bytes` may cut the last.
+    """Byte range of one segment: batches, of which `max_bytes` may truncate the last.
 
     No file is held open until `acquire`. The bytes stay readable until the files of a deleted
     segment are removed; after that, reads raise EOFError, as at the end of a file.

@@ -30,7 +30,7 @@ class TimestampOffset(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A batch that may have the record with the timestamp in question."""
+    """A batch that may have the record that a lookup by timestamp wants."""
 
     records: LogSlice
     header: BatchHeader
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
     def find_max_timestamp(self, file: File, start_offset: int) -> TimestampOffset | None:
         """Return the record with the largest timestamp from `start_offset` on.
 
-        Of several, the first one. Arguments and errors as in `first_since`.
+        Of several, return the first one. Arguments and errors are those of `first_since`.
         """
         if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return self._found((max(self.header.base_offset, start_offset), self._newest))
@@ -131,7 +131,7 @@ def max_timestamp_candidates(segments: Sequence[Segment], start_offset: int) -> 
 
 
 def latest_of(found: Iterable[TimestampOffset | None]) -> TimestampOffset | None:
-    """Return the entry with the largest timestamp, and of several the smallest offset."""
+    """Return the entry with the largest timestamp, of several the one with the smallest offset."""
     there = (each for each in found if each is not None)
     return max(there, key=lambda each: (each.timestamp, -each.offset), default=None)
 
