@@ -138,7 +138,7 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
 
 
 def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
-    """Return the response for complete answers, with the workers' endpoints if it names a leader."""
+    """Return the response for complete answers; add workers' endpoints if it names a leader."""
     response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
     names_leader = False
     for topic in response.responses:
