@@ -1,4 +1,4 @@
-"""Setup of a world with whole nodes: machines and roles, probes, fault targets, and the end."""
+"""Setup and end of a world with whole nodes: machines, roles, probes, fault targets, clean stop."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

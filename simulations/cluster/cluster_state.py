@@ -107,7 +107,7 @@ class ClusterState:
         return [member for member in self.members.values() if member.config.is_worker]
 
     def active(self) -> Member | None:
-        """Return a node that believes its controller to be the active one."""
+        """Return a node whose controller considers itself active; None if there is none."""
         for member in self.members.values():
             role = None if member.running is None else member.running.controller_role
             if role is not None and role.quorum.leadership.is_active:

@@ -436,7 +436,7 @@ async def _delayed(fault: ActiveFault, pairs: Pairs) -> None:
 
 
 async def long_sync(fault: ActiveFault) -> None:
-    """Slow a sync of the leader down until another leader is elected.
+    """Delay a sync of the leader until another leader is elected.
 
     The old leader neither sends nor reads until the sync ends. A read barrier after the sync must
     not count answers from before the sync as confirmation of the leadership.

@@ -148,7 +148,7 @@ class VoterGroup:
         return [v for v in self.voters if self.durable(v).holds(payload, batch.end_offset)]
 
     def leader(self) -> Voter | None:
-        """Return the voter with the latest term among those that believe to lead."""
+        """Return the voter with the latest term among those that consider themselves leader."""
         leading = [v for v in self.voters.values() if v.leadership.leader_id == v.voter_id]
         return max(leading, key=lambda v: v.leadership.term, default=None)
 

@@ -276,7 +276,7 @@ class Driver:
 
 
 class Reader:
-    """Client that reads after a barrier while its voter believes to lead."""
+    """Client that reads after a barrier while its voter considers itself leader."""
 
     def __init__(
         self, voter_group: VoterGroup, quorum: RaftVoter, loader: MetadataLoader, draw: Random

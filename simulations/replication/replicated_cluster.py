@@ -82,7 +82,7 @@ class ReplicatedClusterState(ClusterState):
         return len(left) < max(self.min_isrs.get(history.place.topic_id, {1}))
 
     def is_in_sync(self) -> bool:
-        """Return whether every partition has a leader, and all replicas that can in its ISR."""
+        """Return whether every partition has a leader, and all usable replicas in its ISR."""
         if not self.is_whole():
             return False
         for name, topic in self.cluster_history.image.topics.items():

@@ -408,7 +408,7 @@ class Quotas:
     def _limited(
         self, group: Group, limit: Resolved | None, throttle_ms: int, size_bytes: int
     ) -> None:
-        """Check an answer between whose request and itself no quota has changed."""
+        """Check an answer if no quota has changed since its request."""
         if limit is None:
             self.checker(RuleApplies).unlimited(group.client_id, throttle_ms)
             return
@@ -477,7 +477,7 @@ class Quotas:
     # Other clients
 
     async def _walk(self, runtime: Runtime) -> None:
-        """Exceed the request quota with batches that are decompressed in a worker thread.
+        """Send more than the request quota allows: batches decompressed in a worker thread.
 
         Only the CPU time that the simulation assigns to the thread counts. The limit is twice the
         quota, as the next request is charged for a request, and no throttle time exceeds a sample.
