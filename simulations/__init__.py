@@ -1,6 +1,6 @@
 """Whole nodes in one process: virtual time, seeded scheduling, simulated network and disk.
 
-Imports everything but `cli`; nothing of ours imports it. No I/O but reports: disks, networks and
+Imports all packages but `cli`; only tests import it. No I/O but reports: disks, networks and
 clocks are simulated. Packages, each of which may import those before it: `kernel`, `harness`,
 `checkers`, `workloads`, `faults`, `single_node`, `cluster`, `replication`, `mutants`, `scenarios`,
 `runner`. Start with `kernel.world` (one seed, one world) and docs/explanation/simulation.md.

@@ -1,4 +1,4 @@
-"""python -m simulations run | ci | gates | replay | shrink | defects | list"""
+"""Command line of the simulator: python -m simulations run | ci | gates | replay | shrink | ..."""
 
 import gc
 import json
@@ -22,17 +22,17 @@ from simulations.runner.shrinking import shrink_seed
 from simulations.scenarios.registry import SCENARIOS
 
 MUTANT_SEEDS: Final = 200
-# Seconds of CPU after which a seed counts as hung (in a world nothing waits for real time), however
-# busy the machine is; the slowest take some ten.
+# Seconds of CPU after which a seed counts as hung: no task in a world waits for real time, so a
+# busy machine does not matter. The slowest seeds take about ten.
 SEED_LIMIT_S: Final = 120
-# So many seeds may leave a little behind them.
+# A full collection after this many seeds: a seed may leave some objects of older generations.
 ALL_GARBAGE_EVERY: Final = 20
 _scenarios = click.Choice(list(SCENARIOS))
 
 
 @click.group()
 def main() -> None:
-    """Whole nodes under simulated time, network and disk; every run follows from its seed."""
+    """Run whole nodes with simulated time, network and disk; a seed determines each run."""
 
 
 main.add_command(ci)
@@ -41,7 +41,7 @@ main.add_command(gates)
 
 @main.command("list")
 def list_scenarios() -> None:
-    """Name the scenarios and the planted defects."""
+    """List the scenarios and the planted defects."""
     for scenario in SCENARIOS.values():
         click.echo(f"{scenario.name:<20} {scenario.about}")
     click.echo("\nplanted defects:")
@@ -52,11 +52,13 @@ def list_scenarios() -> None:
 @main.command()
 @click.option("--scenario", type=_scenarios, default="everything", show_default=True)
 @click.option("--start", default=0, show_default=True, help="The first seed.")
-@click.option("--count", default=100, show_default=True, help="How many seeds.")
-@click.option("--seconds", type=float, help="Begin no seed later than so many real seconds.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Totals as a file.")
+@click.option("--count", default=100, show_default=True, help="Number of seeds.")
+@click.option("--seconds", type=float, help="Real seconds after which no seed is started.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write totals to this file."
+)
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
-@click.option("--twice", is_flag=True, help="Run every seed twice, not a sample of them.")
+@click.option("--twice", is_flag=True, help="Run every seed twice, not every tenth.")
 def run(
     scenario: str,
     start: int,
@@ -68,7 +70,7 @@ def run(
 ) -> None:
     """Run seeds; exit with 1 on a violation, a trace that differs, or a missed gate.
 
-    A run is held against its gates when it has as many seeds as CI always plays (`gates`).
+    Gates apply to runs of at least as many seeds as CI always plays (`gates` prints the number).
     """
     chosen = SCENARIOS[scenario]
     show = Progress(chosen)
@@ -90,14 +92,14 @@ def run(
 def work(
     scenario: str, defect: str | None, seconds: float | None, always: int, enough: int | None
 ) -> None:
-    """Play the seeds named on standard input; print an outcome a line.
+    """Play the seeds named on standard input; print one outcome per line.
 
-    With `--enough`, stop once so many of them have found the defect.
+    With `--enough`, stop once that number of seeds has found the defect.
     """
     seeds = [int(word) for word in sys.stdin.read().split()]
     began = time.monotonic()
     gc.disable()
-    gc.freeze()  # what was imported is no garbage
+    gc.freeze()  # imported modules stay
     signal.signal(signal.SIGPROF, _hung)
     for number, seed in enumerate(seeds):
         if seconds is not None and number >= always and time.monotonic() - began > seconds:
@@ -112,7 +114,7 @@ def work(
             enough -= 1
             if not enough:
                 break
-        # Only what this world has made; and now and then what is left of others.
+        # Collect the objects of this world; at times also those that earlier worlds have left.
         gc.collect(2 if number % ALL_GARBAGE_EVERY == 0 else 0)
 
 
@@ -124,10 +126,14 @@ def _hung(signum: int, frame: FrameType | None) -> None:
 @click.argument("scenario", type=_scenarios)
 @click.argument("seed", type=int)
 @click.option("--defect", type=click.Choice(list(MUTANTS)), help="With this defect planted.")
-@click.option("--last", type=int, help="Only so many events before the end.")
-@click.option("--who", help="Only events of this machine, client or part.")
-@click.option("--twice", is_flag=True, help="Show where two runs differ instead.")
-@click.option("--without", default="", help="Numbers of faults to leave out, as `shrink` says.")
+@click.option("--last", type=int, help="Number of events to print, the last ones.")
+@click.option("--who", help="Print only events of this machine, client or part.")
+@click.option(
+    "--twice", is_flag=True, help="Run the seed twice and show the first difference instead."
+)
+@click.option(
+    "--without", default="", help="Numbers of faults to leave out, as printed by `shrink`."
+)
 def replay(
     scenario: str,
     seed: int,
@@ -137,7 +143,7 @@ def replay(
     twice: bool,
     without: str,
 ) -> None:
-    """Tell the story of one seed; exit with 1 when something was violated."""
+    """Print the events of one seed; exit with 1 if an invariant was violated."""
     if twice:
         _show_difference(scenario, seed, defect)
         return
@@ -179,12 +185,14 @@ def _show_difference(scenario: str, seed: int, mutant: str | None) -> None:
 @click.argument("scenario", type=_scenarios)
 @click.argument("seed", type=int)
 @click.option("--defect", type=click.Choice(list(MUTANTS)), help="With this defect planted.")
-@click.option("--last", default=30, show_default=True, help="So many events before the violation.")
+@click.option(
+    "--last", default=30, show_default=True, help="Number of events to print before the violation."
+)
 def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
-    """Leave out faults for as long as the seed violates the same; tell what is left."""
+    """Leave out faults while the seed violates the same invariant; print the faults needed."""
     shrunk = shrink_seed(scenario, seed, mutant=defect)
     if shrunk is None:
-        click.echo("nothing is violated")
+        click.echo("no invariant is violated")
         sys.exit(0)
     for event in shrunk.events(last):
         click.echo(event)
@@ -199,17 +207,19 @@ def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
 
 
 @main.command()
-@click.option("--scenario", type=_scenarios, help="Only the defects meant for this scenario.")
+@click.option("--scenario", type=_scenarios, help="Only the defects of this scenario.")
 @click.option("--count", default=MUTANT_SEEDS, show_default=True, help="Seeds for each.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True)
 @click.option("--only", type=click.Choice(list(MUTANTS)), help="This defect alone.")
 @click.option(
-    "--enough", type=click.IntRange(min=1), help="Stop a job once it has found a defect so often."
+    "--enough",
+    type=click.IntRange(min=1),
+    help="Stop a job once this number of its seeds has found the defect.",
 )
 def defects(
     scenario: str | None, count: int, jobs: int, only: str | None, enough: int | None
 ) -> None:
-    """Plant every defect in turn; exit with 1 when one is not found."""
+    """Run seeds with each defect in turn; exit with 1 if a defect is not found."""
     missed = 0
     click.echo(f"{'defect':<32} {'scenario':<18} {'found by':>12} {'first':>6}  as")
     for mutant in MUTANTS.values():
@@ -226,7 +236,7 @@ def defects(
     sys.exit(1 if missed else 0)
 
 
-# In the text of an error: a planted function does not fit the code that calls it any more.
+# Part of the text of an error: a planted function no longer fits the code that calls it.
 _MISFIT: Final = ".wrong.<locals>."
 
 
@@ -241,7 +251,7 @@ def _is_misfit(outcome: Outcome) -> bool:
 def _hunt(
     mutant: Mutant, count: int, jobs: int, enough: int | None
 ) -> tuple[dict[int, Outcome], int]:
-    """The seeds that find the defect, and how many seeds were played."""
+    """Return the outcomes of the seeds that find the defect, and the number of seeds played."""
     found: dict[int, Outcome] = {}
     misfits: list[Outcome] = []
     played = 0

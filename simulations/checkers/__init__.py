@@ -1,5 +1,5 @@
-"""What must always hold of one node, one small class each, named by its invariant.
+"""Checkers of one node: one small class each, with the name of its invariant.
 
-Imports `harness` and `kernel`. No I/O. `all` lists them; those of clusters are in `cluster` and
-`replication`.
+Imports `harness` and `kernel`. No I/O. `all` lists the checkers; those of clusters are in `cluster`
+and `replication`.
 """

@@ -1,4 +1,4 @@
-"""Every checker there is."""
+"""Table of the checkers of one node."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Configs: what was acknowledged is in force, at once and after every start."""
+"""Checkers of configs: an acknowledged value is in force, at once and after every start."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -8,7 +8,7 @@ from simulations.harness.environment import Checker, Environment
 TOPIC: Final = 2
 WORKER: Final = 4
 ALL_WORKERS: Final = ""
-# Works when given, and is shown nowhere.
+# Prefix of configs that can be set but are not listed by DescribeConfigs.
 _HIDDEN: Final = "internal."
 
 
@@ -19,11 +19,11 @@ class Resource(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What a config may be: what was acknowledged last, or what somebody still waits for."""
+    """Possible values of a config: the last acknowledged one, and unanswered ones."""
 
     value: str | None = None
-    # Asked for and not answered, each in which run of the node. It may be carried out as long as
-    # that run lasts, even after a later one was answered: it may be on its way.
+    # Values requested and not answered, each with the run of the node. Such a request may be
+    # carried out as long as that run lasts, even after a later one was answered.
     unanswered: list[tuple[int, str | None]] = field(default_factory=list)
 
     def may_be(self) -> set[str | None]:
@@ -31,21 +31,21 @@ class Known:
 
 
 class ConfigsStay(Checker):
-    """DescribeConfigs shows what was acknowledged, and nothing that nobody asked for."""
+    """DescribeConfigs shows acknowledged values, and no value that was never requested."""
 
     invariant = "M3"
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        # A new cluster is given the one on which eligible leader replicas hang.
+        # A new cluster has this config, which eligible leader replicas depend on.
         self._known: dict[Resource, dict[str, Known]] = {
             Resource(WORKER, ALL_WORKERS): {"min.insync.replicas": Known("1")}
         }
 
-    # What is done
+    # Changes
 
     def created(self, name: str, configs: dict[str, str]) -> None:
-        """A new topic: only what is still on its way to an older one of its name counts."""
+        """Note a new topic; unanswered changes of an older topic of its name may still apply."""
         known = self._known.setdefault(Resource(TOPIC, name), {})
         for one in known.values():
             one.value = None
@@ -57,28 +57,28 @@ class ConfigsStay(Checker):
         one.unanswered.append((self.environment.node.runs, value))
 
     def answered(self, resource: Resource, key: str, value: str | None, *, done: bool) -> None:
-        """To the newest wish for this config; a refusal leaves all as it was."""
+        """Note the response to the newest change of this config; a refused one has no effect."""
         one = self._known[resource][key]
         one.unanswered.pop()
         if done:
             one.value = value
 
-    # What is known
+    # Expected values
 
     def may_be(self, resource: Resource, key: str) -> set[str | None]:
         return self._known.get(resource, {}).get(key, Known()).may_be()
 
     def own(self, resource: Resource) -> dict[str, str] | None:
-        """All that the resource has of its own; None while that is not certain."""
+        """Return the configs set on the resource itself; None while they are uncertain."""
         known = self._known.get(resource, {})
         if any(one.unanswered for one in known.values()):
             return None
         return {key: one.value for key, one in known.items() if one.value is not None}
 
-    # What is seen
+    # Observed values
 
     def seen(self, resource: Resource, shown: dict[str, str | None], asked_run: int) -> None:
-        """The resource's own configs, as DescribeConfigs shows them; it was asked in that run."""
+        """Compare the configs set on the resource with `shown` by DescribeConfigs in that run."""
         known = self._known.setdefault(resource, {})
         for key in sorted({*known, *shown}):
             if key.startswith(_HIDDEN):
@@ -100,7 +100,7 @@ class ConfigsStay(Checker):
 
 
 class ConfigsInForce(Checker):
-    """The largest batch that is taken is as the topic, this worker or all workers have it."""
+    """The largest accepted batch is that of the topic's, worker's or cluster's config."""
 
     invariant = "M3"
 

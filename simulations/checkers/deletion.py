@@ -1,28 +1,28 @@
-"""What was deleted stays deleted, and only what is due is."""
+"""Checker of DeleteRecords: deleted records stay deleted, and no others are deleted."""
 
 from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Fetched
 
 
 class DeletedStaysDeleted(Checker):
-    """Where DeleteRecords said that a log begins it begins, or later, after every start too."""
+    """A log starts at the offset that DeleteRecords returned or later, also after restarts."""
 
     invariant = "L3"
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        # By topic id and partition: when which log start was acknowledged.
+        # By topic id and partition: times and acknowledged log start offsets.
         self._acknowledged: dict[tuple[bytes, int], list[tuple[float, int]]] = {}
-        # By name and partition: up to where somebody asked; None for whatever was committed.
+        # By name and partition: offsets of the requests; None for the high watermark.
         self._asked: dict[tuple[str, int], list[int | None]] = {}
-        # As the node showed it in one of its runs, and when.
+        # By topic id, partition and run of the node: times and log start offsets it returned.
         self._shown: dict[tuple[bytes, int, int], list[tuple[float, int]]] = {}
 
     def asked(self, topic: str, partition: int, offset: int | None) -> None:
         self._asked.setdefault((topic, partition), []).append(offset)
 
     def answered(self, topic: bytes, name: str, partition: int, start: int) -> None:
-        """To the newest wish; `start` is where the log begins now."""
+        """Note the response to the newest request; `start` is the log start offset in it."""
         known = self._acknowledged.setdefault((topic, partition), [])
         for _, earlier in known[-1:]:
             self.compare(
@@ -33,13 +33,13 @@ class DeletedStaysDeleted(Checker):
             self._asked[name, partition][-1] = start
 
     def may_begin_at(self, name: str, partition: int, offset: int) -> bool:
-        """Whether somebody asked for the deletion of all before it."""
+        """Return whether a client requested the deletion of all records before `offset`."""
         asked = self._asked.get((name, partition), [])
         return any(upto is None or upto >= offset for upto in asked)
 
     def fetched(self, fetched: Fetched) -> None:
         if fetched.log_start_offset < 0:
-            return  # an old version of Fetch: it does not say
+            return  # an old version of Fetch has no log start offset
         topic, first = fetched.topic, fetched.reads[0].offset if fetched.reads else None
         least = self.begins(
             topic.topic_id,
@@ -62,7 +62,10 @@ class DeletedStaysDeleted(Checker):
     def begins(
         self, topic: bytes, name: str, partition: int, start: int, asked_at: float, asked_run: int
     ) -> int:
-        """The node said so to a request that was sent then; where it had to begin at least."""
+        """Compare a log start offset in a response to a request sent at `asked_at`.
+
+        Return the least log start offset that is allowed.
+        """
         place = topic, partition
         must = 0
         for when, least in reversed(self._acknowledged.get(place, [])):

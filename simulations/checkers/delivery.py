@@ -1,4 +1,4 @@
-"""What is acknowledged is there, once, in order, unchanged, for ever."""
+"""Checkers of delivery: acknowledged records stay, once, in order and unchanged."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -39,7 +39,7 @@ class OneRecordPerOffset(Checker):
 
 
 class OffsetsIncrease(Checker):
-    """Within a response and from its fetch offset on."""
+    """Offsets increase within a response, starting at its fetch offset."""
 
     invariant = "L1"
 
@@ -48,7 +48,7 @@ class OffsetsIncrease(Checker):
         for read in fetched.reads:
             self.compare(
                 read.offset > last,
-                "{}-{}: offset {} behind {}",
+                "{}-{}: offset {} follows offset {}",
                 fetched.topic,
                 fetched.partition,
                 read.offset,
@@ -75,7 +75,7 @@ class BelowHighWatermark(Checker):
 
 
 class NothingInvented(Checker):
-    """What is read was written, by somebody, to this partition, byte for byte."""
+    """Every record that is read was produced to this partition, byte for byte."""
 
     invariant = "L4"
 
@@ -86,7 +86,7 @@ class NothingInvented(Checker):
                 attempt is not None
                 and self._is_of(attempt, fetched)
                 and (attempt.topic.has_append_time or attempt.timestamp_ms == read.timestamp_ms),
-                "{}-{} offset {}: nobody wrote {!r} there",
+                "{}-{} offset {}: no client produced {!r} to it",
                 fetched.topic,
                 fetched.partition,
                 read.offset,
@@ -101,7 +101,7 @@ class NothingInvented(Checker):
 
 
 class AckedOffsetIsIts(Checker):
-    """A record is read at the offset it was acknowledged with, also while all goes on."""
+    """A record is read at the offset of its acknowledgement, also during the run."""
 
     invariant = "L1"
 
@@ -120,10 +120,9 @@ class AckedOffsetIsIts(Checker):
 
 
 class AcknowledgedIsDurable(Checker):
-    """With flush.messages=1 a loss of power just when an answer comes takes nothing that it names.
+    """With flush.messages=1, an acknowledged record is durable when the response arrives.
 
-    It looks at the medium, not at what the node says. For scenarios in which nothing else takes
-    records away.
+    The checker reads the simulated medium. For scenarios in which nothing else removes records.
     """
 
     invariant = "R6"
@@ -133,7 +132,7 @@ class AcknowledgedIsDurable(Checker):
             if attempt.flush_promised and attempt.offset is not None and attempt.acks != 0:
                 self.compare(
                     self._is_durable(attempt, attempt.offset),
-                    "{} is acknowledged and not synced",
+                    "{} is acknowledged but not synced",
                     attempt,
                 )
 
@@ -150,12 +149,13 @@ class AcknowledgedIsDurable(Checker):
 
 
 class AcknowledgedIsKept(Checker):
-    """Nothing acknowledged is lost, but what power cuts may take from a topic without flushes.
+    """No acknowledged record is lost, except by a power loss from a topic without flushes.
 
-    That is a suffix of what was not flushed: a record may be missing only if the power failed after
-    it was sent (its acknowledgement may have been on the way by then), and then nothing
-    acknowledged before that cut at a higher offset may be left. (A later cut need not be looked
-    at: what was acknowledged before the first was also acknowledged before the later ones.)
+    Such a loss is a suffix of the records that were not flushed: a record may be missing only if
+    the power failed after it was sent (its acknowledgement may have been in transit), and then no
+    record at a higher offset that was acknowledged before that power loss may be left. (Later power
+    losses need no check: records acknowledged before the first were also acknowledged before the
+    later ones.)
     """
 
     invariant = "R6"
@@ -171,11 +171,11 @@ class AcknowledgedIsKept(Checker):
     def that_must_stay(
         self, final: Final, acked: list[Attempt], attempts: list[Attempt]
     ) -> list[Attempt]:
-        """Compacted topics have a checker of their own."""
+        """Return the records that must be left. Compacted topics have a checker of their own."""
         return [] if final.topic.is_compacted else acked
 
     def _first_cut(self, attempt: Attempt) -> float | None:
-        """When the power failed for the first time after it was sent."""
+        """Return the time of the first power loss after the record was sent, or None."""
         cuts = self.environment.node.power_cuts
         later = bisect_right(cuts, attempt.first_sent_at)
         return cuts[later] if later < len(cuts) else None
@@ -187,17 +187,19 @@ class AcknowledgedIsKept(Checker):
     def _check(self, final: Final, acked: list[Attempt]) -> None:
         there = {(read.offset, read.value) for read in final.reads}
         cuts = self.environment.node.power_cuts
-        oldest_left_above = float("inf")  # acknowledged at, of those left at higher offsets
+        oldest_left_above = float(
+            "inf"
+        )  # time of acknowledgement, among records left at higher offsets
         for attempt in reversed(acked):
             assert attempt.offset is not None
             assert attempt.acked_at is not None
             if attempt.offset < final.log_start_offset:
-                # The first segments of a log may be lost, too, while its folder was never synced.
+                # The first segments may be lost, too, if the log's folder was never synced.
                 self.compare(
                     final.topic.has_retention
                     or self._may_begin_at(final)
                     or (self._first_cut(attempt) is not None and not attempt.flush_promised),
-                    "{} lies before the log start offset {}, without retention or deletion",
+                    "{} is before the log start offset {}, without retention or deletion",
                     attempt,
                     final.log_start_offset,
                 )
@@ -211,7 +213,7 @@ class AcknowledgedIsKept(Checker):
             first_cut = self._first_cut(attempt)
             if self.compare(
                 first_cut is not None and not attempt.flush_promised,
-                "{} is gone (power cuts at {}, flushed: {})",
+                "{} is lost (power losses at {}, flushed: {})",
                 attempt,
                 cuts,
                 attempt.flush_promised,
@@ -219,16 +221,16 @@ class AcknowledgedIsKept(Checker):
                 assert first_cut is not None
                 self.compare(
                     oldest_left_above > first_cut,
-                    "{} is gone, and a later one acknowledged at {} is there: a hole",
+                    "{} is lost, but a later record, acknowledged at {}, is there: a hole",
                     attempt,
                     oldest_left_above,
                 )
 
 
 class LastOfEachKey(AcknowledgedIsKept):
-    """Compaction takes only what came again later, and deletions whose time is up.
+    """Compaction removes only records whose key is written again later, and expired tombstones.
 
-    Acknowledged records that it had no right to take are judged as in any other topic.
+    Acknowledged records that compaction must keep are judged as in any other topic.
     """
 
     invariant = "L2"
@@ -259,7 +261,7 @@ class LastOfEachKey(AcknowledgedIsKept):
         return kept
 
     def _is_unreadable(self, later: Attempt, attempt: Attempt) -> bool:
-        """Whether this may be the same key, later, in a batch that nobody can read any more."""
+        """Return whether `later` may be a later record of the key in a batch damaged on disk."""
         assert attempt.offset is not None
         if later.key != attempt.key or attempt.place not in self.environment.history.rotten:
             return False
@@ -269,7 +271,7 @@ class LastOfEachKey(AcknowledgedIsKept):
         )
 
     def _may_have_gone(self, final: Final, deletion: Attempt, attempt: Attempt) -> bool:
-        """Whether this is a deletion of the record, or is it, and old enough to be gone."""
+        """Return whether `deletion` is an expired tombstone of the record, or the record itself."""
         assert attempt.offset is not None
         if not deletion.is_deletion or deletion.key != attempt.key:
             return False
@@ -281,8 +283,8 @@ class LastOfEachKey(AcknowledgedIsKept):
     def _stays_deleted(
         self, final: Final, attempt: Attempt, last_read: dict[bytes | None, int]
     ) -> None:
-        """A deletion that is gone has left no older record of its key."""
-        quick = final.ended_at - final.began_at < 0.1  # all of it from before or after a cleaning
+        """Compare that a removed tombstone has left no older record of its key."""
+        quick = final.ended_at - final.began_at < 0.1  # all was read before or after a cleaning
         cuts = self.environment.node.power_cuts
         lost = bisect_right(cuts, attempt.first_sent_at) < len(cuts)
         if attempt.is_deletion and quick and (attempt.flush_promised or not lost):
@@ -295,7 +297,7 @@ class LastOfEachKey(AcknowledgedIsKept):
 
 
 class DeliveredOnce(Checker):
-    """A record is there at most once, or as often as a producer without sequences sent it."""
+    """A record exists at most once, or, without sequences, at most as often as it was sent."""
 
     invariant = "T1"
 
@@ -313,7 +315,7 @@ class DeliveredOnce(Checker):
 
 
 class OrderOfSending(Checker):
-    """What an idempotent producer sent under one producer id stands in the order of sending."""
+    """Records of an idempotent producer with one producer id are in the order of sending."""
 
     invariant = "T1"
 
@@ -326,19 +328,17 @@ class OrderOfSending(Checker):
                     continue
                 before = last.get(attempt.incarnation)
                 if before is not None:
-                    self.compare(
-                        before.number < attempt.number, "{} stands behind {}", attempt, before
-                    )
+                    self.compare(before.number < attempt.number, "{} follows {}", attempt, before)
                 last[attempt.incarnation] = attempt
 
 
 class NoGaps(Checker):
-    """Where a batch of an idempotent producer is, all that it sent before under that id is, too.
+    """If a batch of an idempotent producer exists, so do all its earlier ones of that producer id.
 
-    A batch that is refused with an error upon which it is sent again keeps back those behind it;
-    with another error, its producer does not wait for the answers to those. Not compared where
-    records, and what the log knew of their producers, may have gone since: by a loss of power,
-    damage, deletion or compaction.
+    If a batch is refused with a retriable error, the batches behind it must be refused, too; after
+    another error, its producer does not wait for the responses to those. Not compared if records
+    and the producer state of the log may have been removed: by a power loss, damage, deletion or
+    compaction.
     """
 
     invariant = "T1"
@@ -358,7 +358,7 @@ class NoGaps(Checker):
         there = {read.value for read in final.reads}
         sent = [each for each in attempts if each.idempotent and each.times_sent]
         last: dict[int, int] = {}
-        given_up: dict[int, int] = {}  # from which number on
+        given_up: dict[int, int] = {}  # first such number
         for attempt in sent:
             number, incarnation = attempt.number, attempt.incarnation
             if attempt.value in there:
@@ -377,7 +377,7 @@ class NoGaps(Checker):
 
 
 class EveryOffsetOnce(Checker):
-    """Read from start to end, a log that is not compacted has no hole and no overlap."""
+    """A log that is not compacted has no hole and no overlap from start to end."""
 
     invariant = "L1"
 
@@ -408,7 +408,7 @@ class EveryOffsetOnce(Checker):
 
 
 class SessionsDeliverEverything(Checker):
-    """Whoever fetches by a session gets all that can be read, without asking twice."""
+    """A consumer with a fetch session gets all records that can be read."""
 
     invariant = "liveness"
 
@@ -417,40 +417,43 @@ class SessionsDeliverEverything(Checker):
 
 
 class LongPollsAreWoken(Checker):
-    """A fetch that waits for records is answered when enough of them have come."""
+    """A fetch that waits for records is answered once enough of them are committed."""
 
     invariant = "liveness"
 
     def answered(self, who: str, late: list[str]) -> None:
-        """`late`: records that had been acknowledged long before the answer."""
+        """Compare a response; `late`: records acknowledged long before it."""
         self.compare(not late, "{} was not woken by {} records: {}", who, len(late), late[:1])
 
 
 class OtherDirectoriesLive(Checker):
-    """A broken log directory leaves the node, and the partitions in the others, as they were."""
+    """A failed log directory does not affect the partitions in other log directories."""
 
     invariant = "liveness"
 
     def inspected(self, dead: list[str], seconds: float) -> None:
-        self.compare(not dead, "beside a broken device, not served in {:.0f} s: {}", seconds, dead)
+        self.compare(
+            not dead, "while a device has failed, not available within {:.0f} s: {}", seconds, dead
+        )
 
 
 class FailedDirectoriesTakeNothing(Checker):
-    """A log directory that failed at a row of a request takes none of the rows behind it.
+    """A log directory that fails at a row of a request accepts none of the later rows.
 
-    What it would take is acknowledged by a directory that is offline once the request is answered.
+    Otherwise records would be acknowledged by a directory that is offline when the response is
+    sent.
     """
 
     invariant = "L7"
 
     def answered(self, rows: Sequence[tuple[str, int]]) -> None:
-        """`rows`: of one answer, in order, the log directory and the error code."""
+        """Compare `rows` of one response, in order: log directory and error code."""
         failed: set[str] = set()
         for log_dir, code in rows:
             if log_dir in failed:
                 self.compare(
                     code != ErrorCode.NONE,
-                    "{} has failed, and takes a later row of the same request: {}",
+                    "{} has failed, but accepts a later row of the same request: {}",
                     log_dir,
                     rows,
                 )

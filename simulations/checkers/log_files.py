@@ -1,4 +1,4 @@
-"""The files of a log, read by nobody's code but this."""
+"""Checkers of the files of a log, read by an implementation of their own."""
 
 import struct
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ class NaiveBatch(NamedTuple):
 
 
 def naive_batches(data: bytes) -> Iterator[NaiveBatch]:
-    """The sound batches at the start of a segment, by the protocol's table of fields."""
+    """Yield the sound batches at the start of a segment, parsed by the protocol's field table."""
     position = 0
     while position + 61 <= len(data):
         base_offset, length = struct.unpack_from(">qi", data, position)
@@ -43,11 +43,11 @@ class Segment(NamedTuple):
     size: int
     offsets: bytes
     times: bytes
-    path: str  # of its files, without their endings
+    path: str  # path of its files, without suffix
 
 
 def naive_segments(storage: Storage, folder: str, *, swapping: bool = False) -> list[Segment]:
-    """`swapping`: also those that compaction has put in the place of others, not by name yet."""
+    """Return the segments of a log. `swapping`: include those with the suffix `.swap`."""
     try:
         files = {path.rsplit("/", 1)[1]: inode for path, inode in storage.files(folder).items()}
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def naive_segments(storage: Storage, folder: str, *, swapping: bool = False) -> 
 
 
 class LookupsFindEverything(Checker):
-    """From any offset and from any time a read begins where a scan would."""
+    """A fetch from any offset, and a look-up of any timestamp, finds what a scan finds."""
 
     invariant = "L5"
 
@@ -114,7 +114,7 @@ class LookupsFindEverything(Checker):
 
 
 class ScansLogs(Comparing):
-    """Segments and their indexes, as they lie on a disk, beside a scan of the batches."""
+    """Compares segments and indexes on a disk with a scan of the batches."""
 
     def scan(
         self,
@@ -126,15 +126,15 @@ class ScansLogs(Comparing):
         restarts: int,
         rotten_indexes: Collection[str] = (),
     ) -> int:
-        """Every segment is sound to its end, and its indexes say what it holds; where all ends.
+        """Compare that segments are sound and match their indexes; return the log end offset.
 
-        `may_skip`: compaction may have left gaps. An index has an entry after `sparse_bytes`, and
-        a batch more, but where the count of these was forgotten, so many times.
+        `may_skip`: compaction may have left gaps. An index has an entry after at most
+        `sparse_bytes` and one batch; each of `restarts` may reset that count once.
         """
         expected = segments[0].base_offset if segments else 0
         for segment in segments:
             self._sound(name, segment, expected, may_skip)
-            # Both go when one turns out to be wrong, and are made anew by the next start.
+            # If one index is wrong, the node deletes both; the next start builds them again.
             if segment.path not in rotten_indexes:
                 self._offsets(name, segment, sparse_bytes, restarts)
                 self._times(name, segment)
@@ -162,7 +162,7 @@ class ScansLogs(Comparing):
         for batch in segment.batches:
             self.compare(
                 batch.base_offset == expected or (may_skip and batch.base_offset > expected),
-                "{}: a batch at offset {} where {} was due",
+                "{}: a batch at offset {}, expected at {}",
                 name,
                 batch.base_offset,
                 expected,
@@ -188,7 +188,7 @@ class ScansLogs(Comparing):
         self._dense(name, segment, sparse_bytes, restarts)
 
     def _dense(self, name: str, segment: Segment, sparse_bytes: int, restarts: int) -> None:
-        """An entry is due once so many bytes came since the last; a start may forget its count."""
+        """Compare the bytes between index entries with their bound; a start may reset the count."""
         biggest = max((batch.size for batch in segment.batches), default=0)
         bound = restarts * (sparse_bytes + biggest)
         data = segment.offsets[: _whole(segment.offsets, 8)]
@@ -238,7 +238,7 @@ class ScansLogs(Comparing):
 
 
 class IndexIsScan(ScansLogs, Checker):
-    """After a clean stop every segment is sound to its end, and its indexes say what it holds."""
+    """After a clean stop every segment is sound to its end and matches its indexes."""
 
     invariant = "L5"
 
@@ -266,13 +266,13 @@ def _whole(data: bytes, size: int) -> int:
 
 
 class RetentionLeavesTheActive(Checker):
-    """Retention removes whole old segments: never the active one, nothing at or past the start."""
+    """Retention removes whole old segments: never the active one, nothing from the log start on."""
 
     invariant = "L3"
 
     def scanned(self, final: Final, segments: list[Segment], log_start_offset: int) -> None:
         name = f"{final.topic}-{final.partition}"
-        # Its first append makes a log.
+        # The first append creates a log.
         self.compare(bool(segments) or not final.log_end_offset, "{} has no segment", name)
         if segments:
             self.compare(

@@ -1,4 +1,4 @@
-"""What was acknowledged of the metadata stays; the image is what the log says."""
+"""Checkers of metadata: acknowledged changes stay, and the image matches the log."""
 
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
@@ -9,8 +9,10 @@ from simulations.harness.history import Topic
 
 
 class AcknowledgedChangesStay(Checker):
-    """A created topic is there with its id until its deletion is asked for, then it may be gone;
-    once that is acknowledged it is, for ever."""
+    """A created topic keeps its id until its deletion is requested; then it may be missing.
+
+    Once the deletion is acknowledged, the topic never comes back.
+    """
 
     invariant = "M3"
 
@@ -35,7 +37,7 @@ class AcknowledgedChangesStay(Checker):
         self._deleted.add(topic.topic_id)
 
     def seen(self, topics: dict[str, tuple[bytes, int]]) -> None:
-        """This is what the node says there is: name -> id and number of partitions."""
+        """Compare the topics that the node returns: name -> id and number of partitions."""
         for topic in self._there.values():
             if not topic.delete_asked:
                 topic_id, partitions = topics.get(topic.name, (b"", 0))
@@ -44,7 +46,7 @@ class AcknowledgedChangesStay(Checker):
                     topic_id == topic.topic_id
                     and (partitions == topic.partitions or partitions in asked)
                     and partitions >= topic.partitions,
-                    "{} had {} partitions (asked for: {}), and now is {}",
+                    "{} had {} partitions (requested: {}), and now is {}",
                     topic,
                     topic.partitions,
                     sorted(asked),
@@ -52,12 +54,12 @@ class AcknowledgedChangesStay(Checker):
                 )
                 topic.partitions = max(partitions, topic.partitions)
         for name, (topic_id, _) in topics.items():
-            self.compare(name in self._asked, "nobody asked for {}", name)
-            self.compare(topic_id not in self._deleted, "{} was deleted and is there", name)
+            self.compare(name in self._asked, "topic {} was never requested", name)
+            self.compare(topic_id not in self._deleted, "{} was deleted but exists", name)
 
 
 class AppliedStays(Checker):
-    """What one run of a node took as committed, every later run does: offset by offset."""
+    """Metadata records that one run of a node applied, every later run applies, by offset."""
 
     invariant = "M2"
 
@@ -77,7 +79,7 @@ class AppliedStays(Checker):
         )
 
     def fold(self, cluster_id: str) -> MetadataImage:
-        """All that was ever applied, replayed onto nothing."""
+        """Return an image of all records that were ever applied, replayed from the start."""
         replay = Replay(MetadataImage.empty(cluster_id))
         offset = 0
         while offset in self.applied:
@@ -92,7 +94,7 @@ class ImageIsFold(Checker):
     invariant = "M4"
 
     def images(self, image: MetadataImage, fold: MetadataImage, reloaded: MetadataImage) -> None:
-        """Of a node when it stopped, of all that it ever applied, and of its disk."""
+        """Compare the images of a stopped node, of all records it ever applied, and of its disk."""
         for name, other in (("the fold of its log", fold), ("snapshot and tail", reloaded)):
             self.compare(
                 other.end_offset == image.end_offset

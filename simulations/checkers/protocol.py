@@ -1,10 +1,10 @@
-"""What clients may rely on, whatever they send. The clients themselves call these."""
+"""Checkers of the protocol for any bytes that clients send. The simulated clients call them."""
 
 from simulations.harness.environment import Checker
 
 
 class GarbageEndsItsConnection(Checker):
-    """Bytes that make no sense end their connection, within a bound, and nothing else."""
+    """Malformed bytes end their connection, within a time limit, and nothing else."""
 
     invariant = "P2"
 
@@ -13,16 +13,16 @@ class GarbageEndsItsConnection(Checker):
 
 
 class LiesAreRefused(Checker):
-    """A batch of which the records cannot be read is not acknowledged."""
+    """A batch whose records cannot be read is not acknowledged."""
 
     invariant = "L6"
 
     def answered(self, kind: str, topic: str, error_code: int) -> None:
-        self.compare(error_code != 0, "{}: a batch with this lie was acknowledged: {}", topic, kind)
+        self.compare(error_code != 0, "{}: an invalid batch was acknowledged: {}", topic, kind)
 
 
 class AnnouncedIsServed(Checker):
-    """Every version in ApiVersions is answered in a form that can be read."""
+    """Every version in ApiVersions is answered with a response that can be decoded."""
 
     invariant = "P3"
 

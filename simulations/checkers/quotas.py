@@ -1,7 +1,8 @@
-"""What clients with quotas may rely on, and what others may rely on because of them.
+"""Checkers of quotas: for clients that have one, and for the others.
 
-Whoever checks has its own idea of which rule applies (`resolved`): the eight of them, tried one by
-one against plain tuples. The rates are held against plain sums of what clients have seen.
+They determine the quota of a client by an implementation of their own (`resolved`): the eight
+levels of precedence, tried one by one against plain tuples. They compare rates with plain sums of
+what clients received.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 ANY: Final = "<any>"
-# (user, client-id) to key to value; None: that entity does not speak of it.
+# Values by (user, client-id), then by quota key; None in an entity: it has no such part.
 Rules = Mapping[tuple[str | None, str | None], Mapping[str, float]]
-SLACK_S: Final = 0.5  # between a node's doing and a client's seeing it
+SLACK_S: Final = 0.5  # between an action of the node and its observation by a client
 
 
 class Resolved(NamedTuple):
@@ -43,7 +44,7 @@ class Account:
 
 
 class RateHolds(Comparing):
-    """In any time t, at most Q (t + window) and one request of each connection."""
+    """In any time t, clients get at most Q (t + window) plus one request of each connection."""
 
     invariant = "Q1"
 
@@ -52,11 +53,11 @@ class RateHolds(Comparing):
         self._accounts: dict[tuple[str, str | None, str | None], Account] = {}
 
     def begin_anew(self) -> None:
-        """What was counted is forgotten: the node has."""
+        """Reset the accounts, as a restarted node does."""
         self._accounts.clear()
 
     def used(self, of: Resolved, window_s: float, clients: int, amount: float) -> None:
-        """So much was given to one of so many connections, of all that share."""
+        """Note that one of `clients` connections that share the quota got `amount`."""
         now = self.world.now
         account = self._accounts.get(of.sharers)
         if account is None or account.quota != of.quota:
@@ -65,11 +66,11 @@ class RateHolds(Comparing):
         account.since = now
         account.largest = max(account.largest, amount)
         account.clients = max(account.clients, clients)
-        # And one that was under way when the quota came.
+        # Twice: a request may have been in progress when the quota was set.
         most = of.quota * (window_s + SLACK_S) + 2 * account.clients * account.largest
         self.compare(
             account.level <= most,
-            "{} got {:g} more than {:g} a second gives, allowed are {:g} of {} clients",
+            "{} got {:g} more than {:g} per second gives; {:g} is allowed for {} clients",
             of.sharers,
             account.level,
             of.quota,
@@ -79,18 +80,18 @@ class RateHolds(Comparing):
 
 
 class MutesEnd(Comparing):
-    """Whoever was told to wait is heard again when its time is over, and not before."""
+    """A throttled client is unmuted when its throttle time is over, and not before."""
 
     invariant = "Q2"
 
     def answered(self, who: str, early_s: float, late_s: float) -> None:
-        self.compare(early_s <= 0.05, "{} was heard {:.3f} s too early", who, early_s)
-        self.compare(late_s <= SLACK_S, "{} was heard {:.3f} s too late", who, late_s)
+        self.compare(early_s <= 0.05, "{} was unmuted {:.3f} s too early", who, early_s)
+        self.compare(late_s <= SLACK_S, "{} was unmuted {:.3f} s too late", who, late_s)
 
     def throttled(self, who: str, throttle_s: float, all_bytes: float, quota: float) -> None:
         self.compare(
             throttle_s <= all_bytes / quota + 1,
-            "{} is to wait for {:.1f} s, for {:.0f} bytes in all at {:g} a second",
+            "{} is throttled for {:.1f} s, for {:.0f} bytes in total at {:g} per second",
             who,
             throttle_s,
             all_bytes,
@@ -99,14 +100,14 @@ class MutesEnd(Comparing):
 
 
 class NobodyStarves(Comparing):
-    """With a quota above zero there is always more, also of batches larger than a window of it."""
+    """A client with a quota above zero always progresses, also with batches above the window's."""
 
     invariant = "Q3"
 
     def progressed(self, who: str, waited_s: float, at_most_s: float) -> None:
         self.compare(
             waited_s <= at_most_s,
-            "{} has got nothing for {:.1f} s, where {:.1f} s would do",
+            "{} got nothing for {:.1f} s; at most {:.1f} s is explained",
             who,
             waited_s,
             at_most_s,
@@ -114,7 +115,7 @@ class NobodyStarves(Comparing):
 
 
 class RuleApplies(Comparing):
-    """The first of eight rules that has a value, and nobody is throttled without one."""
+    """The first of eight rules with a value applies; without one no client is throttled."""
 
     invariant = "Q4"
 
@@ -122,50 +123,59 @@ class RuleApplies(Comparing):
         self.compare(found == wanted, "{} has {} {}, not {}", who, key, found, wanted)
 
     def unlimited(self, who: str, throttle_ms: int) -> None:
-        self.compare(not throttle_ms, "{} has no quota and was told {} ms", who, throttle_ms)
+        self.compare(
+            not throttle_ms, "{} has no quota, but got a throttle time of {} ms", who, throttle_ms
+        )
 
 
 class MutationsWait(Comparing):
-    """A refused change says how long to wait, and then is taken; looking costs nothing."""
+    """A refused change has a throttle time and is then accepted; validation costs nothing."""
 
     invariant = "Q7"
 
     def refused(self, throttle_s: float, at_most_s: float) -> None:
         self.compare(
             0 < throttle_s <= at_most_s,
-            "a change is to wait for {:.2f} s, of at most {:.2f}",
+            "a change is throttled for {:.2f} s, at most {:.2f} is allowed",
             throttle_s,
             at_most_s,
         )
 
     def tried_again(self, error_code: int) -> None:
-        self.compare(not error_code, "after the wait it was refused again: {}", error_code)
+        self.compare(
+            not error_code, "after the throttle time the change was refused again: {}", error_code
+        )
 
     def looked(self, error_code: int) -> None:
-        self.compare(not error_code, "a change to be validated only got error {}", error_code)
+        self.compare(not error_code, "a validate-only change got error {}", error_code)
 
     def made(self, count: int, at_most: float) -> None:
-        self.compare(count <= at_most, "{} partitions were made, of at most {:.1f}", count, at_most)
+        self.compare(
+            count <= at_most,
+            "{} partitions were created, at most {:.1f} are allowed",
+            count,
+            at_most,
+        )
 
 
 class ChangesHold(Comparing):
-    """Who was muted under a quota that is gone is heard at once."""
+    """A client that was muted under a removed quota is unmuted at once."""
 
     invariant = "Q8"
 
     def freed(self, who: str, late_s: float) -> None:
         self.compare(
-            late_s <= SLACK_S, "{} was heard {:.2f} s after its quota had gone", who, late_s
+            late_s <= SLACK_S, "{} was unmuted {:.2f} s after its quota was removed", who, late_s
         )
 
 
 class ConnectionsEnd(Comparing):
-    """A connection that has ended counts no more."""
+    """A connection that has ended no longer counts."""
 
     invariant = "Q9"
 
     def taken(self, count: int, most: int) -> None:
-        self.compare(count == most, "only {} of {} connections were taken", count, most)
+        self.compare(count == most, "only {} of {} connections were accepted", count, most)
 
 
 QUOTA_CHECKERS: Final[tuple[type[Comparing], ...]] = (

@@ -1,4 +1,4 @@
-"""Retention takes what is due, and nothing else. Watched where it happens: on the disk."""
+"""Checker of retention: only due segments are deleted. It observes the renames on the disk."""
 
 from itertools import pairwise
 from typing import Final
@@ -15,23 +15,23 @@ _DEFAULT_MS: Final = 7 * 24 * 3600 * 1000
 
 
 class RetentionIsDue(Checker):
-    """A segment goes if all of it is too old, or too much, or before where the log was cut.
+    """A segment is deleted if it is too old, exceeds the size, or is before the log start.
 
-    Never the active one, and nothing at or past the high watermark. Between a wish for another
-    config and its answer both may be in force.
+    Never the active segment, and nothing at or past the high watermark. Between the request of a
+    new config and its response either value may be in force.
     """
 
     invariant = "L3"
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        # Segments of (topic, partition) below that offset have gone once, for a good reason: after
-        # a loss of power they may be back, and go again.
+        # By (topic, partition): end of the segments that were rightly deleted once. After a power
+        # loss they may exist again, and are deleted again.
         self._gone: dict[tuple[bytes, int], int] = {}
 
     def fetched(self, fetched: Fetched) -> None:
         if fetched.log_start_offset < 0:
-            return  # an old version of Fetch: it does not say
+            return  # an old version of Fetch has no log start offset
         self.compare(
             fetched.log_start_offset <= fetched.high_watermark,
             "{}-{} begins at {}, past its high watermark {}",
@@ -42,7 +42,7 @@ class RetentionIsDue(Checker):
         )
 
     def retired(self, storage: Storage, path: str) -> None:
-        """The segment at `path` is about to get the name of one that is deleted."""
+        """Check the segment at `path`, which is about to be renamed as deleted."""
         if storage is not self.environment.node.storage:
             return
         folder, name = path.rsplit("/", 1)
@@ -59,12 +59,12 @@ class RetentionIsDue(Checker):
     def _judge(self, topic: Topic, partition: int, this: Segment, rest: list[Segment]) -> None:
         name = f"{topic}-{partition} segment {this.base_offset}"
         later = [segment for segment in rest if segment.base_offset > this.base_offset]
-        if not self.compare(bool(later), "{} goes, and was the active one", name):
+        if not self.compare(bool(later), "{} is deleted, but is the active segment", name):
             return
         end = min(segment.base_offset for segment in later)
         place = topic.topic_id, partition
         earlier = [segment for segment in rest if segment.base_offset < this.base_offset]
-        self.compare(not earlier, "{} goes before {}", name, earlier[:1])
+        self.compare(not earlier, "{} is deleted before {}", name, earlier[:1])
         due = (
             end <= self._gone.get(place, 0)
             or self.environment.checker(DeletedStaysDeleted).may_begin_at(
@@ -80,7 +80,7 @@ class RetentionIsDue(Checker):
         newest = max((batch.max_timestamp for batch in this.batches), default=-1)
         self.compare(
             due,
-            "{} goes and is not due: its youngest record is {} ms old, {} bytes stay; retention.ms "
+            "{} is deleted too early: its newest record is {} ms old, {} bytes stay; retention.ms "
             "{}, retention.bytes {}",
             name,
             self._now_ms() - newest,
@@ -90,10 +90,10 @@ class RetentionIsDue(Checker):
         )
 
     def _due_to(self, topic: Topic, end: int, later: list[Segment]) -> int:
-        """Up to where segments may go with the one that ends there.
+        """Return the end of the segments that may be deleted with the one that ends at `end`.
 
-        The log begins behind all of them at once, also for the next process, and their files go one
-        by one: what is left of the log when the last of them goes may be much less.
+        The log start offset moves behind all of them at once, also for the next process, but their
+        files are deleted one by one: the log may be much smaller when the last one is deleted.
         """
         ordered = sorted(later, key=lambda segment: segment.base_offset)
         for segment, following in pairwise(ordered):

@@ -1,5 +1,5 @@
-"""The shipped node and Kafka clients on simulated machines, and what a scenario is.
+"""The shipped node and Kafka clients on simulated machines, and the type of scenarios.
 
 Imports `kernel`. No I/O. Start with `environment` (one node, its clients, its checkers) and
-`history` (what clients did and saw).
+`history` (records that clients sent and read).
 """

@@ -1,4 +1,4 @@
-"""A Kafka client on a simulated machine: real wire bytes, one connection, answers in order."""
+"""Kafka client on a simulated machine: real wire bytes, one connection, responses in order."""
 
 import struct
 from collections import deque
@@ -18,12 +18,12 @@ REQUEST_TIMEOUT_S: Final = 10.0
 RECEIVE_BYTES: Final = 16 * 1024
 MAX_RESPONSE_BYTES: Final = 1 << 24
 
-# What ends a connection and nothing more: the client tries again.
+# Errors that end a connection only: the client connects again.
 BROKEN: Final = (OSError, EOFError, trio.TooSlowError, trio.ClosedResourceError)
 
 
 class Order(Protocol):
-    """Who hears which request an answer belongs to."""
+    """Checker that is notified of the correlation id of each response."""
 
     world: World
 
@@ -31,7 +31,7 @@ class Order(Protocol):
 
 
 class ClientConnection:
-    """Requests may be sent ahead (`send`); their answers are taken in order (`receive`)."""
+    """Connection of a client. Requests may be pipelined; responses are received in order."""
 
     def __init__(
         self, connection: Connection, who: str, versions: dict[int, int], order: Order
@@ -56,7 +56,7 @@ class ClientConnection:
         return len(self._waiting)
 
     async def send(self, api: int, message: Message, *, answered: bool = True) -> None:
-        """Its request is on the way; without `answered` there will be no response (acks=0)."""
+        """Send a request; without `answered` no response is expected (acks=0)."""
         version = self._versions[api]
         self._next_id += 1
         data = encode_request(api, version, self._next_id, self._who, message)
@@ -66,7 +66,7 @@ class ClientConnection:
             await self._connection.send(data)
 
     async def receive(self, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
-        """The response to the oldest request that waits for one."""
+        """Return the response to the oldest request that has none yet."""
         expected, api, version = self._waiting[0]
         with trio.fail_after(timeout_s):
             frame = await self._frame()
@@ -108,7 +108,7 @@ class ClientConnection:
 
 
 def draw_versions(draw: Random) -> dict[int, int]:
-    """One version per API: a client as old or new as the seed says."""
+    """Draw one version per API: a client as old or new as the seed determines."""
     age = draw.choice(["oldest", "newest", "mixed"])
     versions: dict[int, int] = {}
     for key, api in APIS.items():
@@ -117,7 +117,7 @@ def draw_versions(draw: Random) -> dict[int, int]:
             "newest": api.max_version,
             "mixed": draw.randint(api.min_version, api.max_version),
         }[age]
-    # Topic ids must be known to whoever fetches or produces by them; ours come from CreateTopics.
+    # Clients that fetch or produce by topic id need it; simulated ones get it from CreateTopics.
     versions[ApiKey.CREATE_TOPICS] = max(versions[ApiKey.CREATE_TOPICS], 7)
     versions[ApiKey.METADATA] = max(versions[ApiKey.METADATA], 10)
     return versions

@@ -1,4 +1,4 @@
-"""One node, its clients, what they did, and who checks it."""
+"""One node, its clients, the history of what clients did, and the checkers."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,51 +21,51 @@ PORT: Final = 9092
 
 @dataclass(slots=True)
 class Settings:
-    """What a seed draws before its world begins. A scenario changes what it is about."""
+    """Settings that a seed draws before its world begins; a scenario then changes some."""
 
     producers: int = 2
     consumers: int = 1
     hostiles: int = 0
     topics: int = 2
     max_partitions: int = 3
-    # How many records each producer tries to write.
+    # Number of records that each producer tries to write.
     records: int = 60
     max_batch_records: int = 6
     max_value_bytes: int = 300
     big_value: float = 0.02
-    big_value_bytes: int = 270_000  # more than is appended or copied in place
+    big_value_bytes: int = 270_000  # more than is appended or copied in the loop
     pipeline: int = 3
     think_s: float = 0.01
     flush: float = 0.5
     idempotent: float = 0.6
-    # How often an idempotent producer whose batches are all answered takes another producer id.
+    # Probability that an idempotent producer without unanswered batches takes a new producer id.
     begins_anew: float = 0.0
     codecs: tuple[Codec, ...] = tuple(Codec)
     segment_bytes: int = 4096
     index_interval_bytes: int = 512
     retention: float = 0.0
-    # Per turn of the administrator: a topic goes; configs, partitions or records come or go.
+    # Per turn of the administrator: a topic is deleted; configs, partitions or records change.
     delete_topics: float = 0.0
     changes: float = 0.0
-    # How many of the consumers fetch by sessions.
+    # Number of consumers that use fetch sessions.
     sessions: int = 0
-    # How many clients send fetches that wait for seconds, some of them of many partitions.
+    # Number of clients whose fetches wait for seconds, some of them for many partitions.
     long_pollers: int = 0
-    # How far records' timestamps go back and forth; topics that take the node's time instead.
+    # Range of the scatter of records' timestamps; share of topics with LogAppendTime.
     time_scatter_ms: int = 3
     append_time: float = 0.0
-    # The last looks of consumers, and for the node to see to what nobody waits for (acks=0).
+    # Seconds for the last fetches of consumers, and for the node to append batches of acks=0.
     linger_s: float = 0.3
     compacted: float = 0.0
     keys: int = 4
     deletions: float = 0.2
     delete_retention_ms: int = 60_000
     several_log_dirs: bool = False
-    # Faults, in order: what and after how many seconds.
+    # Faults, in order, and the seconds between them.
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4
     node_configs: dict[str, str] = field(default_factory=dict)
-    # Where the world is not to draw them: as in `DiskFaults`, and how many logs are synced at once.
+    # Not drawn if set: fields of `DiskFaults`; the number of logs from which `sync_all` is used.
     syncs_all: bool | None = None
     interleaved: float | None = None
     many_logs: int | None = None
@@ -114,9 +114,9 @@ class Environment:
             self.node.faults.interleaved = settings.interleaved
         self.checkers = [checker(self) for checker in checkers]
         self.order = self.checker(AnswersInOrder)
-        # How far the node's clock was put forward, in all.
+        # Total seconds by which the node's clock was put forward.
         self.jumped_s = 0.0
-        # Producers and consumers end when it is set.
+        # Whether producers and consumers are to end.
         self.closing = False
         self.stream = world.stream("workload")
 
@@ -136,7 +136,7 @@ class Environment:
         return connection
 
     async def run(self, name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
-        """A client's program has come to its end, on a machine of that name."""
+        """Run a client's program to its end, on a machine of that name."""
         machine = self.world.machines.get(name) or self.world.machine(name)
         fate = machine.start(program)
         await fate.done.wait()
@@ -144,7 +144,7 @@ class Environment:
             raise fate.error
 
     def acked(self, attempts: list[Attempt], base_offset: int) -> None:
-        """One batch was acknowledged with its offset; -1 where the node did not say it."""
+        """Record that a batch was acknowledged at `base_offset`; -1: the node did not return it."""
         for number, attempt in enumerate(attempts):
             if attempt.acked_at is None:
                 attempt.acked_at = self.world.now
@@ -166,33 +166,33 @@ class Environment:
 
 
 class Checker(Comparing):
-    """What is told of a room with one node."""
+    """Base class of the checkers of one node."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment.world)
         self.environment = environment
 
-    # What happens, in the order of the world.
+    # Notifications, in the order of the world's events.
 
     def acked(self, attempts: list[Attempt]) -> None:
-        """These records, one batch, were acknowledged."""
+        """Check records of one batch that were acknowledged."""
 
     def fetched(self, fetched: Fetched) -> None:
-        """A client read this."""
+        """Check a partition of a fetch response."""
 
     def finished(self) -> None:
-        """All is over, and `history.finals` is what is left."""
+        """Check `history.finals`, the records that are left in the end."""
 
 
 class AnswersInOrder(Checker):
-    """One response per request, in order, per connection: every connection of a room asks this."""
+    """Each connection gets one response per request, in order."""
 
     invariant = "P1"
 
     def answered(self, who: str, expected: int, correlation_id: int) -> None:
         self.compare(
             expected == correlation_id,
-            "{} got the answer to request {} where that to {} was due",
+            "{} got the response to request {}, expected that to request {}",
             who,
             correlation_id,
             expected,

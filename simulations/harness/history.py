@@ -1,4 +1,4 @@
-"""What clients did and saw, as the checkers need it: facts about the world, not about the node."""
+"""History of the clients' requests and reads, which the checkers compare; no state of the node."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,13 +9,13 @@ class Topic:
     name: str
     topic_id: bytes
     partitions: int
-    # As it was created; what is changed later is known to `ConfigsStay`.
+    # Configs at its creation; `ConfigsStay` knows later changes.
     configs: dict[str, str]
-    # From here on it may be gone: somebody asked for its deletion.
+    # Whether its deletion was requested: the topic may no longer exist.
     delete_asked: bool = False
-    # Since when every record is flushed before it is acknowledged; None when that is not certain.
+    # Time since which every record is flushed before its acknowledgement; None if uncertain.
     flushes_since: float | None = None
-    # Somebody asked for retention since.
+    # Whether retention was configured since.
     may_expire: bool = False
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Topic:
 
     @property
     def has_append_time(self) -> bool:
-        """Records have the time of the node, not the one they were sent with."""
+        """Whether records get the time of the node instead of the producer's."""
         return self.configs.get("message.timestamp.type") == "LogAppendTime"
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class PartitionOf(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One record that a client tried to produce. Values are unique in a world."""
+    """Record that a client tried to produce. Values are unique in a world."""
 
     topic: Topic
     partition: int
     producer: str
-    # Which of its producer ids it was sent with; order holds within one.
+    # Number of the producer's producer id; order is guaranteed within one.
     incarnation: int
     # Counts this producer's records of this partition.
     number: int
@@ -65,14 +65,14 @@ class Attempt:
     key: bytes | None = None
     is_deletion: bool = False
     times_sent: int = 0
-    # Its producer awaits no answer any more: this batch, or one before it, was refused for good.
+    # Whether its producer gave up: this batch, or one before it, was refused with a final error.
     given_up: bool = False
-    # By a version without topic ids: it may land in the topic that has the name by then.
+    # Sent in a version without topic ids: it may reach a later topic of the same name.
     sent_by_name: bool = False
     first_sent_at: float = 0.0
     acked_at: float | None = None
     offset: int | None = None
-    # It was to be flushed before it was acknowledged.
+    # Whether the topic's configs required a flush before the acknowledgement.
     flush_promised: bool = False
 
     @property
@@ -87,7 +87,7 @@ class Attempt:
 
 
 class Read(NamedTuple):
-    """One record as a client read it."""
+    """Record that a client read."""
 
     offset: int
     leader_epoch: int
@@ -106,7 +106,7 @@ class Fetched(NamedTuple):
     log_start_offset: int
     reads: list[Read]
     time: float
-    # When it was sent for, and in which run of the node.
+    # Time of the request, and the run of the node at that time.
     asked_at: float = 0.0
     asked_run: int = 0
 
@@ -117,7 +117,7 @@ class Fetched(NamedTuple):
 
 @dataclass(slots=True)
 class Final:
-    """One partition when all is over: everything that can be read, from start to end."""
+    """Partition in the end: all records that can be read."""
 
     topic: Topic
     partition: int
@@ -129,7 +129,7 @@ class Final:
 
 
 class Rot(NamedTuple):
-    """A batch of which a bit was flipped on disk, under its checksum."""
+    """Batch with a bit flipped on disk, in the part that its checksum covers."""
 
     first_offset: int
     last_offset: int

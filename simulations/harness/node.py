@@ -1,4 +1,4 @@
-"""The shipped node on a simulated machine."""
+"""The shipped node, as a program of a simulated machine."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +14,11 @@ from simulations.kernel.machine import Fate, Machine
 from simulations.kernel.storage import Storage
 from simulations.kernel.world import BUG, World
 
-# Less than elsewhere: what goes beside the loop is to be tried without a megabyte for each try.
+# Smaller than the shipped value: appends in worker threads are tested without a megabyte each.
 INLINE_APPEND_BYTES: Final = 256 * 1024
 
 DATA_DIR: Final = "/data"
-# Where there are several log directories: one is beside the metadata, two are devices of their own.
+# In worlds with several log directories: one shares the device of the metadata, two have their own.
 LOG_DIRS: Final = (DATA_DIR, "/disk-1", "/disk-2")
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 60.0
@@ -33,9 +33,9 @@ class NodeOnMachine:
         configs: Mapping[str, str],
         **others: Any,
     ) -> None:
-        """`others`: the fields of a NodeConfig that say which node this is, and who the others are.
+        """`others`: fields of a NodeConfig with the node's id and the other nodes.
 
-        None: it is node 1, and alone.
+        Without them it is node 1, and alone.
         """
         self.machine = machine
         self.node: Node | None = None
@@ -75,7 +75,7 @@ class NodeOnMachine:
         return self.machine.start(self._run)
 
     async def start(self) -> Fate:
-        """It serves, or has ended."""
+        """Start the node, and wait until it serves or has ended."""
         fate = self.boot()
         with trio.move_on_after(START_LIMIT_S) as limit:
             async with trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ class NodeOnMachine:
         self._changed.set()
 
     async def stop(self) -> None:
-        """It has stopped in good order, or was killed when it did not within the limit."""
+        """Stop the node cleanly, or kill it after the limit."""
         if self.node is None or not self.machine.running:
             return
         self.machine.say("is asked to stop")
@@ -104,7 +104,7 @@ class NodeOnMachine:
 
 
 def log_folder(storage: Storage, topic: str, partition: int) -> str:
-    """Where the partition's log is, whichever log directory has it; where it may be, if none."""
+    """Return the folder of the partition's log in the log directory that has it, or a default."""
     for path in LOG_DIRS:
         folder = f"{path}/{topic}-{partition}"
         try:

@@ -1,7 +1,7 @@
-"""What the simulator changes in shipped code, none of it behaviour: eyes, and small sizes.
+"""Changes of the shipped code for the simulator, none of its behaviour: observers and small sizes.
 
-The eyes: every batch of metadata records that takes effect in a node is told to whoever `watches`.
-The small sizes: a journal segment or a snapshot interval of 16 MiB would take days to fill.
+Observers: a callback gets every batch of metadata records that takes effect in a node. Small
+sizes: a journal segment or a snapshot interval of 16 MiB would take days to fill.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def watched(seen: Seen) -> Iterator[None]:
 
 @contextmanager
 def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
-    """`seen` is told of every segment of a log that is about to be renamed as deleted."""
+    """Call `seen` for every segment of a log that is about to be renamed as deleted."""
     right = Storage.rename
 
     def rename(self: Storage, source: str, target: str) -> None:
@@ -59,7 +59,7 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
 
 @contextmanager
 def few_recent_batches(most: int) -> Iterator[None]:
-    """Controllers keep so many batches for those who follow them: others need a snapshot."""
+    """Limit the batches that controllers keep for observers: later ones need a snapshot."""
     recent: Any = RecentBatches.__init__
     before = recent.__defaults__
     recent.__defaults__ = before[0], most
@@ -71,7 +71,7 @@ def few_recent_batches(most: int) -> Iterator[None]:
 
 @contextmanager
 def small_sizes(draw: Random, *, many_logs: int | None = None) -> Iterator[None]:
-    """`many_logs`: from how many on they are synced at once, where that is not to be drawn."""
+    """Draw small sizes. `many_logs`: number of logs from which `sync_all` is used, if not drawn."""
     journal: Any = Journal.__init__
     voter: Any = RaftVoter.__init__
     logs: Any = log_dir

@@ -1,4 +1,4 @@
-"""What a scenario is: a story that follows from a world's seed, and what must have come of many."""
+"""Type of scenarios: a run that follows from a world's seed, and gates for many seeds."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
-# The world, and the numbers of the faults that are left out of it; `world.faults` names them all.
+# Arguments: the world, and the numbers of the faults to leave out; `world.faults` has all of them.
 Play = Callable[[World, Collection[int]], Awaitable[None]]
 
 

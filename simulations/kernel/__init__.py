@@ -1,5 +1,5 @@
-"""The simulated machine: time, processes, network, disk; and worlds made from a seed.
+"""Simulated machines (time, processes, network, disk) and worlds made from a seed.
 
-Imports nothing else of `simulations`; shipped code only for what it simulates. No I/O. Start with
-`world`; `mutation` is how a planted mistake is swapped in, `comparing` what every checker is.
+Imports no other package of `simulations`, and shipped code only for the interfaces it simulates.
+No I/O. Start with `world`; `mutation` plants a mutant, `comparing` is the base of every checker.
 """

@@ -1,22 +1,22 @@
-"""One machine's idea of time: wrong by a skew, wrong by a rate, jumping when told to."""
+"""Clocks of a simulated machine: with a skew, a wrong rate, and jumps."""
 
 from typing import Final
 
 from simulations.kernel.process import Process
 from simulations.kernel.timeline import Timeline
 
-# 2024-01-01 UTC: worlds begin on the same day, whatever day it is outside.
+# 2024-01-01 UTC: every world begins on this day, so that it does not depend on the real date.
 EPOCH_S: Final = 1_704_067_200.0
-# Of CPU, between two looks at how much was used.
+# Seconds of CPU reported between two calls of `cpu_s`.
 PIECE_CPU_S: Final = 20e-6
-# The same in a worker thread, which is given what takes long.
+# The same in a worker thread, which gets the functions that take long.
 THREAD_PIECE_CPU_S: Final = 2e-3
 
 
 class MachineClock:
-    """The hardware clock; it outlives the processes of its machine.
+    """Hardware clock of a machine, which survives its processes.
 
-    `rate` is how many of its seconds pass in one true second.
+    `rate`: seconds of this clock per second of the timeline.
     """
 
     def __init__(self, timeline: Timeline, *, skew_s: float, rate: float, uptime_s: float) -> None:
@@ -26,11 +26,11 @@ class MachineClock:
         self._uptime_s = uptime_s
 
     def jump(self, seconds: float) -> None:
-        """The wall clock is set; the monotonic one does not notice."""
+        """Set the wall clock forward by `seconds`; the monotonic clock is not affected."""
         self._skew_s += seconds
 
     def run_at(self, rate: float) -> None:
-        """From now on so many seconds pass here in a true one; neither clock jumps."""
+        """Change the seconds of this clock per second of the timeline; neither clock jumps."""
         lead = self._timeline.now * (self._rate - rate)
         self._skew_s += lead
         self._uptime_s += lead
@@ -47,7 +47,7 @@ class MachineClock:
 
 
 class ProcessClock:
-    """The `Clock` seam."""
+    """`Clock` interface of one process."""
 
     def __init__(self, machine: MachineClock, process: Process) -> None:
         self._machine = machine
@@ -63,9 +63,10 @@ class ProcessClock:
         return self._machine.monotonic()
 
     def cpu_s(self) -> float:
-        """Work takes no time here: each piece of it is said to have taken the same.
+        """Return a CPU time that grows by the same amount with each call.
 
-        The dead may ask, too: nothing that is being unwound is interrupted for it.
+        Work takes no virtual time. May be called by a dead process: its `finally` blocks
+        continue without an exception.
         """
         if self._process.is_in_thread:
             self._thread_cpu_s += THREAD_PIECE_CPU_S
@@ -74,7 +75,7 @@ class ProcessClock:
         return self._cpu_s
 
     async def sleep_until(self, deadline: float) -> None:
-        # Once more where the clock was slowed meanwhile, and for the rate's rounding error.
+        # Wait again if the clock was slowed meanwhile, or if the rate caused a rounding error.
         due = self._machine.true_time(deadline)
         await self._process.wait_until(due)
         while self._machine.monotonic() < deadline:

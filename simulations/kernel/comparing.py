@@ -1,7 +1,6 @@
-"""What every checker is: an invariant, and how often it was compared with what happened.
+"""Base class of all checkers: an invariant and the number of comparisons made for it.
 
-A checker that never had anything to compare in a whole batch of seeds fails that batch: it proves
-nothing.
+A checker that compared nothing in a whole batch of seeds proves nothing, so it fails that batch.
 """
 
 from typing import ClassVar
@@ -22,7 +21,7 @@ class Comparing:
         return f"{self.invariant} {type(self).__name__}"
 
     def compare(self, holds: bool, text: str, *values: object) -> bool:
-        """`text` is formatted with `values` when it does not hold."""
+        """Count a comparison; if `holds` is false, report `text`, formatted with `values`."""
         self.comparisons += 1
         if not holds:
             self.world.violate(self.name, text.format(*values))

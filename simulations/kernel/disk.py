@@ -1,8 +1,8 @@
-"""The `Disk` seam of one process, on a `Storage` that outlives it.
+"""`Disk` interface of one process, on a `Storage` that survives the process.
 
-Every operation that changes something is counted, and a machine can be told to stop at the n-th
-from now: in the middle of a function handed to `run`, between two calls of one slice of the loop,
-or half way through a write. `run` waits before and after its function: others run in between.
+Every operation that changes the disk is counted. A machine can be stopped at the n-th change from
+now: in the middle of a function passed to `run`, between two calls of one slice of the loop, or
+half way through a write. `run` waits before and after its function, so that other tasks run.
 """
 
 import errno
@@ -21,39 +21,39 @@ from simulations.kernel.trace import Trace
 T = TypeVar("T")
 NEEDING_ROOM: Final = ("write", "create", "mkdir")
 FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
-# Of the pauses of a function beside the loop, those that take as long as a slow disk.
+# Share of the pauses of a function in a worker thread that take as long as a slow disk.
 SLOW_PAUSES: Final = 0.2
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
 @dataclass(slots=True)
 class DiskFaults:
-    """How a machine's disk misbehaves; scenarios and planted faults set it while it runs."""
+    """Faults of a machine's disk; scenarios and faults set them while the machine runs."""
 
     delay_s: float = 0.0005
     slow: float = 0.02
     slow_s: float = 0.15
     uncached: float = 0.1
-    # Of functions beside the loop: those that stop in between for the loop to run; and how often
-    # they do, of each operation.
+    # Share of the functions in worker threads that pause for the loop to run; share of their
+    # operations before which they pause.
     interleaved: float = 0.0
     pausing: float = 0.3
-    # Whether everything can be made durable at once.
+    # Whether `sync_all` is supported.
     syncs_all: bool = False
-    # The machine stops at the n-th change from now, of those whose path has this in it.
+    # The machine stops at the n-th change from now, counting paths that contain `stop_path`.
     stop_in: int | None = None
     stop_path: str = ""
     # Paths whose next syncs fail.
     failing_sync: Callable[[str], bool] | None = None
     # Paths whose next reads fail.
     failing_read: Callable[[str], bool] | None = None
-    # With which error changes of a path fail (0: they do not): a device of several may be broken.
+    # Errno with which changes of a path fail (0: they succeed): one of several devices may fail.
     refusing: Callable[[str], int] | None = None
     happened: dict[str, int] = field(default_factory=dict)
 
     @property
     def failures(self) -> int:
-        """How many operations have failed so far."""
+        """Number of operations that have failed so far."""
         return sum(self.happened.get(name, 0) for name in FAILURES)
 
     def count(self, name: str) -> None:
@@ -61,7 +61,7 @@ class DiskFaults:
 
 
 class SimulatedFile:
-    """The `File` seam."""
+    """`File` interface of one process."""
 
     __slots__ = ("_disk", "_inode", "_open", "path")
 
@@ -173,7 +173,7 @@ class ProcessDisk:
         effect: Callable[[], object],
         torn_effect: Callable[[float], None] | None = None,
     ) -> None:
-        """`effect`, unless the machine is to stop here: before, after, or in the middle of it."""
+        """Call `effect`; if the machine is to stop here, stop before, after or in the middle."""
         self._let_loop_run()
         self.process.check()
         faults = self.faults
@@ -214,7 +214,7 @@ class ProcessDisk:
         raise MachineStopped(self.process.name)
 
     def _let_loop_run(self) -> None:
-        """Between two operations of a function beside the loop, others may have had a turn."""
+        """Let the loop run, perhaps, between two operations of a function in a worker thread."""
         if not self.faults.interleaved:
             return
         steps = current()
@@ -234,7 +234,7 @@ class ProcessDisk:
         return SimulatedFile(self, path, inode)
 
     def create_private(self, path: str) -> SimulatedFile:
-        """As `open`: a simulated machine has one user."""
+        """Create a file as `open` does: a simulated machine has one user."""
         file = self.open(path, create=True)
         file.truncate(0)
         return file
@@ -251,7 +251,7 @@ class ProcessDisk:
         return bytes(inode.data)
 
     def reading(self, path: str) -> None:
-        """The disk gives the bytes. OSError where it is to fail."""
+        """Raise OSError if reads of `path` are to fail."""
         self._let_loop_run()
         faults = self.faults
         if faults.failing_read is not None and faults.failing_read(path):
@@ -361,12 +361,12 @@ class ProcessDisk:
                 await self.process.wait_until(self.process.timeline.now + after, shielded=True)
 
     async def _run_in_thread(self, function: Callable[[], T]) -> T:
-        """As it runs in a thread: the loop goes on between two operations of the disk."""
+        """Run `function` in a thread; the loop continues between two operations of the disk."""
         steps = ThreadSteps(function)
         steps.step()
         try:
             while not steps.is_done:
-                self.faults.count("loop ran within a function beside it")
+                self.faults.count("loop ran during a function in a worker thread")
                 is_slow = self.random.random() < SLOW_PAUSES
                 longest_s = self.faults.slow_s if is_slow else self.faults.delay_s
                 delay_s = self.random.random() * longest_s
@@ -374,7 +374,7 @@ class ProcessDisk:
                 await self.process.wait_until(when, shielded=True)
                 steps.step()
         finally:
-            while not steps.is_done:  # the machine has stopped, as its next operation is told
+            while not steps.is_done:  # the machine has stopped; the next operation raises
                 steps.step()
         if steps.error is not None:
             raise steps.error

@@ -1,4 +1,4 @@
-"""Which ends of a program a bad disk can explain, and which are bugs whatever happened before."""
+"""Distinguish exits of a program that a disk failure explains from bugs."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,14 +7,15 @@ from dataplane.node import NodeError
 from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.runtime.interfaces import StorageError
 
-# `Node.run` raises NodeError for what it can say in a sentence; a voter alone, the others.
+# `Node.run` raises NodeError with an explanation; a voter alone raises the others.
 _EXPLAINED: Final = (NodeError, StorageError, RaftFatalError)
 
 
 def bug_in(error: BaseException) -> BaseException | None:
-    """The first exception of a group that no disk explains, as an AssertionError; None: all do.
+    """Return the first exception of a group that no disk failure explains, or None.
 
-    A node that cannot go on because of its disk says so in a sentence.
+    A node whose disk fails exits with an error that names the failure; an AssertionError, for
+    example, is a bug.
     """
     return next((one for one in _leaves(error) if not isinstance(one, _EXPLAINED)), None)
 

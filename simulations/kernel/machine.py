@@ -1,7 +1,7 @@
-"""A machine: a clock, a disk, a place in the network, and the program that runs on it.
+"""A simulated machine: a clock, a disk, a host in the network, and the program that runs on it.
 
 off --start--> running --kill--> off           the page cache and the disk stay
-               running --power_cut--> dark      what was not durable is gone
+               running --power_cut--> dark      data that was not durable is lost
 dark --start--> running
                running --(program returns)--> off
 """
@@ -26,7 +26,7 @@ from simulations.kernel.trace import Trace
 Program = Callable[[Runtime], Awaitable[None]]
 How = Literal["kill", "power"]
 
-# Whose log lines these are; a task inherits it from the one that started it.
+# Machine that a task's log lines belong to; a task inherits it from the task that started it.
 running_on: contextvars.ContextVar[str] = contextvars.ContextVar("running_on", default="-")
 running_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar(
     "running_process", default=None
@@ -35,9 +35,9 @@ running_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar
 
 @dataclass(slots=True)
 class Fate:
-    """How a program ended."""
+    """End of a program."""
 
-    # None: it returned, or was stopped by the machine.
+    # None: the program returned, or the machine stopped it.
     error: BaseException | None = None
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -125,11 +125,11 @@ class Machine:
         fate.done.set()
 
     def kill(self) -> None:
-        """As kill -9: what was written stays written."""
+        """Kill the process, as kill -9 does: written data stays."""
         self._stop("kill")
 
     def power_cut(self) -> None:
-        """What was not made durable is drawn for."""
+        """Cut the power: draw which of the data that is not durable survives."""
         self._stop("power")
 
     def _stopped_by_disk(self) -> None:
@@ -149,15 +149,15 @@ class Machine:
             self.say(f"lost {lost}")
 
     def lose_disk(self) -> None:
-        """A new, empty disk is in the place of the old one. The machine does not run."""
+        """Replace the disk by an empty one. The machine must not be running."""
         assert self.process is None
         self.storage = Storage(capacity_bytes=self.storage.capacity_bytes)
         self.say("has a new disk")
 
     def put_back(self, image: Storage) -> None:
-        """The disk is as `image` would be after a loss of power. The machine does not run."""
+        """Replace the disk by `image` after a power loss. The machine must not be running."""
         assert self.process is None
-        image.power_cuts = self.storage.power_cuts  # each start of a machine has its own
+        image.power_cuts = self.storage.power_cuts  # the boot id, which differs at each start
         image.capacity_bytes = self.storage.capacity_bytes
         image.images_put_back = self.storage.images_put_back + 1
         self.storage = image
@@ -166,7 +166,7 @@ class Machine:
         self.say("has an older image of its disk")
 
     def stop_at_disk_change(self, number: int, how: How, path: str = "") -> None:
-        """The machine stops at the `number`-th change from now of its disk's `path`s."""
+        """Stop at the `number`-th change from now of disk paths that contain `path`."""
         self.stop_with = how
         self.faults.stop_in = number
         self.faults.stop_path = path

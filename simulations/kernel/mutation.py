@@ -1,4 +1,4 @@
-"""How a mistake is planted into the shipped code, for as long as a world runs."""
+"""Plant a mutant, a mistake, into the shipped code while a world runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,7 +11,7 @@ class Mutant:
     name: str
     about: str
     scenario: str
-    # The invariants whose checkers find it; a plant that merely breaks the node is not found.
+    # Invariants whose checkers find it; a mutant that merely crashes the node is not found.
     found_as: tuple[str, ...]
     apply: Callable[[], AbstractContextManager[None]]
 
@@ -27,7 +27,7 @@ def mutated(mutant: Mutant | None) -> Iterator[None]:
 
 @contextmanager
 def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` is what `wrong` makes of the right one."""
+    """Replace `owner.name` by `wrong(owner.name)` while the block runs."""
     right = getattr(owner, name)
     setattr(owner, name, wrong(right))
     try:
@@ -38,7 +38,7 @@ def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None
 
 @contextmanager
 def all_of(*mutations: AbstractContextManager[None]) -> Iterator[None]:
-    """One mistake that takes several changes."""
+    """Apply several changes that together are one mutant."""
     with ExitStack() as stack:
         for apply in mutations:
             stack.enter_context(apply)
@@ -46,7 +46,7 @@ def all_of(*mutations: AbstractContextManager[None]) -> Iterator[None]:
 
 
 class WithoutEffect:
-    """A disk or a file, some of whose methods do nothing."""
+    """Disk or file of which some methods do nothing."""
 
     def __init__(self, inner: Any, *without_effect: str) -> None:
         self._inner = inner

@@ -1,13 +1,13 @@
-"""Hosts, links between them, and TCP as programs see it.
+"""Simulated hosts, links between them, and TCP connections.
 
-A connection is two pipes. A pipe carries bytes that are on their way, then bytes that arrived and
-were not read; both count against its capacity, so a reader that does not read stops its writer.
+A connection is two pipes. A pipe carries bytes in transit, then bytes that arrived and were not
+read; both count against its capacity, so a reader that does not read stops its writer.
 
-What a sender hands over is split at random places and each piece has its own delay, in order:
-a receiver must expect any split. While a link is cut its bytes wait (TCP resends), up to
-`GIVE_UP_S`. Closing sends what is on its way first, then the end; closing with unread bytes, or
-sending to a closed end, resets. A killed process is closed by its kernel; a machine without power
-says nothing, and answers old connections with a reset once it is up again.
+Sent bytes are split at random places, and each piece has its own delay, in order: a receiver must
+expect any split. While a link is cut its bytes wait (TCP resends), up to `GIVE_UP_S`. Closing
+sends the bytes in transit first, then the end of the stream; closing with unread bytes, or sending
+to a closed end, resets the connection. The kernel closes the connections of a killed process; a
+machine without power sends nothing, and resets old connections once it is up again.
 """
 
 import errno
@@ -42,13 +42,13 @@ def os_error(number: int, what: str = "") -> OSError:
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two hosts."""
+    """One direction of the network between two hosts."""
 
     delay_s: float = 0.0002
     jitter_s: float = 0.0003
     bytes_per_s: float = 200e6
     capacity_bytes: int = 64 * 1024
-    # How often what is sent arrives in more than one piece.
+    # Share of writes that arrive in more than one piece.
     split: float = 0.2
     cut: bool = False
 
@@ -83,7 +83,7 @@ class Pipe:
         return self.link.capacity_bytes - self.arrived_bytes - self.travelling_bytes
 
     def put(self, data: memoryview) -> int:
-        """How many bytes were taken; they are on their way."""
+        """Send as many bytes as the pipe has room for, and return their number."""
         taken = min(len(data), max(self.environment, 0))
         if taken == 0:
             return 0
@@ -127,7 +127,7 @@ class Pipe:
         self._travel(0, arrive)
 
     def put_reset(self, back: "Pipe") -> None:
-        """When it arrives, the peer can neither read (this pipe) nor write (`back`)."""
+        """Send a reset: once it arrives, the peer cannot read (this pipe) or write (`back`)."""
 
         def arrive() -> None:
             self.breaks(errno.ECONNRESET)
@@ -166,7 +166,7 @@ class Pipe:
             self.breaks(errno.ETIMEDOUT)
 
     def breaks(self, error: int) -> None:
-        """Both the reader and the writer of this pipe learn it."""
+        """Fail reader and writer of this pipe with `error`, an errno."""
         if self.error is None:
             self.error = error
             self.arrived.clear()
@@ -175,7 +175,7 @@ class Pipe:
             self._wake_writer()
 
     def take(self, buffer: memoryview) -> int:
-        """Bytes that arrived, moved to the start of `buffer`: as many as fit, or fewer."""
+        """Move bytes that arrived to the start of `buffer`; return their number."""
         got = 0
         while self.arrived and got < len(buffer):
             piece = self.arrived[0]
@@ -201,7 +201,7 @@ class Pipe:
 
 
 class SimulatedConnection:
-    """One end; the `Connection` seam."""
+    """One end of a connection; `Connection` interface of one process."""
 
     def __init__(
         self, net: "Internet", process: Process, inward: Pipe, outward: Pipe, peer: tuple[str, int]
@@ -220,11 +220,11 @@ class SimulatedConnection:
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """This end's and the other's."""
+        """Hosts of this end and of the other end."""
         return self._process.name, self.peer[0]
 
     def cut_off(self) -> None:
-        """The network has forgotten this connection; both ends are told."""
+        """Reset this connection at both ends, as if the network had lost its state."""
         for pipe in (self._in, self._out):
             pipe.breaks(errno.ECONNRESET)
 
@@ -329,7 +329,7 @@ class SimulatedConnection:
                 wait.fail(trio.ClosedResourceError("closed by another task"))
 
     def _refuse(self) -> None:
-        """Bytes came for a closed end: the peer is told that all is lost."""
+        """Answer bytes for a closed end with a reset."""
         self._in.arrived.clear()
         self._in.arrived_bytes = 0
         self._out.put_reset(self._in)
@@ -408,7 +408,7 @@ class SimulatedListener:
 
 
 class Internet:
-    """Everything between the machines of one world."""
+    """Network between the machines of one world."""
 
     def __init__(self, timeline: Timeline, draw: random.Random, trace: Trace) -> None:
         self.timeline = timeline
@@ -418,7 +418,7 @@ class Internet:
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.connections: dict[SimulatedConnection, None] = {}
         self.up: dict[str, bool] = {}
-        # How many connections were made, from where to where.
+        # Number of connections made, by (source, target).
         self.made: dict[tuple[str, str], int] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._healed: dict[tuple[str, str], list[Callable[[], None]]] = {}
@@ -436,7 +436,7 @@ class Internet:
         return link
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing gets from `source` to `target` any more; the other way is untouched."""
+        """Hold back everything from `source` to `target`; the other direction is not affected."""
         self.link(source, target).cut = True
         self.trace.add(self.timeline.now, "network", f"cut {source} -> {target}")
 
@@ -447,7 +447,7 @@ class Internet:
             go_on()
 
     def reset(self, one: str, other: str) -> int:
-        """Every connection between two hosts breaks, at both ends; how many there were."""
+        """Reset every connection between two hosts; return the number of their ends."""
         ends = [c for c in self.connections if set(c.hosts) == {one, other}]
         for end in ends:
             end.cut_off()
@@ -457,7 +457,7 @@ class Internet:
         return len(ends)
 
     def heal_all(self) -> None:
-        """Nothing is cut any more, and every link is as at the beginning."""
+        """End all cuts, and restore the delays of every link."""
         for (source, target), link in self._links.items():
             link.delay_s, link.jitter_s = self.default.delay_s, self.default.jitter_s
             if link.cut:
@@ -492,7 +492,7 @@ class Internet:
 
 
 class ProcessNetwork:
-    """The `Network` seam of one process."""
+    """`Network` interface of one process."""
 
     def __init__(self, net: Internet, process: Process) -> None:
         self._net = net

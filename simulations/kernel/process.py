@@ -1,13 +1,13 @@
-"""One run of a program on a simulated machine: what `kill -9` ends and SIGSTOP holds.
+"""One run of a program on a simulated machine, which can be killed (`kill -9`) or paused (SIGSTOP).
 
-Every wait of a simulated seam parks here. So a dead process never gets an answer from any of them,
-and a paused one gets its answers when it goes on.
+Every wait of a simulated interface parks here. So a dead process never gets a result of a wait,
+and a paused process gets its results when it is resumed.
 
-    alive --pause--> paused --resume--> alive      answers that fall due meanwhile are held
+    alive --pause--> paused --resume--> alive      results that fall due meanwhile are held
     alive or paused --die--> dead                  every wait, and every later call, raises
 
-Order of dying: first the seams are inert, then the tasks are woken. No `finally` of the program can
-still write a byte, as in life.
+Order of `die`: first the interfaces stop working, then the tasks are woken. As in a real kill, no
+`finally` block of the program can still write a byte.
 """
 
 from typing import Any, Final, Protocol
@@ -19,18 +19,18 @@ from simulations.kernel.timeline import Timeline
 
 
 class MachineStopped(BaseException):
-    """The process that called is no more. Not an Exception: programs must not survive it."""
+    """Raised in a process that is dead. Not an Exception: programs must not catch it."""
 
 
 class Closable(Protocol):
-    """What the kernel tidies up behind a process: sockets, locks."""
+    """Resource that the kernel releases when a process dies: a socket, a lock."""
 
     def process_died(self, *, silent: bool) -> None:
-        """With `silent` the power is gone: nobody is told."""
+        """Release the resource. `silent`: the power failed, so peers get no message."""
 
 
 class _Woken:
-    """What a wait that is over gives, as an `outcome.Value(None)` that any number may share."""
+    """Result of a wait that is over: an `outcome.Value(None)` that all waits share."""
 
     def unwrap(self) -> None:
         return None
@@ -40,7 +40,7 @@ _WOKEN: Final = _Woken()
 
 
 class Wait:
-    """One parked task; `wake` and `fail` may come at most once, and late ones are ignored."""
+    """One parked task; the first call of `wake` or `fail` counts, later ones are ignored."""
 
     __slots__ = ("_process", "_result", "_task", "shielded")
 
@@ -63,12 +63,12 @@ class Wait:
                 self.release()
 
     def release(self) -> None:
-        """The task goes on if its wait is over: after a pause, or when the answer comes."""
+        """Reschedule the task if its wait is over: after a pause, or when the result is there."""
         task = self._task
         if task is not None and self._result is not None:
             self._task = None
             self._process.waits.pop(self, None)
-            result: Any = self._result  # of which trio only knows that it can be unwrapped
+            result: Any = self._result  # trio only calls its `unwrap`
             trio.lowlevel.reschedule(task, result)
 
     async def park(self) -> None:
@@ -98,7 +98,7 @@ class Process:
         self.number = number
         self.alive = True
         self.paused = False
-        # A function that was given to a worker thread runs.
+        # Whether a function passed to a worker thread runs.
         self.is_in_thread = False
         self.scope = trio.CancelScope()
         self.waits: dict[Wait, None] = {}
@@ -109,7 +109,7 @@ class Process:
             raise MachineStopped(self.name)
 
     async def wait_until(self, when: float, *, shielded: bool = False) -> None:
-        """A checkpoint in any case."""
+        """Wait until `when` on the timeline; a checkpoint even if that time has passed."""
         self.check()
         wait = Wait(self, shielded=shielded)
         timer = self.timeline.at(when, wait.wake)

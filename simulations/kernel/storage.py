@@ -1,21 +1,21 @@
-"""The medium: a tree of files that knows what would survive a loss of power.
+"""File system of a simulated machine, which determines what a power loss leaves.
 
-Two states side by side. The *cache* is what programs read; kill -9 leaves it as it is. The *medium*
-is what was made durable:
+It has two states. Programs read the *cache*; kill -9 leaves it as it is. The *medium* has the data
+that was made durable:
 
     bytes of a file       medium after `sync` of that file; until then its writes are pending
     names in a folder     medium after `sync_dir` of that folder; until then pending
 
-A cut of power draws, from the world's seed, what became of the pending parts. For each file one of:
+A power loss draws, from the world's seed, the fate of the pending parts. For each file one of:
 nothing reached the medium; a prefix of the writes did, the last one torn at any byte; single pages
 did, in any order, missing ones reading as before or as zeros; everything did. For the pending names
-one of: none survived, or all; a prefix of them did, as where a file system journals them in order;
-each met a fate of its own, as POSIX allows: a removal is kept, the rename before it is lost. What
-one call did is kept whole (a rename is atomic), and never without what the same names were before.
-Then cache and medium are one again.
+one of: none survived, or all; a prefix of them did, as in a file system that journals them in
+order; each has a fate of its own, as POSIX allows: a removal is kept, the rename before it is lost.
+The effect of one call is kept whole (a rename is atomic), and never without the earlier changes of
+the same names. Then cache and medium are equal again.
 
 A failed `sync` is as in Linux: the pages count as clean, stay readable, and never become durable
-unless they are written again. (Sizes that were cut are the file system's journal's, not pages.)
+unless they are written again. (Truncated sizes are in the file system's journal, not in pages.)
 """
 
 import errno
@@ -39,7 +39,7 @@ class Inode:
     __slots__ = ("data", "durable", "pending", "version")
 
     def __init__(self) -> None:
-        self.version = 0  # of what is durable
+        self.version = 0  # changes with the durable content
         self.data = bytearray()
         self.durable = bytearray()
         # (position, bytes) of a write, (size, None) of a truncation, in order.
@@ -129,13 +129,13 @@ Node = Inode | Folder
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """What one system call did to names: all of it survives or none."""
+    """Change of names by one system call, which survives as a whole or not at all."""
 
     edits: list[tuple[Folder, str, Node | None]]
 
     @property
     def entries(self) -> set[tuple[int, str]]:
-        """The directory entries concerned. A later change of one needs the earlier."""
+        """Directory entries that are changed. A later change of an entry needs the earlier one."""
         return {(id(folder), name) for folder, name, _ in self.edits}
 
     def make_durable(self) -> None:
@@ -148,29 +148,29 @@ class NameChange:
 
 @dataclass(slots=True)
 class Lost:
-    """What a cut of power took; counters for the gates."""
+    """Counters of a power loss, for the gates: files, bytes and names lost, files torn."""
 
     files: int = 0
     bytes: int = 0
     names: int = 0
     torn: int = 0
-    # A change of names survived that came after one that did not.
+    # Whether a change of names survived that came after a lost one.
     out_of_order: bool = False
 
 
 @dataclass(slots=True)
 class Storage:
-    """One machine's file system."""
+    """File system of one machine."""
 
     root: Folder = field(default_factory=Folder)
     capacity_bytes: int | None = None
     pending_names: list[NameChange] = field(default_factory=list)
     power_cuts: int = 0
-    # Of how many machines' lives on this disk it was put back to an older image.
+    # Number of times that the disk was put back to an older image.
     images_put_back: int = 0
 
     def image(self) -> "Storage":
-        """A copy, as of a virtual machine's disk: all that was written, durable or not."""
+        """Copy the disk as a virtual machine's snapshot does: all written data, durable or not."""
         return deepcopy(self)
 
     # Reading
@@ -199,7 +199,7 @@ class Storage:
         return node
 
     def files(self, under: str = "/") -> dict[str, Inode]:
-        """Every file below a folder by its path, in order of paths."""
+        """Return every file below a folder by its path, in order of paths."""
         found: dict[str, Inode] = {}
 
         def walk(folder: Folder, prefix: str) -> None:
@@ -213,7 +213,7 @@ class Storage:
         return found
 
     def durable_files(self, under: str) -> dict[str, Inode]:
-        """The files of one folder, by name, that a loss of power would leave."""
+        """Return the files of one folder, by name, that a power loss would leave."""
         folder: Node | None = self.root
         for name in _parts(under):
             folder = folder.durable.get(name) if isinstance(folder, Folder) else None
@@ -292,7 +292,7 @@ class Storage:
         folder = self.folder(path)
         durable: list[bool] = []
         needed: set[tuple[int, str]] = set()
-        for change in reversed(self.pending_names):  # with what its entries were before
+        for change in reversed(self.pending_names):  # with earlier changes of its entries
             is_here = any(edited is folder for edited, _, _ in change.edits)
             durable.append(is_here or not needed.isdisjoint(change.entries))
             if durable[-1]:
@@ -361,7 +361,7 @@ class Storage:
                 lost.torn += fate in ("prefix", "pages")
 
     def flip(self, inode: Inode, position: int, bit: int) -> None:
-        """Bit rot: on the medium, and in the cache, which is read from it."""
+        """Flip a bit on the medium, and in the cache, which is read from it."""
         inode.sync()
         inode.data[position] ^= 1 << bit
         inode.durable = bytearray(inode.data)

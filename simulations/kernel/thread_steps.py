@@ -1,13 +1,13 @@
-"""A function beside the loop that stops between two operations of the disk, so that the loop runs.
+"""A function in a worker thread that pauses between two disk operations, so that the loop runs.
 
 The function has a thread of its own, but only one of the two ever runs: the one that has the turn
-hands it over and waits. So what is drawn and what is traced stays in one order.
+hands it over and waits. So draws and trace events have one order.
 
     loop  --step--> function  --pause--> loop  --step--> function  --(ends)--> loop
 
-A lock that the function holds is held by the loop's whole world: whoever else asked for it would
-wait for ever. So the function does not stop while it holds a `TurnLock`, which stands for
-`threading.Lock` in the shipped code.
+If the function paused while it holds a lock, a task of the loop that needs the lock would block
+the loop, and with it the world, for ever. So the function does not pause while it holds a
+`TurnLock`, which replaces `threading.Lock` in the shipped code.
 """
 
 import threading
@@ -20,7 +20,7 @@ _here = threading.local()
 
 
 def _taken_lock() -> threading.Lock:
-    """To be released by one thread and acquired by another: a cheaper `Semaphore(0)`."""
+    """Return a lock that one thread releases and another acquires: a cheaper `Semaphore(0)`."""
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -43,7 +43,7 @@ class ThreadSteps:
     # On the loop
 
     def step(self) -> None:
-        """It has run on, up to its next pause or its end."""
+        """Let the function run up to its next pause or its end."""
         while True:
             self._may_run.release()
             self._has_stopped.acquire()
@@ -57,12 +57,12 @@ class ThreadSteps:
     # In the thread
 
     def pause(self) -> None:
-        """The loop had its turn, unless a lock is held."""
+        """Give the loop its turn, unless the function holds a lock."""
         if not self.locks:
             self._hand_over()
 
     def on_loop(self, function: Callable[[], None]) -> None:
-        """The loop has called it: what wakes tasks is not for threads."""
+        """Call `function` in the loop: a thread must not wake tasks."""
         self._on_loop = function
         self._hand_over()
 
@@ -71,7 +71,7 @@ class ThreadSteps:
         self._may_run.acquire()
 
     def carried(self) -> None:
-        """The function has run, in the thread that calls this."""
+        """Run the function in the calling thread."""
         self._may_run.acquire()
         _here.steps = self
         try:
@@ -83,7 +83,7 @@ class ThreadSteps:
 
 
 class _Carrier:
-    """A thread for one function after another: to start one costs more than most functions do."""
+    """Thread that runs one function after another: starting one costs more than most functions."""
 
     def __init__(self) -> None:
         self._has_work = _taken_lock()
@@ -107,12 +107,12 @@ _idle: Final[list[_Carrier]] = []
 
 
 def current() -> ThreadSteps | None:
-    """The function beside the loop that calls this, if one does."""
+    """Return the steps of the worker thread that calls this, or None in the loop."""
     return getattr(_here, "steps", None)
 
 
 class TurnLock:
-    """`threading.Lock`, where nobody ever waits for it."""
+    """`threading.Lock` without waiting: no two functions ever need it at once."""
 
     def __init__(self) -> None:
         self._is_held = False

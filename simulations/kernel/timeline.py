@@ -1,10 +1,10 @@
-"""Virtual time: one heap of what happens next, and trio asks it how long to sleep.
+"""Virtual time: a heap of timers, which serves as the clock of trio.
 
 trio consults its clock only when no task can run. At that moment nothing more can happen *now*, so
-the timeline moves to the next thing that is due (one of its own timers, or a deadline of trio's),
-performs it, and answers that there is no need to sleep. This is what `MockClock` with an autojump
-does, less its idle detection (a quarter of the cost of a sleep), and with two gains: callbacks need
-no task of their own, and the order of things that fall on the same instant is ours.
+the timeline moves to the next due timer (one of its own, or a deadline of trio's), runs it, and
+returns that there is no need to sleep. `MockClock` with an autojump does the same, with an idle
+detection in addition (a quarter of the cost of a sleep). The timeline has two advantages: callbacks
+need no task of their own, and it determines the order of timers that are due at the same instant.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from trio._core import _run
 
 
 class Timer:
-    """Something that will happen unless it is cancelled."""
+    """Callback that runs at its time unless it is cancelled."""
 
     __slots__ = ("action", "when")
 
@@ -36,7 +36,7 @@ class Timeline(trio.abc.Clock):
         self.happened = 0
 
     def at(self, when: float, action: Callable[[], None]) -> Timer:
-        """`action` is called at `when`, outside of any task; ties are served in order of calls."""
+        """Call `action` at `when`, outside of any task; ties run in the order of calls of `at`."""
         timer = Timer(max(when, self.now), action)
         self._made += 1
         heapq.heappush(self._heap, (timer.when, self._made, timer))
@@ -54,7 +54,7 @@ class Timeline(trio.abc.Clock):
         return self.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        if deadline == inf:  # the world is over, and trio waits for its own wake-up socket
+        if deadline == inf:  # the world has ended, and trio waits for its own wake-up socket
             return 0.0
         heap = self._heap
         runnable = _run.GLOBAL_RUN_CONTEXT.runner.runq

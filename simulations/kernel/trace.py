@@ -1,4 +1,4 @@
-"""What happened in one world, as text; its digest says whether two runs were the same."""
+"""Events of one world as text, with a digest that is equal if two runs were the same."""
 
 import hashlib
 import zlib
@@ -25,7 +25,7 @@ class Trace:
         self._hash.update(f"{time!r} {who} {text} {self._checksum:x}\n".encode())
 
     def mix(self, data: bytes | bytearray | memoryview, mark: int = 0) -> None:
-        """Bytes too many to print still count: they are part of what must repeat."""
+        """Add bytes to the digest that are too many to print: they must repeat, too."""
         self._checksum = zlib.crc32(data, self._checksum ^ mark)
 
     def digest(self) -> str:

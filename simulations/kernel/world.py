@@ -1,8 +1,9 @@
-"""One seed, one world: everything that is drawn in it comes from that seed.
+"""One seed, one world: everything that is drawn in a world comes from its seed.
 
 A world runs under trio with virtual time and a seeded scheduler. trio's hook for Hypothesis sorts
-what is runnable by age before it shuffles, so that no set ordered by object ids can show. Streams
-of random numbers are per purpose and per machine: a new draw in one leaves the others as they were.
+the runnable tasks by age before it shuffles them, so that a set ordered by object ids has no
+effect. Each purpose and each machine has a random stream of its own: a new draw in one leaves the
+others as they were.
 """
 
 import logging
@@ -27,13 +28,13 @@ from wire.records import walk_form
 from wire.records.record_walk import RecordWalk
 
 TIME_LIMIT_S: Final = 600.0
-# Of functions beside the loop, in most worlds none: a thread costs as much as they do.
+# Share of `Disk.run` functions that get a thread; none in most worlds, as a thread is expensive.
 INTERLEAVED: Final = (0.0, 0.0, 0.0, 0.2)
 BUG: Final = "bug NoneIsExcused"
 
 
-class Violation(Exception):  # noqa: N818 - what a checker finds is not an error of the simulator
-    """Something that must always hold did not: `invariant` names which."""
+class Violation(Exception):  # noqa: N818 - a violation is not an error of the simulator
+    """An invariant did not hold."""
 
     def __init__(self, invariant: str, text: str) -> None:
         self.invariant = invariant
@@ -42,7 +43,7 @@ class Violation(Exception):  # noqa: N818 - what a checker finds is not an error
 
 
 class Counting(Protocol):
-    """A checker, as far as the report of a world needs it (`simulations.kernel.comparing`)."""
+    """Part of a checker that the report of a world needs (`simulations.kernel.comparing`)."""
 
     comparisons: int
 
@@ -59,7 +60,7 @@ class World:
         self.internet = Internet(self.timeline, self.stream("network"), self.trace)
         self.machines: dict[str, Machine] = {}
         self.checkers: list[Counting] = []
-        # What is to befall this world, by number; a scenario says it first.
+        # Faults of this world, by number; a scenario sets them first.
         self.faults: dict[int, str] = {}
         self.violations: list[Violation] = []
         self.counts: dict[str, int] = {}
@@ -81,7 +82,7 @@ class World:
         self.counts[what] = self.counts.get(what, 0) + number
 
     def violate(self, invariant: str, text: str) -> None:
-        """Recorded once per invariant; the world goes on, so that the story has an end."""
+        """Record a violation, once per invariant; the world continues to its end."""
         if all(known.invariant != invariant for known in self.violations):
             self.violations.append(Violation(invariant, text))
             self.say("VIOLATION", f"{invariant}: {text}")
@@ -110,11 +111,11 @@ class World:
         await trio.sleep(seconds)
 
     def run(self, program: Callable[["World"], Awaitable[None]]) -> None:
-        """The story is over, or a limit was reached; violations tell what was found."""
+        """Run `program` to its end or to the time limit; `violations` has the findings."""
         with (
             seeded_scheduler(self.stream("scheduler")),
             swapped(_KERNEL, "get_events", seldom_asked),
-            # Where mutants can be planted, and the same on every machine.
+            # The interpreted walk: mutants can be planted in it, and every machine has the same.
             swapped(walk_form, "walk_class", lambda _: RecordWalk),
             swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
             self._node_logs(),
@@ -128,7 +129,7 @@ class World:
                     await program(self)
                 except Violation as violation:
                     self.violate(violation.invariant, violation.text)
-                except Exception as error:  # noqa: BLE001 - the story's own mistake is a finding too
+                except Exception as error:  # noqa: BLE001 - a bug of the scenario is a finding, too
                     where = "".join(traceback.format_exception(error)[-3:])
                     self.violate("story", f"{error!r} {where}")
                 finally:
@@ -153,7 +154,7 @@ class World:
 
 
 class _TraceHandler(logging.Handler):
-    """What a node logs is part of the trace; an error with a traceback is part of it in short."""
+    """Adds log lines of nodes to the trace, a traceback as its last exception only."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -165,13 +166,13 @@ class _TraceHandler(logging.Handler):
             text += f" [{record.exc_info[1]!r}]"
             process = running_process.get()
             if process is not None and process.alive:
-                # Only what ends a connection or a call by a bug is logged with its traceback.
+                # Nodes log a traceback only if a bug ends a connection or a call.
                 self._world.violate(BUG, f"{running_on.get()}: {text}")
         self._world.say(running_on.get(), f"log: {record.levelname.lower()} {text}")
 
 
 class _Order:
-    """What trio asks for the order of those that can run; mostly there is only one."""
+    """Random source that trio uses to order runnable tasks; usually only one is runnable."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -193,9 +194,10 @@ def seeded_scheduler(draw: random.Random) -> Iterator[None]:
 
 
 def seldom_asked(get_events: Any) -> Any:
-    """Nothing in a world waits for the kernel, so it is asked only for what trio tells itself:
+    """Poll the operating system only if trio may have woken itself.
 
-    callbacks from outside of tasks (Ctrl-C is one), and the end of it all.
+    No task of a world waits for the operating system. trio wakes itself for callbacks from outside
+    of tasks (Ctrl-C is one), and at the end of the run.
     """
 
     def asks(io_manager: Any, timeout: float) -> Any:

@@ -1,4 +1,4 @@
-"""Mistakes that show only where replicas retain, compact, recompress, or serve consumers."""
+"""Mutants of retention, compaction, recompression and reads from followers."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -84,19 +84,19 @@ CLEANUP_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "uncommitted-compacted",
-            "compaction goes beyond the high watermark and what is synced",
+            "compaction goes beyond the high watermark and the synced records",
             ("L2", "R1", "R2"),
             _uncommitted_compacted,
         ),
         (
             "retention-past-high-watermark",
-            "retention takes segments that are not committed",
+            "retention deletes segments that are not committed",
             ("L3",),
             _retention_past_high_watermark,
         ),
         (
             "followers-read-past",
-            "a follower gives consumers what it holds, not what it knows to be committed",
+            "a follower gives consumers all its records, not only those up to its high watermark",
             ("R5",),
             _followers_read_past,
         ),
@@ -108,13 +108,13 @@ CLEANUP_MUTANTS: Final = tuple(
         ),
         (
             "codec-of-producer-kept",
-            "batches are stored with the codec they came with, whatever compression.type says",
+            "batches are stored with the producer's codec even if compression.type is another one",
             ("M3",),
             _codec_of_producer_kept,
         ),
         (
             "index-kept-behind-cut",
-            "a follower that cuts its log leaves the time index as it is",
+            "a follower that truncates its log leaves the time index as it is",
             ("L5",),
             _index_kept_behind_cut,
         ),

@@ -1,4 +1,4 @@
-"""Mistakes in how fetches wait: a wake-up that is lost."""
+"""Mutants of waiting fetches: a wake-up is lost."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -35,12 +35,12 @@ FETCH_MUTANTS: Final = tuple(
     for name, about, apply in (
         (
             "poll-heard-once",
-            "a long poll that still misses bytes after an append hears of no other",
+            "a long poll that still needs bytes after an append is not woken by the next append",
             _poll_heard_once,
         ),
         (
             "session-poll-not-woken",
-            "an append is news of a fetch session, but wakes no fetch that waits for it",
+            "an append marks partitions of a fetch session, but wakes no waiting fetch of it",
             _session_poll_not_woken,
         ),
     )

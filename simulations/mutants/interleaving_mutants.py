@@ -1,7 +1,7 @@
-"""Mistakes of one check that is not made, each of which takes one interleaving to show.
+"""Mutants without one check, each of which needs one interleaving to have an effect.
 
-Each takes one rule away and leaves the others. Where another rule was found to keep the same, that
-is said where the rule stands, and it is not here.
+Each removes one rule and leaves the others. If another rule has the same effect, a comment at the
+rule says that, and no mutant is here.
 """
 
 from contextlib import AbstractContextManager
@@ -145,7 +145,7 @@ def _end_of_catching_up_told() -> AbstractContextManager[None]:
 
 
 def _queued_append_not_checked() -> AbstractContextManager[None]:
-    """Only that of a queue: what is known when a request comes is looked at all the same."""
+    """Skip the check after the queue only; the check at the arrival of a request stays."""
 
     def wrong(right: Any) -> Any:
         def check_append(self: Any, acks: int) -> None:
@@ -174,19 +174,19 @@ CHECK_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "cut-for-another-leader",
-            "a follower makes a cut though it has had another leader since it was asked for",
+            "a follower truncates its log although its leader changed after the request",
             ("R2", "R6", "R7"),
             _cut_for_another_leader,
         ),
         (
             "commit-of-another-epoch",
-            "what was appended in one epoch is acknowledged for what another has committed there",
+            "a batch of one epoch is acknowledged when another epoch's is committed at its offset",
             ("R6",),
             _commit_of_another_epoch,
         ),
         (
             "uncommitted-acknowledged",
-            "acks=all is answered when its time is over, committed or not",
+            "a produce request with acks=all succeeds at its timeout, committed or not",
             ("R6",),
             _uncommitted_not_awaited,
         ),
@@ -198,13 +198,13 @@ CHECK_MUTANTS: Final = tuple(
         ),
         (
             "high-watermark-above-cut",
-            "a follower that cuts its log leaves its high watermark where it was",
+            "a follower that truncates its log keeps its high watermark",
             ("R1", "R2", "R5"),
             _high_watermark_above_cut,
         ),
         (
             "high-watermark-above-end",
-            "a follower takes over a high watermark that lies behind the end of its log",
+            "a follower accepts a high watermark beyond the end of its log",
             ("R1", "R2", "R5", "R9"),
             _high_watermark_above_end,
         ),
@@ -216,7 +216,7 @@ CHECK_MUTANTS: Final = tuple(
         ),
         (
             "older-isr-replaced",
-            "an ISR that a leader proposed in an earlier state of the partition is taken",
+            "an ISR that a leader proposed in an earlier state of the partition is accepted",
             ("R2", "R3", "R8"),
             _older_isr_replaced,
         ),
@@ -234,19 +234,19 @@ CHECK_MUTANTS: Final = tuple(
         ),
         (
             "end-of-catching-up-told",
-            "a new leader tells the end that it knows, before it knows all that was committed",
+            "a new leader returns its high watermark before it covers all committed records",
             ("R5",),
             _end_of_catching_up_told,
         ),
         (
             "queued-append-not-checked",
-            "a batch that had to queue is appended though another leads by then",
+            "a queued batch is appended although leadership moved meanwhile",
             ("R4", "R7"),
             _queued_append_not_checked,
         ),
         (
             "deletions-missed",
-            "a worker that takes in a snapshot is not told which topics are gone",
+            "a worker that loads a snapshot is not notified of deleted topics",
             ("R10", "M4"),
             _deletions_missed,
         ),

@@ -1,6 +1,6 @@
-"""Mistakes in how a load reads an offset range: each takes one rule of the reader away.
+"""Mutants of loads that read offset ranges: each removes one rule of the reader.
 
-pyarrow is imported where a mistake is planted, and by nothing else here.
+pyarrow is imported only when a mutant is planted.
 """
 
 from contextlib import AbstractContextManager
@@ -177,13 +177,13 @@ LOAD_MUTANTS: Final = tuple(
         ),
         (
             "lag-taken-for-cut",
-            "a log that ends before the range was cut: nobody is asked where the epoch ended",
+            "a log that ends before the range counts as truncated, without OffsetForLeaderEpoch",
             ("S1",),
             _lag_taken_for_cut,
         ),
         (
             "topic-by-name",
-            "topics are read by their names, though the plan has their ids",
+            "topics are read by name, although the plan has their ids",
             ("S1",),
             _topic_by_name,
         ),
@@ -195,43 +195,43 @@ LOAD_MUTANTS: Final = tuple(
         ),
         (
             "restarted-one-late",
-            "after a broken connection or a moved leader the next offset is asked for",
+            "after a broken connection or a leader change one offset is skipped",
             ("S1",),
             _restarted_one_late,
         ),
         (
             "position-behind-gap",
-            "the offset behind a gap is passed over",
+            "the first offset after a gap is skipped",
             ("S1",),
             _position_behind_gap,
         ),
         (
             "deleted-skipped",
-            "what is out of range goes on at the start of the log, and nothing tells of it",
+            "a position out of range continues at the log start offset without a report",
             ("S1",),
             _deleted_skipped,
         ),
         (
             "loss-not-told",
-            "a load goes on where data is lost, whatever fail_on_data_loss says",
+            "a load continues after data loss even with fail_on_data_loss",
             ("S1",),
             _loss_not_told,
         ),
         (
             "answer-of-another-fetch",
-            "a connection is kept whose answer to an earlier fetch has not been taken",
+            "a connection is kept although the response to an earlier fetch was not read",
             ("S1", "S2", "story"),
             _answer_of_another_fetch,
         ),
         (
             "batch-from-its-start",
-            "records of a batch that lie before the position are taken again",
+            "records of a batch before the position are returned again",
             ("S1",),
             _batch_from_its_start,
         ),
         (
             "batch-to-its-end",
-            "records of a batch that lie behind the range are taken, too",
+            "records of a batch after the range are returned, too",
             ("S1",),
             _batch_to_its_end,
         ),

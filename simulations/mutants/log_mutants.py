@@ -1,4 +1,4 @@
-"""Checks of a log removed one at a time: of compaction, removal, recovery and producers."""
+"""Mutants without one check of a log: of compaction, deletion, recovery and producers."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -32,7 +32,7 @@ def _removals_not_synced() -> AbstractContextManager[None]:
 
 
 class _EndsAtErrors:
-    """A file that seems to end where the disk cannot read it."""
+    """File that seems to end where the disk cannot read it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -95,7 +95,7 @@ def _failed_directory_appended_to() -> AbstractContextManager[None]:
 
 
 class _Whatever:
-    """No number differs from it."""
+    """Equal to every number."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -112,7 +112,7 @@ LOG_MUTANTS: Final = tuple(
     for name, about, scenario, found_as, apply in (
         (
             "unstable-cleaned",
-            "compaction removes what newer records replace before these are flushed",
+            "compaction removes records before the newer records of their keys are flushed",
             "compaction",
             ("L2", "R6"),
             _unstable_cleaned,
@@ -126,7 +126,7 @@ LOG_MUTANTS: Final = tuple(
         ),
         (
             "unreadable-is-the-end",
-            "recovery takes a read that fails for the end of the segment",
+            "recovery treats a failed read as the end of the segment",
             "failing-disk",
             ("R6", "L1", "L2", "L5", "liveness"),
             _unreadable_is_the_end,
@@ -140,7 +140,7 @@ LOG_MUTANTS: Final = tuple(
         ),
         (
             "refused-not-remembered",
-            "behind the first batch of a producer, which was refused, the second is appended",
+            "the second batch of a producer is appended although the first was refused",
             "disk-full",
             ("T1",),
             _refused_not_remembered,
@@ -154,7 +154,7 @@ LOG_MUTANTS: Final = tuple(
         ),
         (
             "fast-path-not-flushed",
-            "the fast path of Produce takes topics whose records are flushed before the answer",
+            "the fast path of Produce accepts topics that flush before the response",
             "syncs",
             ("R6",),
             _fast_path_not_flushed,

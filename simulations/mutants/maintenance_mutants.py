@@ -1,4 +1,4 @@
-"""Mistakes in retention, deletion, configs, fetch sessions, indexes and syncs."""
+"""Mutants of retention, deletion, configs, fetch sessions, indexes and syncs."""
 
 import struct
 from contextlib import AbstractContextManager
@@ -50,7 +50,7 @@ def _deletion_not_written() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def checkpoint(self: Any, high_watermarks: Any = None) -> None:
             await trio.lowlevel.checkpoint()
-            if high_watermarks is not None:  # the one from time to time
+            if high_watermarks is not None:  # the periodic checkpoint
                 await right(self, high_watermarks)
 
         return checkpoint
@@ -153,49 +153,49 @@ def _one_directory_fails_all() -> AbstractContextManager[None]:
 UPKEEP_MUTANTS: Final = (
     Mutant(
         "retention-takes-one-more",
-        "retention takes the first segment that is not due, too",
+        "retention also deletes the first segment that is not due",
         "administration",
         ("L3",),
         _retention_takes_one_more,
     ),
     Mutant(
         "deleted-records-come-back",
-        "after a start a log begins with its first segment again",
+        "after a start the log start offset is that of the first segment again",
         "administration",
         ("L3",),
         _deleted_records_come_back,
     ),
     Mutant(
         "deletion-not-written",
-        "DeleteRecords is acknowledged before the log's start is on disk",
+        "DeleteRecords is acknowledged before the log start offset is on disk",
         "administration",
         ("L3",),
         _deletion_not_written,
     ),
     Mutant(
         "configs-not-in-snapshot",
-        "a snapshot of the metadata lacks the configs",
+        "a snapshot of the metadata has no configs",
         "administration",
         ("M3", "M4"),
         _configs_not_in_snapshot,
     ),
     Mutant(
         "config-not-in-force",
-        "a topic's partitions are not told of another config before the next start",
+        "a topic's partitions apply a changed config only after the next start",
         "administration",
         ("M3",),
         _config_not_in_force,
     ),
     Mutant(
         "session-forgets",
-        "a fetch session hears nothing of what comes between two of its requests",
+        "a fetch session misses records appended between two of its requests",
         "administration",
         ("liveness",),
         _session_forgets,
     ),
     Mutant(
         "time-index-late",
-        "an entry of the time index names the newest batch, not the youngest",
+        "an entry of the time index names the last batch, not that with the largest timestamp",
         "administration",
         ("L5",),
         _time_index_late,
@@ -209,21 +209,21 @@ UPKEEP_MUTANTS: Final = (
     ),
     Mutant(
         "failed-sync-forgotten",
-        "recovery trusts what it can read after a sync has failed",
+        "recovery trusts readable data after a sync has failed",
         "failing-disk",
         ("R6", "L1", "L2"),
         _failed_sync_forgotten,
     ),
     Mutant(
         "index-believed",
-        "no batch has to bear out an entry of the offset index",
+        "entries of the offset index are not compared with the batch",
         "failing-disk",
         ("L1", "L5"),
         _index_believed,
     ),
     Mutant(
         "time-index-believed",
-        "no batch has to bear out an entry of the time index",
+        "entries of the time index are not compared with the batch",
         "failing-disk",
         ("L3", "L5"),
         _time_index_believed,
@@ -237,7 +237,7 @@ UPKEEP_MUTANTS: Final = (
     ),
     Mutant(
         "one-directory-fails-all",
-        "a log directory that fails takes the others with it",
+        "a failed log directory takes the others offline, too",
         "log-dirs",
         ("liveness",),
         _one_directory_fails_all,

@@ -1,7 +1,7 @@
-"""Mistakes planted into the quorum: the guard's rules switched off one by one; and into clusters.
+"""Mutants of the quorum, each of which removes one rule of the guard, and of clusters.
 
-The first five are what the library does when it is left alone (`metaquorum/raft/core.py` says what
-the guard does about each).
+The first five restore the behaviour of the library; `metaquorum/raft/core.py` explains what the
+guard does in each case.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def _both(*mutations: AbstractContextManager[None]) -> Iterator[None]:
 
 
 def sends_again() -> AbstractContextManager[None]:
-    """No mistake yet: a leader that repeats an entry now and then, as the library's own does."""
+    """Let a leader repeat an entry at times, as the library's own does; this is no mistake yet."""
 
     def wrong(right: Any) -> Any:
         def replicate_to(
@@ -98,7 +98,7 @@ def _commit_by_snapshot_on_its_way() -> AbstractContextManager[None]:
 
 
 def prefers_snapshots() -> AbstractContextManager[None]:
-    """No mistake yet: a leader that sends a snapshot to everybody who comes back."""
+    """Let a leader send a snapshot to every voter that reconnects; this is no mistake yet."""
 
     def wrong(right: Any) -> Any:
         def connected(self: Any, voter_id: int) -> None:
@@ -302,19 +302,19 @@ QUORUM_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "append-truncates",
-            "an append cuts off what follows on it, matching or not",
+            "an append truncates all later entries, even matching ones",
             ("M1", "M2", "M3"),
             _append_truncates,
         ),
         (
             "commit-by-snapshot-on-its-way",
-            "the commit index moves as far as a snapshot that has not arrived",
+            "the commit index advances to a snapshot that has not arrived",
             ("M2", "M3", "M4"),
             _commit_by_snapshot_on_its_way,
         ),
         (
             "snapshot-clears-log",
-            "a snapshot replaces a log that holds it and more",
+            "a snapshot replaces a log that has all its entries and more",
             ("M2", "M3"),
             _snapshot_clears_log,
         ),
@@ -333,49 +333,49 @@ QUORUM_MUTANTS: Final = tuple(
         ("vote-not-synced", "a vote is given before it is durable", ("M1",), _vote_not_synced),
         (
             "told-before-sync",
-            "what a round has to say leaves before its journal is synced",
+            "messages of a round are sent before its journal entries are synced",
             ("M1", "M2", "M3"),
             _told_before_sync,
         ),
         (
             "ack-before-quorum",
-            "a leader takes for committed what is on its own disk",
+            "a leader treats entries on its own disk as committed",
             ("M2", "M3"),
             _ack_before_quorum,
         ),
         (
             "stale-controller-accepted",
-            "a change that was decided in an earlier term is proposed all the same",
+            "a change that was decided in an earlier term is proposed",
             ("M3", "M5"),
             _stale_controller_accepted,
         ),
         (
             "another-replay",
-            "one voter replays a batch in its own way",
+            "one voter replays a batch differently",
             ("M4",),
             _another_replay,
         ),
         (
             "old-reads",
-            "a leader reads without asking whether it still is one",
+            "a leader reads without confirming that it still leads",
             ("M5",),
             _old_reads,
         ),
         (
             "rot-believed",
-            "checksums of frames are not looked at",
+            "checksums of journal frames are not verified",
             ("L4", "M2", "M4"),
             _rot_believed,
         ),
         (
             "round-of-before",
-            "a read is confirmed by answers that were given before it was asked for",
+            "a read is confirmed by responses that were sent before the read was requested",
             ("M5",),
             _round_of_before,
         ),
         (
             "unreadable-journal-begun-anew",
-            "a voter whose journal cannot be read at a start begins an empty one",
+            "a voter whose journal cannot be read at a start creates an empty one",
             ("M1", "M2", "M3"),
             _unreadable_journal_begun_anew,
         ),
@@ -408,13 +408,13 @@ CLUSTER_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "answered-before-visible",
-            "a worker answers before it shows what was made",
+            "a worker answers CreateTopics before its metadata has the topic",
             ("M3",),
             _answered_before_visible,
         ),
         (
             "snapshot-loses-a-record",
-            "whoever takes in a snapshot passes over its first record",
+            "a node that loads a snapshot skips its first record",
             ("M4",),
             _snapshot_loses_a_record,
         ),

@@ -1,4 +1,4 @@
-"""Mistakes planted into how quotas are enforced."""
+"""Mutants of the enforcement of quotas."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -113,30 +113,35 @@ def _ended_connections_count() -> AbstractContextManager[None]:
 QUOTA_MUTANTS: Final = tuple(
     Mutant(name, about, "quotas", found_as, apply)
     for name, about, found_as, apply in (
-        ("mute-ignored", "who is to wait is heard at once", ("Q1", "Q2"), _mute_ignored),
-        ("mute-too-long", "who has waited is not yet heard", ("Q2",), _mute_too_long),
+        ("mute-ignored", "a throttled client is not muted", ("Q1", "Q2"), _mute_ignored),
+        ("mute-too-long", "a client stays muted after its throttle time", ("Q2",), _mute_too_long),
         (
             "mute-outlives-its-quota",
-            "a quota that goes frees nobody, as in Kafka",
+            "clients stay muted when their quota is removed, as in Kafka",
             ("Q8",),
             _mute_outlives_its_quota,
         ),
         (
             "fetched-for-nothing",
-            "what is fetched is not counted",
+            "fetched bytes are not counted",
             ("Q1",),
             _fetched_for_nothing,
         ),
         (
             "large-batches-kept-back",
-            "what is larger than a window of quota is never given, as in Kafka (KAFKA-9677)",
+            "a batch larger than a quota window is never returned, as in Kafka (KAFKA-9677)",
             ("Q3",),
             _large_batches_kept_back,
         ),
-        ("last-rule-applies", "the least specific rule goes first", ("Q4",), _last_rule_applies),
+        (
+            "last-rule-applies",
+            "the least specific quota applies first",
+            ("Q4",),
+            _last_rule_applies,
+        ),
         (
             "mutations-not-counted",
-            "partitions are made as fast as anybody likes",
+            "creations of partitions are not counted",
             ("Q7",),
             _mutations_not_counted,
         ),
@@ -148,7 +153,7 @@ QUOTA_MUTANTS: Final = tuple(
         ),
         (
             "waited-for-nothing",
-            "a produce request whose answer had to wait is not charged to its quota",
+            "a produce request with a delayed response is not charged to its quota",
             ("Q1",),
             _waited_for_nothing,
         ),

@@ -1,7 +1,7 @@
-"""Mistakes planted into the shipped code, to show that the checkers find them.
+"""Table of all mutants: mistakes planted into the shipped code, to show that checkers find them.
 
-Each swaps one method for a wrong one while a world runs. They are mistakes that were made: by
-others (design, "Lessons paid for by others"), or by us until a seed found it.
+Each replaces one method by a wrong one while a world runs. They are real mistakes: of other systems
+(design, "Lessons paid for by others"), or of this one until a seed found them.
 """
 
 from collections import deque
@@ -200,7 +200,7 @@ def _answers_out_of_order() -> AbstractContextManager[None]:
 def _ack_before_flush() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def flush(self: Any, disk: Any, now_ms: int | None = None) -> None:
-            # Those who wait for their acknowledgement do not say what time it is.
+            # Callers that wait for an acknowledgement pass no time.
             if now_ms is not None:
                 await right(self, disk, now_ms)
 
@@ -293,21 +293,21 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "index-not-rebuilt",
-            "after an unclean stop the indexes are taken as they are",
+            "after an unclean stop the indexes are used as they are",
             "single-node-power",
             ("L5",),
             _index_not_rebuilt,
         ),
         Mutant(
             "torn-tail-served",
-            "what is not a sound batch at the end of a log stays in it",
+            "bytes at the end of a log that are no sound batch stay in it",
             "single-node-power",
             ("L4", "L5"),
             _torn_tail_served,
         ),
         Mutant(
             "clean-mark-kept",
-            "the mark of a clean stop outlives the start (KAFKA-10471)",
+            "the marker of a clean stop stays after the start (KAFKA-10471)",
             "single-node-power",
             ("L4", "L5", "R6"),
             _clean_mark_kept,
@@ -321,7 +321,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "recovered-folders-not-synced",
-            "folders that a killed process made count as durable without a sync",
+            "folders that a killed process created count as durable without a sync",
             "log-dirs",
             ("R6",),
             _names_not_synced,
@@ -342,70 +342,70 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "read-past-high-watermark",
-            "readers get what the file holds, not what is committed",
+            "consumers get all records of the file, not only committed ones",
             "hostile",
             ("R5",),
             _read_past_high_watermark,
         ),
         Mutant(
             "place-of-another-segment",
-            "a place remembered from an older segment is looked up in the active one",
+            "a file position cached for an older segment is used in the active one",
             "hostile",
             ("L1", "L4", "L5"),
             _place_of_another_segment,
         ),
         Mutant(
             "answers-out-of-order",
-            "what need not wait is answered first",
+            "requests that need not wait are answered first",
             "hostile",
             ("P1",),
             _answers_out_of_order,
         ),
         Mutant(
             "ack-before-flush",
-            "flush.messages does not hold back the acknowledgement",
+            "flush.messages does not delay the acknowledgement",
             "single-node-power",
             ("R6",),
             _ack_before_flush,
         ),
         Mutant(
             "same-epoch-again",
-            "a leader goes on in the epoch in which it crashed (KAFKA-10527)",
+            "a leader continues in the epoch in which it crashed (KAFKA-10527)",
             "single-node-power",
             ("R4",),
             _same_epoch_again,
         ),
         Mutant(
             "live-key-dropped",
-            "compaction takes the last record of a key",
+            "compaction removes the last record of a key",
             "compaction",
             ("L2",),
             _live_key_dropped,
         ),
         Mutant(
             "deletion-forgotten-early",
-            "compaction does not wait delete.retention.ms before it forgets a deletion",
+            "compaction removes a tombstone before delete.retention.ms is over",
             "compaction",
             ("L2",),
             _deletion_forgotten_early,
         ),
         Mutant(
             "swapped-without-sync",
-            "a cleaned segment takes its place before it is durable",
+            "a cleaned segment replaces the old ones before it is durable",
             "compaction",
             ("L2", "L4", "L5", "liveness"),
             _swapped_without_sync,
         ),
         Mutant(
             "names-swapped-without-sync",
-            "the names of the segments that a cleaned one replaces go before its own is durable",
+            "names of replaced segments are removed before that of the cleaned one is durable",
             "compaction",
             ("L2", "L5", "liveness"),
             _names_swapped_without_sync,
         ),
         Mutant(
             "deleted-keys-come-back",
-            "some keys are not noted, so that a deletion goes before what it deletes",
+            "some keys are not noted, so that a tombstone is removed before the record it deletes",
             "compaction",
             ("L2",),
             _deleted_keys_come_back,

@@ -1,4 +1,4 @@
-"""Mistakes that show only with damaged or older disks, or that an offline replica excused."""
+"""Mutants that have an effect only with damaged or older disks, or with an offline replica."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -97,21 +97,21 @@ REPLICA_FAULT_MUTANTS: Final = tuple(
         (
             "damage-taken-over",
             "damaged-replicas",
-            "a follower does not check the checksums of what its leader sends",
+            "a follower does not verify the checksums of fetched batches",
             ("L4",),
             _damage_taken_over,
         ),
         (
             "older-image-believed",
             "damaged-replicas",
-            "a worker that names the broker epoch of any earlier process has all logs",
+            "a worker that names the broker epoch of any earlier process counts as having all logs",
             ("R2", "R6", "R8"),
             _older_image_believed,
         ),
         (
             "cut-damage-forgotten",
             "crossings",
-            "damage that a start has cut off is not known to the next one",
+            "the next start does not know of damage that a start has truncated",
             ("R2", "R6"),
             _cut_damage_forgotten,
         ),
@@ -125,7 +125,7 @@ REPLICA_FAULT_MUTANTS: Final = tuple(
         (
             "matched-for-ever",
             "rebuilt-voter",
-            "a leader never sends a voter again what that voter once had",
+            "a leader never sends entries again that a voter once had",
             ("liveness",),
             _matched_for_ever,
         ),
@@ -139,7 +139,7 @@ REPLICA_FAULT_MUTANTS: Final = tuple(
         (
             "unclean-for-ever",
             "replication",
-            "after an unclean election leaders of the partition commit what they alone have",
+            "after an unclean election leaders of the partition commit records that only they have",
             ("R1", "R2", "R6"),
             _unclean_for_ever,
         ),

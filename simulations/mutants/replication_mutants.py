@@ -1,4 +1,4 @@
-"""Mistakes planted into replication. Each is one that somebody has made, or that was found here."""
+"""Mutants of replication: mistakes of other systems, or of this one until a seed found them."""
 
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -177,7 +177,7 @@ def _eligible_beside_enough() -> AbstractContextManager[None]:
 def _maximal_isr_ignored() -> AbstractContextManager[None]:
     return all_of(
         swapped(LeaderState, "maximal_isr", lambda _: property(lambda self: frozenset(self.isr))),
-        # Who is about to join is waited for as well, which hides it nearly always.
+        # The leader also waits for joining replicas, which would nearly always hide the mutant.
         swapped(LeaderState, "_waits_for", _always(False)),
     )
 
@@ -311,19 +311,19 @@ REPLICATION_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "high-watermark-without-epoch",
-            "a leader counts followers whose logs part from its own",
+            "a leader counts followers whose logs diverge from its own",
             ("R1", "R2"),
             _high_watermark_without_epoch,
         ),
         (
             "truncation-by-high-watermark",
-            "a follower cuts its log at its high watermark for a new leader, as before KIP-101",
+            "a follower truncates to its high watermark for a new leader, as before KIP-101",
             ("R1", "R2", "R6", "R7"),
             _truncation_by_high_watermark,
         ),
         (
             "resumed-epoch",
-            "a worker that was restarted leads on in the epochs in which it led",
+            "a restarted worker continues to lead in its former leader epochs",
             ("R4",),
             _resumed_epoch,
         ),
@@ -335,31 +335,31 @@ REPLICATION_MUTANTS: Final = tuple(
         ),
         (
             "early-join",
-            "a follower joins the ISR before it has all that is committed",
+            "a follower joins the ISR before it has all committed records",
             ("R2", "R8"),
             _early_join,
         ),
         (
             "replicated-read-past",
-            "consumers read all that the leader has",
+            "consumers read up to the leader's log end offset",
             ("R5",),
             _replicated_read_past,
         ),
         (
             "ack-before-followers",
-            "acks=all is answered when the leader has it",
+            "acks=all is answered when the leader has the batch",
             ("R6",),
             _ack_before_followers,
         ),
         (
             "topic-resurrected",
-            "a worker that is back has the logs of topics that were deleted meanwhile",
+            "a worker that returns keeps the logs of topics deleted meanwhile",
             ("R10", "R5", "R2"),
             _topic_resurrected,
         ),
         (
             "flush-without-sync",
-            "what flush.messages has synced is not",
+            "flush.messages does not sync",
             ("R6",),
             _flush_without_sync,
         ),
@@ -371,7 +371,7 @@ REPLICATION_MUTANTS: Final = tuple(
         ),
         (
             "shrunk-before-committed",
-            "a leader goes by the ISR that it has proposed, before the quorum has it",
+            "a leader uses the ISR that it has proposed before the quorum commits it",
             ("R2", "R5"),
             _shrunk_before_committed,
         ),
@@ -389,92 +389,92 @@ REPLICATION_MUTANTS: Final = tuple(
         ),
         (
             "maximal-isr-ignored",
-            "a leader commits without those whom the quorum may have taken into the ISR already",
+            "a leader commits without replicas that the quorum may already have added to the ISR",
             ("R1", "R2"),
             _maximal_isr_ignored,
         ),
         (
             "truncation-without-epochs",
-            "a follower does not tell its leader of which epoch its last record is",
+            "a follower does not send its leader the epoch of its last record",
             ("R1", "R2", "R7"),
             _truncation_without_epochs,
         ),
         (
             "blank-replica-leads",
-            "a replica whose log begins anew stays in the ISR",
+            "a replica whose log was lost and starts empty stays in the ISR",
             ("R2", "R6", "R8"),
             _blank_replica_leads,
         ),
         (
             "lost-tail-stays",
-            "a replica that was not live and has lost the end of its log stays in the ISR",
+            "a replica that was fenced and has lost the end of its log stays in the ISR",
             ("R2", "R6", "R8", "R9"),
             _lost_tail_stays,
         ),
         (
             "cut-without-record",
-            "a follower cuts its log before the truncation ledger says so",
+            "a follower truncates its log before the truncation ledger has the entry",
             ("R9",),
             _cut_without_record,
         ),
         (
             "claim-believed-without-proof",
-            "a fetch that names a replica is that replica's, whoever sends it",
+            "a fetch that names a replica counts as that replica's without authentication",
             ("R1", "R2", "R5", "R6"),
             _claim_believed_without_proof,
         ),
         (
             "broker-epoch-not-compared",
-            "a fetch of a proven worker counts whatever broker epoch it carries",
+            "a fetch of an authenticated worker counts with any broker epoch",
             ("R1", "R2", "R5", "R6"),
             _broker_epoch_not_compared,
         ),
         (
             "records-not-validated",
-            "a leader takes batches whose records are not what their headers say",
+            "a leader accepts batches whose records contradict their headers",
             ("L4",),
             _records_not_validated,
         ),
     )
 )
 
-# Found where somebody registers again, at the very moment: worlds of their own have that.
+# Found only if a worker registers again at a certain moment: some crossings have that.
 REGISTRATION_MUTANTS: Final = tuple(
     Mutant(name, about, "crossings", found_as, apply)
     for name, about, found_as, apply in (
         (
             "stale-broker-epoch-accepted",
-            "who has become another process since a leader saw it joins the ISR, as before KIP-903",
+            "a worker that restarted since its leader saw it joins the ISR, as before KIP-903",
             ("R2", "R8"),
             _stale_broker_epoch_accepted,
         ),
         (
             "first-broker-epoch-kept",
-            "a worker that has registered again replicates with the broker epoch it began with",
+            "a worker that has registered again replicates with its first broker epoch",
             ("liveness",),
             _first_broker_epoch_kept,
         ),
         (
             "live-worker-unregistered",
-            "any worker is unregistered, alive or not, as Kafka does",
+            "a worker is unregistered even if it is live, as in Kafka",
             ("R12",),
             _live_worker_unregistered,
         ),
         (
             "same-process-doubted",
-            "a process that registers again counts as one that has lost power",
+            "a process that registers again is treated as if it had lost power",
             ("R9",),
             _same_process_doubted,
         ),
         (
             "unregistered-forgotten",
-            "nothing is kept of the registration of a worker that is unregistered",
+            "the registration of an unregistered worker is forgotten completely",
             ("R9",),
             _unregistered_forgotten,
         ),
         (
             "second-registration-not-noted",
-            "the start marks of log directories name the first broker epoch of a process only",
+            "the start markers of log directories have only the first broker epoch of a process",
             ("R9",),
             _second_registration_not_noted,
         ),

@@ -1,6 +1,7 @@
-"""Mistakes that show only where a file system is synced as a whole, or the loop runs between two
+"""Mutants of syncs.
 
-operations of a function beside it; and one that a failing disk excused.
+They have an effect only if a file system is synced as a whole, if the loop runs between two
+operations of a function in a worker thread, or if a disk fails.
 """
 
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def _sync_all_not_done() -> AbstractContextManager[None]:
 
 
 def _end_noted_by_the_thread() -> AbstractContextManager[None]:
-    """Right where nothing is appended between the syncs of a log and of its folder."""
+    """Note the log end offset too late: correct only if nothing is appended between two syncs."""
 
     def wrong(right: Any) -> Any:
         async def sync_files(self: Any, disk: Any, logs: Any, unsynced: Any) -> None:
@@ -76,14 +77,14 @@ FAULT_MUTANTS: Final = tuple(
         ),
         (
             "sync-all-not-done",
-            "a clean stop that is to sync a whole file system does not",
+            "a clean stop does not sync the whole file system",
             "syncs",
             ("R6", "L4", "L5", "liveness"),
             _sync_all_not_done,
         ),
         (
             "end-noted-by-the-thread",
-            "a log is synced to where it ends once its folder is, and not to where it ended before",
+            "a log counts as synced to its end after the folder's sync, not to its end before",
             "syncs",
             ("R6", "L4", "L5"),
             _end_noted_by_the_thread,

@@ -1,4 +1,4 @@
-"""Mistakes with quotas that show only where there are replicas."""
+"""Mutants of quotas that have an effect only with replicas."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -41,7 +41,7 @@ THROTTLING_MUTANTS: Final = tuple(
         ),
         (
             "awaited-commits-not-charged",
-            "what is produced with acks=all and waits for followers is not counted",
+            "batches with acks=all that wait for followers are not counted",
             ("Q1",),
             _awaited_commits_not_charged,
         ),

@@ -1,4 +1,4 @@
-"""Mistakes in how logs are cut and deleted: what a crash finds of them."""
+"""Mutants of the truncation and deletion of logs, which a crash reveals."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -51,19 +51,19 @@ CUT_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "recovery-point-above-cut",
-            "the recovery point on disk is not lowered before a follower cuts its log below it",
+            "the recovery point on disk is not lowered before a follower truncates below it",
             ("L4",),
             _recovery_point_above_cut,
         ),
         (
             "deleted-topics-noted",
-            "checkpoints tell of a deleted topic until the next one of its name was written to",
+            "checkpoints name a deleted topic until the next topic of its name is written to",
             ("L4", "R9"),
             _deleted_topics_noted,
         ),
         (
             "unmatched-log-kept",
-            "a follower whose log ends where its leader's begins keeps what cannot be compared",
+            "a follower whose log ends at its leader's log start keeps records it cannot compare",
             ("L3", "R7"),
             _unmatched_log_kept,
         ),

@@ -1,4 +1,4 @@
-"""Mistakes in the validation of produced batches: one rule removed at a time."""
+"""Mutants of the validation of produced batches: each removes one rule."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -34,7 +34,7 @@ def _compressed_not_walked() -> AbstractContextManager[None]:
 
 
 def _many_not_walked() -> AbstractContextManager[None]:
-    """In a worker thread a batch is taken as it comes."""
+    """Accept batches without validation in worker threads."""
 
     def wrong(right: Any) -> Any:
         async def validated(
@@ -48,7 +48,7 @@ def _many_not_walked() -> AbstractContextManager[None]:
 
 
 def _few_not_walked() -> AbstractContextManager[None]:
-    """On the loop a batch is taken as it comes."""
+    """Accept batches without validation in the event loop."""
     return swapped(produce, "validated", lambda right: lambda batch, header, *rest: (batch, header))
 
 
@@ -79,19 +79,19 @@ VALIDATION_MUTANTS: Final = tuple(
         ),
         (
             "compressed-not-walked",
-            "the records of a compressed batch are not looked at",
+            "the records of a compressed batch are not validated",
             ("L6", "L4"),
             _compressed_not_walked,
         ),
         (
             "many-records-not-walked",
-            "what is validated in a worker thread is not",
+            "batches are not validated in worker threads",
             ("L6", "L4"),
             _many_not_walked,
         ),
         (
             "few-records-not-walked",
-            "what is validated on the loop is not",
+            "batches are not validated in the event loop",
             ("L6", "L4"),
             _few_not_walked,
         ),

@@ -1,7 +1,7 @@
-"""Many seeds: spread over processes, added up, and held against the gates.
+"""Run many seeds in several processes, add up the outcomes, and compare them with the gates.
 
-Each process has a PYTHONHASHSEED of its own. A sample of the seeds is run a second time by another
-process under another one; a digest that differs is a finding like any other.
+Each process has a PYTHONHASHSEED of its own. A sample of the seeds is run again by a process with
+another one; a digest that differs is a failure.
 """
 
 import json
@@ -17,7 +17,7 @@ from simulations.harness.scenario import Scenario
 from simulations.runner.runs import Outcome
 from simulations.scenarios.gates import CI, is_gated
 
-# Of so many seeds, one is run twice.
+# One seed of this many is run twice.
 TWICE_EVERY: Final = 10
 
 
@@ -27,8 +27,8 @@ class Job:
     seeds: list[int]
     hash_seed: int
     mutant: str | None = None
-    always: int = 0  # so many of the first seeds are played whatever the time
-    enough: int | None = None  # the job ends once so many seeds have found the defect
+    always: int = 0  # number of first seeds that are played even if the time is over
+    enough: int | None = None  # the job ends once this number of seeds has found the defect
 
 
 @dataclass(slots=True)
@@ -62,9 +62,9 @@ class Totals:
         return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
 
     def missed_gates(self, scenario: Scenario) -> list[str]:
-        """What never happened or was never compared, and should have been.
+        """Return the gates that no seed met: events and comparisons.
 
-        A run of fewer seeds than `gates.CI` says is not held against them (`judges_gates`).
+        Gates do not apply to a run of fewer seeds than `gates.CI` has (`judges_gates`).
         """
         if not self.judges_gates(scenario):
             return []
@@ -98,7 +98,10 @@ class Totals:
 def run_jobs(
     jobs: Iterable[Job], heard: Callable[[Outcome], None], seconds: float | None = None
 ) -> None:
-    """All jobs at once, each in a process of its own; `heard` gets outcomes as they come."""
+    """Run all jobs at once, each in its own process; call `heard` for each outcome.
+
+    Blocking. Raises RuntimeError if a process fails.
+    """
     lock = threading.Lock()
     processes = [_start(job, seconds) for job in jobs if job.seeds]
 
@@ -123,7 +126,7 @@ def run_jobs(
         raise
     for process in processes:
         if process.wait() != 0:
-            raise RuntimeError("a simulating process has failed; its words are above")
+            raise RuntimeError("a process that plays seeds has failed; its output is above")
 
 
 def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
@@ -170,13 +173,13 @@ def run_seeds(
     always: int = 0,
     heard: Callable[[Outcome], None] = lambda _: None,
 ) -> Totals:
-    """The outcomes of the first `always` seeds, and of those that `seconds` were enough for."""
+    """Return totals of the first `always` seeds and of those that `seconds` sufficed for."""
     totals = Totals()
     every = 1 if twice else TWICE_EVERY
     work: list[Job] = []
     for number in range(jobs):
         mine = range(number, len(seeds), jobs)
-        # The next process repeats a sample of what this one does.
+        # The next process repeats a sample of this process's seeds.
         other = [n for n in range((number + 1) % jobs, len(seeds), jobs) if n % every == 0]
         parts = [(other, 77), (mine, 1)] if jobs == 1 else [({*mine, *other}, number + 1)]
         for part, hash_seed in parts:

@@ -1,4 +1,4 @@
-"""python -m simulations ci | gates: every scenario for its share of the time, against its gates."""
+"""Commands `ci` and `gates`: play every scenario for its share of the time, and check its gates."""
 
 import json
 import os
@@ -18,32 +18,38 @@ from simulations.scenarios.gates import CI, CiShare, is_gated
 from simulations.scenarios.registry import SCENARIOS
 
 SEEDS_FILE: Final = Path(__file__).parents[1] / "seeds.toml"
-# More than any time is enough for: a seed takes a tenth of a second and more.
+# Upper bound of the seeds per second: a seed takes at least a tenth of a second.
 MAX_FRESH_SEEDS_PER_S: Final = 50
-# Fresh seeds of each scenario that are played even where no time is left.
+# Fresh seeds of each scenario that are played even if the time is over.
 FRESH_AT_LEAST: Final = 4
 DEFAULT_SECONDS: Final = 600.0
 
 
 def committed_seeds(scenario: str) -> list[int]:
-    """Seeds of `seeds.toml`, that once found something."""
+    """Return the scenario's seeds of `seeds.toml`, each of which once found a bug."""
     known: list[dict[str, Any]] = tomllib.loads(SEEDS_FILE.read_text())["seed"]
     return [int(seed["seed"]) for seed in known if seed["scenario"] == scenario]
 
 
 @click.command()
-@click.option("--seconds", default=DEFAULT_SECONDS, show_default=True, help="For all scenarios.")
-@click.option("--start", type=int, help="The first of the fresh seeds; drawn where not given.")
-@click.option("--only", type=click.Choice(list(SCENARIOS)), help="This scenario, for its share.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Totals as a file.")
+@click.option(
+    "--seconds", default=DEFAULT_SECONDS, show_default=True, help="Real seconds for all scenarios."
+)
+@click.option("--start", type=int, help="The first fresh seed; random if not given.")
+@click.option(
+    "--only", type=click.Choice(list(SCENARIOS)), help="Play only this scenario, for its share."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write totals to this file."
+)
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
 def ci(
     seconds: float, start: int | None, only: str | None, json_path: Path | None, jobs: int
 ) -> None:
     """Play every scenario for its share of the time; exit with 1 on a finding or a missed gate.
 
-    Of each scenario: the committed seeds, as many of the first seeds as its gates need, whatever
-    time that takes, and then fresh ones until its share of the time is over.
+    For each scenario, play the committed seeds and as many of the first seeds as its gates need,
+    even if the time is over, then fresh seeds until its share of the time is over.
     """
     first_fresh = random.randrange(1 << 30) if start is None else start
     click.echo(f"fresh seeds from {first_fresh} (--start {first_fresh} repeats them)")
@@ -83,7 +89,7 @@ def _play(
 
 
 def ranges(seeds: Iterable[int]) -> str:
-    """Seeds as text, those that follow each other as first-last."""
+    """Return seeds as text, consecutive ones as first-last."""
     parts: list[list[int]] = []
     for seed in sorted(seeds):
         if parts and parts[-1][-1] == seed - 1:

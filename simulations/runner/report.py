@@ -1,4 +1,4 @@
-"""What a run of many seeds prints."""
+"""Output of a run of many seeds."""
 
 import sys
 
@@ -11,7 +11,7 @@ from simulations.scenarios.gates import CI
 
 
 class Progress:
-    """A line for each seed that fails, a dot on a terminal for each that does not."""
+    """Prints a line for each seed that fails and, on a terminal, a dot for each other seed."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -27,7 +27,7 @@ class Progress:
 
 
 def print_totals(scenario: Scenario, totals: Totals) -> None:
-    """All counters and comparisons, behind what was found, and a line of rates."""
+    """Print the findings, all counters and comparisons, and a line of rates."""
     print_findings(scenario, totals)
     for name, number in sorted(totals.counts.items()):
         click.echo(f"  {name:<40} {number:>10}")
@@ -37,7 +37,7 @@ def print_totals(scenario: Scenario, totals: Totals) -> None:
 
 
 def print_findings(scenario: Scenario, totals: Totals) -> None:
-    """Traces that differ and gates that were missed; violations were told as they came."""
+    """Print traces that differ and missed gates; violations were printed earlier."""
     for outcome in totals.failures:
         if totals.differs(outcome.seed):
             click.echo(f"seed {outcome.seed}: its trace differs in another process")
@@ -45,7 +45,7 @@ def print_findings(scenario: Scenario, totals: Totals) -> None:
     for missed in totals.missed_gates(scenario):
         click.echo(f"missed gate: {missed}")
     if not totals.judges_gates(scenario):
-        click.echo(f"gates count from {CI[scenario.name].seeds} seeds on")
+        click.echo(f"gates apply to runs of at least {CI[scenario.name].seeds} seeds")
 
 
 def summary(scenario: Scenario, totals: Totals) -> str:

@@ -1,4 +1,4 @@
-"""One seed played, and what came of it as plain data."""
+"""Run of one seed, with its outcome as plain data."""
 
 import time
 from collections.abc import Collection
@@ -33,7 +33,7 @@ class Outcome:
 def run_seed(
     scenario_name: str, seed: int, *, mutant: str | None = None, leave_out: Collection[int] = ()
 ) -> tuple[Outcome, World]:
-    """One world from its beginning to its end. The same arguments give the same digest."""
+    """Run one world to its end. The same arguments give the same digest."""
     scenario = SCENARIOS[scenario_name]
     world = World(seed)
     began = time.process_time()

@@ -1,9 +1,9 @@
-"""The few faults that a violation needs, found by leaving out the others.
+"""Shrinking: find the few faults that a violation needs by leaving out the others.
 
-Each fault draws from a stream of its own, so that one that is left out leaves the others as they
-were; what follows from them changes all the same, and a world that fails otherwise is no witness.
-Halves are left out first, then ever smaller parts, until no single fault can go. Source: Zeller and
-Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002 (ddmin).
+Each fault draws from a stream of its own, so that leaving one out does not change the others. Their
+consequences may change; a world in which another checker fails first does not count. Halves are
+left out first, then smaller and smaller parts, until no single fault can be left out. Source:
+Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002 (ddmin).
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Shrunk:
         return [number for number in self.faults if number not in self.needed]
 
     def events(self, last: int) -> list[Event]:
-        """The faults, and so many events before the violation."""
+        """Return the faults, and the last `last` events before the violation."""
         events = self.world.trace.events
         at = next((n for n, event in enumerate(events) if event.who == "VIOLATION"), len(events))
         early = [event for event in events[: max(at - last, 0)] if event.who == "trouble"]
@@ -54,7 +54,7 @@ class _Shrinker:
         return world, f"{name}: {text}"
 
     def fails_with(self, needed: list[int]) -> bool:
-        """With these faults alone the same checker finds something first."""
+        """Return whether the same checker fails first with these faults alone."""
         if self.runs >= MAX_RUNS:
             return False
         world, violated = self._run(set(self.faults) - set(needed))
@@ -65,7 +65,7 @@ class _Shrinker:
 
 
 def shrink_seed(scenario: str, seed: int, *, mutant: str | None = None) -> Shrunk | None:
-    """None: the seed violates nothing."""
+    """Return the faults that the seed's violation needs; None if it violates no invariant."""
     shrinker = _Shrinker(scenario, seed, mutant)
     if not shrinker.world.violations:
         return None

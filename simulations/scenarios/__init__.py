@@ -1,5 +1,5 @@
-"""The table of scenarios, and what a run of each must have met.
+"""The table of scenarios, and the gates of each.
 
-Imports all scenarios. No I/O. `registry` has the table; `gates` says how many seeds CI plays, and
-which events must not be missing.
+Imports all scenarios. No I/O. `registry` has the table; `gates` has the number of seeds that CI
+plays, and the checkers that must have compared something.
 """

@@ -1,12 +1,12 @@
-"""What a run of a scenario must have met before its clean result counts, and CI's share of time.
+"""Gates of a run, without which its clean result does not count, and shares of CI's time.
 
 A *gate* is an event that must have happened, or a checker that must have compared something, in at
-least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. A run
-is held against its gates from `CI[scenario].seeds` seeds on, which CI plays whatever the time.
+least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. Gates
+apply to runs of at least `CI[scenario].seeds` seeds, which CI plays even if the time is over.
 `python -m simulations gates` prints the table.
 
-The rarest gates are met by some 4 of 100 seeds where several machines are simulated, by 5 to 20
-where it is one; a new gate that is rarer needs a workload that meets it more often, or more seeds.
+The rarest gates are met by about 4 of 100 seeds with several machines, and by 5 to 20 with one
+machine; a new gate that is rarer needs a workload that meets it more often, or more seeds.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class CiShare(NamedTuple):
-    """Of CI's time for simulation. At least `seeds` are played, from 0 on, then fresh ones."""
+    """Share of CI's time for simulation. The first `seeds` are always played, then fresh ones."""
 
     percent: int
     seeds: int
@@ -60,11 +60,11 @@ _FEW_FAULTS: Final = (
     *_NO_BROKEN_DEVICE,
 )
 
-# Checkers that a scenario plays without giving them anything to compare. `everything` gates all.
+# Checkers without anything to compare in a scenario that plays them. `everything` gates all.
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
     "damaged-replicas": ("LiveWorkersStay",),
-    # No administrators, no attackers, no records that are synced at once, no damage.
+    # No administrators, attackers, records that are synced at once, or damage.
     "crossings": (
         "CreatedIsVisible",
         "ClaimsAreRefused",
@@ -72,14 +72,14 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
         "SyncedIsKept",
         "DamageStaysWhereItIs",
     ),
-    # No strangers, no bits that flip.
+    # No voters of other clusters, no flipped bits.
     "rebuilt-voter": ("StrangersStayOut", "RotIsNoticed"),
     "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
     "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
-    # Each world loses power, and none has changes of configs, or sessions.
+    # Each world loses power; none changes configs or uses fetch sessions.
     "syncs": (
         *_FEW_FAULTS,
         "NoGaps",

@@ -1,4 +1,4 @@
-"""The scenarios: what is drawn, and what must really have happened in a batch of seeds."""
+"""Table of the scenarios: their settings and faults, and the events that gate them."""
 
 from collections.abc import Callable, Collection, Mapping
 from random import Random
@@ -41,7 +41,7 @@ def _single_node(
     gates: tuple[str, ...],
     checkers: tuple[type[Checker], ...] = CHECKERS,
 ) -> Scenario:
-    """One node; `shape` changes what a seed has drawn to what the scenario is about."""
+    """Return a scenario of one node; `shape` adapts the drawn settings to the scenario."""
 
     async def play_world(world: World, leave_out: Collection[int]) -> None:
         draw = world.stream(f"settings {name}")
@@ -66,8 +66,8 @@ def _single_node(
     return Scenario(name, about, play_world, checkers, gates)
 
 
-# A scenario's faults that came later stand behind all others, in so many of its seeds, by a stream
-# of their own: the other seeds, and the faults before them, stay what they were.
+# Faults that were added later: they come last, in this share of the seeds, and are drawn from a
+# stream of their own, so that the other seeds and the earlier faults do not change.
 ONE_MORE_FAULT: Final = 0.2
 LAST_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {"log-dirs": (FAILING_LOG,)}
 
@@ -82,18 +82,18 @@ def _single_node_power(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(
         ["power", "power at change", "stop while starting", "kill", "restart"], k=draw.randint(1, 4)
     )
-    if draw.random() < 0.4:  # what a clean stop left behind meets an unclean one
+    if draw.random() < 0.4:  # an unclean stop after a clean one
         settings.faults[:0] = ["restart", draw.choice(["power", "power at change"])]
 
 
 def _syncs(settings: Settings, draw: Random) -> None:
-    """Records are synced while others are appended; or all at once, by a stop."""
+    """Sync records while others are appended, or the whole file system at a stop."""
     settings.big_value, settings.think_s = 0.0, draw.choice([0.0, 0.005])
     settings.topics, settings.producers, settings.pipeline = 1, 3, draw.choice([1, 5])
     settings.consumers, settings.sessions = 1, 0
     settings.records, settings.fault_gap_s, settings.changes = 60, 0.1, 0.0
     if draw.random() < 0.5:
-        # With each new segment a sync has a second step, within which others append.
+        # The sync of a new segment has a second step, during which other requests append.
         settings.flush, settings.interleaved, settings.segment_bytes = 1.0, 1.0, 1000
         settings.max_value_bytes, settings.max_batch_records = 300, 1
         settings.faults = draw.choices(["power", "power at change"], k=6)
@@ -125,7 +125,7 @@ def _compaction(settings: Settings, draw: Random) -> None:
     settings.compacted = draw.choice([0.7, 1.0])
     settings.keys = draw.choice([1, 3, 10])
     settings.deletions = draw.choice([0.0, 0.2, 0.5])
-    settings.linger_s = 3.0  # a compressed batch is opened beside the loop, one after the other
+    settings.linger_s = 3.0  # worker threads decompress batches one after the other
     settings.delete_retention_ms = draw.choice([100, 60_000])
     settings.segment_bytes = draw.choice([1000, 4096])
     settings.max_value_bytes, settings.max_batch_records = 60, draw.choice([1, 4])
@@ -183,7 +183,7 @@ def _log_dirs(settings: Settings, draw: Random) -> None:
 
 
 def _long_polls(settings: Settings, draw: Random) -> None:
-    """Few records, each of which some fetch waits for; no faults."""
+    """Produce few records, for each of which a fetch waits; no faults."""
     settings.long_pollers = draw.randint(2, 4)
     settings.consumers = settings.sessions = 0
     settings.changes = settings.big_value = settings.append_time = 0.0
@@ -231,7 +231,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "single-node-power",
-            "power cuts, also while the node recovers from one",
+            "power losses, also while the node recovers from one",
             _single_node_power,
             (
                 *_WORKED,
@@ -245,7 +245,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "syncs",
-            "losses of power while logs are synced, and after clean stops that sync a file system",
+            "power losses while logs are synced, and after clean stops that sync a file system",
             _syncs,
             (*_WORKED, "fault: power", "fault: power after a clean stop", "power took bytes"),
             (*CHECKERS, AcknowledgedIsDurable),
@@ -264,13 +264,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "hostile",
-            "nonsense, halves of requests, pipelines, every version of every API",
+            "random bytes, incomplete requests, pipelines, every version of every API",
             _hostile,
-            (*_WORKED, "garbage: random bytes", "garbage: half a request"),
+            (*_WORKED, "malformed: random bytes", "malformed: half a request"),
         ),
         _single_node(
             "compaction",
-            "keys that come again and are deleted, a cleaner that never rests, kills, power cuts",
+            "keys written again and deleted, a cleaner that runs all the time, kills, power losses",
             _compaction,
             (
                 *_WORKED,
@@ -282,7 +282,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "administration",
-            "configs, partitions, records and topics come and go; retention; sessions; clocks jump",
+            "changes of configs, partitions, records, topics; retention; sessions; clock jumps",
             _administration,
             (
                 *_WORKED,
@@ -296,7 +296,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "failing-disk",
-            "syncs that fail, bits that flip in what was synced, a slow disk",
+            "failed syncs and reads, bits that flip in synced data, a slow disk",
             _failing_disk,
             (
                 *_WORKED,
@@ -308,7 +308,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "log-dirs",
-            "three log directories, of which one fails or is full; the others are served",
+            "three log directories, one of which fails or is full; the others stay available",
             _log_dirs,
             (
                 *_WORKED,
@@ -328,7 +328,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "everything",
-            "a swarm: each seed draws which of all faults it has, and all other parameters",
+            "each seed draws its kinds of faults and all other parameters",
             _everything,
             (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
         ),

@@ -1,4 +1,4 @@
-"""The one who creates and deletes topics, and knows what must be there."""
+"""Administrator that creates and deletes topics, and knows which topics must exist."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -36,7 +36,7 @@ def draw_plan(environment: Environment, draw: Random, number: int) -> Plan:
     configs = {
         "internal.segment.bytes": str(settings.segment_bytes),
         "index.interval.bytes": str(settings.index_interval_bytes),
-        "max.message.bytes": "1048588",  # not what the worker has: that is played with
+        "max.message.bytes": "1048588",  # not the worker's value, which others change
     }
     if draw.random() < settings.append_time:
         configs["message.timestamp.type"] = "LogAppendTime"
@@ -136,7 +136,7 @@ class Admin:
         try:
             return (await topic_ids(connection))[name]
         except KeyError:
-            raise EOFError(f"{name} exists, and does not") from None
+            raise EOFError(f"topic {name} exists for CreateTopics but not for Metadata") from None
 
     async def _delete_one(self, connection: ClientConnection) -> None:
         topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]

@@ -1,4 +1,4 @@
-"""When all is over: what can be read, from start to end, and whether lookups find it."""
+"""Audit at the end of a run: read every log from start to end, and compare look-ups with it."""
 
 import trio
 
@@ -27,12 +27,12 @@ from wire.messages.list_offsets import (
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
-# After the last fault healed, everything must be readable within so many virtual seconds.
+# Virtual seconds after the last fault within which everything must be readable.
 LIVENESS_S = 60.0
 YOUNGEST = -3
 _YOUNGEST_SINCE = 7
 _RETRY_S = 0.2
-# Where indexes are damaged; where they are not, three will do.
+# Look-ups in a partition with damaged indexes; three in others.
 LOOKUPS = 30
 
 
@@ -57,14 +57,14 @@ class Auditor:
     async def _audit(self, runtime: Runtime, topic: Topic, partition: int) -> None:
         rotten = self.environment.history.rotten.get(PartitionOf(topic.topic_id, partition), [])
         if any(rot.in_header for rot in rotten):
-            return  # nobody knows where to go on behind it
+            return  # the length of the damaged batch is unknown
         while not self.environment.world.violations:
             try:
                 connection = await self.environment.connect(runtime, "auditor", self._draw)
                 try:
                     if await self._audit_over(connection, topic, partition):
                         return
-                    if rotten:  # damage may take a whole log out of service
+                    if rotten:  # damage may take a whole partition offline
                         self.environment.world.count("rotten partitions out of service")
                         return
                 finally:
@@ -91,7 +91,7 @@ class Auditor:
             offset = next_offset
         final.ended_at = self.environment.world.now
         place = PartitionOf(topic.topic_id, partition)
-        # The cleaner may be at work; and damaged batches are not found by their times.
+        # The cleaner may be running; and look-ups by time do not find damaged batches.
         if not topic.is_compacted and place not in self.environment.history.rotten:
             await self._look_up(connection, final)
         self.environment.history.finals[place] = final
@@ -123,7 +123,7 @@ class Auditor:
         offset: int,
         max_bytes: int,
     ) -> tuple[list[Read], int]:
-        """What was read, and where to go on: at the same offset where nothing came."""
+        """Return the records read, and the next fetch offset: the same one if there were none."""
         request = fetch_request(
             [(topic, partition, offset)],
             max_wait_ms=0,
@@ -146,7 +146,7 @@ class Auditor:
         return reads, end_of(data, offset)
 
     async def _look_up(self, connection: ClientConnection, final: Final) -> None:
-        """From a few places, by offset and by time; retention may take them away meanwhile."""
+        """Look up a few records by offset and by time; retention may delete them meanwhile."""
         draw, topic, partition = self._draw, final.topic, final.partition
         by_offset: list[tuple[int, list[Read]]] = []
         by_time: list[tuple[int, int | None]] = []
@@ -175,7 +175,7 @@ class Auditor:
 
 
 class Overseer:
-    """Sees to it that consumers with sessions get all that can be read, once nobody writes."""
+    """Checks that consumers with sessions get all readable records once no producer writes."""
 
     def __init__(self, environment: Environment, consumers: list[SessionConsumer]) -> None:
         self.environment = environment

@@ -1,4 +1,4 @@
-"""What an administrator changes beside topics: configs, partitions, and where logs begin."""
+"""Changes by an administrator other than topics: configs, partitions, log start offsets."""
 
 from random import Random
 from typing import Final
@@ -34,15 +34,15 @@ from wire.records.records import Record, encode_batch
 
 TIMEOUT_MS: Final = 5000
 NODE_ID: Final = "1"
-# A topic that nobody uses but to see which limit is in force.
+# Topic that is used only to test which limit is in force.
 LIMITED: Final = "limited"
 LIMIT_DEFAULT: Final = 1_048_588
-# What a topic or a worker has of its own, as DescribeConfigs names the source.
+# Config source in DescribeConfigs of values set on the topic or the worker itself.
 _OWN: Final = {(TOPIC, ""): 1, (WORKER, NODE_ID): 2, (WORKER, ALL_WORKERS): 3}
 _MORE_PARTITIONS_MAX: Final = 5
 _SET, _DELETE = 0, 1
 
-# Each is good for every topic at any time: none changes what other checkers take for granted.
+# Each is valid for every topic at any time: none changes an assumption of another checker.
 _TOPIC_CONFIGS: Final[dict[str, tuple[str, ...]]] = {
     "flush.messages": ("1", "9223372036854775807"),
     "flush.ms": ("0", "100", "60000"),
@@ -82,7 +82,7 @@ class Changes:
         self._kept = environment.checker(AcknowledgedChangesStay)
 
     async def make_one(self, connection: ClientConnection) -> None:
-        """Something that no other administrator does meanwhile; EOFError when it went wrong."""
+        """Make a change that no other administrator makes meanwhile. Raises EOFError on failure."""
         chosen = self._draw.choice(
             [
                 self._change_config,
@@ -95,7 +95,7 @@ class Changes:
         await chosen(connection)
 
     async def compare(self, connection: ClientConnection) -> None:
-        """One resource's configs beside what was acknowledged."""
+        """Compare the configs of one resource with the acknowledged ones."""
         await self._describe(connection, self._draw.choice(self._resources()))
 
     def _resources(self) -> list[Resource]:
@@ -154,7 +154,7 @@ class Changes:
             topic.flushes_since = None
         own = self._configs.own(resource)
         self._configs.asked(resource, key, value)
-        # AlterConfigs says all that the resource is to have, and only who knows that may use it.
+        # AlterConfigs replaces all configs of the resource, so it needs the current ones.
         whole = own is not None and self._draw.random() < 0.2
         if whole:
             assert own is not None
@@ -214,7 +214,7 @@ class Changes:
         answer = await connection.call(ApiKey.ALTER_CONFIGS, message)
         return ErrorCode(answer.responses[0].error_code)
 
-    # Which limit is in force
+    # Limits in force
 
     async def _make_limited(self, connection: ClientConnection) -> None:
         self._kept.create_asked(LIMITED)
@@ -225,7 +225,7 @@ class Changes:
             raise EOFError(f"create: {ErrorCode(code).name}")
 
     async def _try_limit(self, connection: ClientConnection) -> None:
-        """A batch is taken or refused, as the first layer says that says anything."""
+        """Produce a batch, which the first layer with a value of the config accepts or refuses."""
         layers = (
             (Resource(TOPIC, LIMITED), "max.message.bytes"),
             (Resource(WORKER, NODE_ID), "message.max.bytes"),
@@ -288,7 +288,7 @@ class Changes:
         end = await self._list(connection, topic, partition, LATEST)
         if end == start:
             return
-        # Mostly some of the oldest: there shall be something left to read.
+        # Usually some of the oldest records only, so that some are left to read.
         upto = self._draw.choice([start + (end - start) // 3, self._draw.randint(start, end), -1])
         if upto == -1 and self._draw.random() < 0.7:
             upto = start + 1

@@ -1,4 +1,4 @@
-"""Consumers: they follow partitions by offset, with long polls and limits as the seed draws."""
+"""Consumers: they read partitions by offset, with long polls and limits that the seed draws."""
 
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -21,11 +21,11 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import BatchState, Record, batches, decode_records, scan
 
 RETRY_S: Final = 0.05
-# How often a consumer goes back: what it reads again must be what it read before.
+# Probability that a consumer seeks back: it must read the same records again.
 REREAD: Final = 0.1
 EARLIEST: Final = -2
 LATEST: Final = -1
-# In place of an offset: the log no longer has the one that was asked for.
+# Instead of an offset: the log no longer has the requested offset.
 LOST: Final = -1
 
 
@@ -37,7 +37,7 @@ def fetch_request(
     max_bytes: int,
     partition_max_bytes: int,
 ) -> FetchRequest:
-    """For (topic, partition, offset) each."""
+    """Return a request for `places`: (topic, partition, offset) each."""
     topics = [
         FetchTopic(
             topic=topic.name,
@@ -58,7 +58,7 @@ def fetch_request(
 
 
 class Asked(NamedTuple):
-    """When a fetch was sent, and in which run of the node."""
+    """Time at which a fetch was sent, and the run of the node."""
 
     at: float
     run: int
@@ -71,9 +71,10 @@ class Asked(NamedTuple):
 def take_records(
     environment: Environment, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
 ) -> list[Read]:
-    """The records of one partition's answer from `offset` on; damage is a finding.
+    """Return the records of one partition's response from `offset` on.
 
-    But for damage that was done to the disk: a client sees through it by the checksum.
+    A damaged batch is a violation, unless a fault damaged it on disk: a client detects that by
+    the checksum.
     """
     reads: list[Read] = []
     place = PartitionOf(topic.topic_id, partition)
@@ -123,18 +124,18 @@ def take_records(
 
 
 def _identity(record: Record) -> bytes:
-    """The unique value; that of a deletion stands in its header."""
+    """Return the unique value; a deletion has it in a header."""
     if record.value is None:
         return dict(record.headers).get(DELETED) or b""
     return record.value
 
 
 def end_of(data: Any, offset: int) -> int:
-    """Where the next fetch begins, if batches came; these may be empty where a log is compacted."""
+    """Return the next fetch offset; batches of a compacted log may be empty."""
     try:
         for _, header in batches(data.records or b""):
             offset = max(offset, header.next_offset)
-    except KafkaError:  # told by `take_records`
+    except KafkaError:  # reported by `take_records`
         pass
     return offset
 
@@ -142,7 +143,7 @@ def end_of(data: Any, offset: int) -> int:
 async def list_offset(
     connection: ClientConnection, topic: Topic, partition: int, timestamp: int
 ) -> int | None:
-    """The offset of that time, or where the log begins or ends; None when the node cannot say."""
+    """Return the offset of `timestamp`, log start or end; None if the node returns an error."""
     asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
     message = ListOffsetsRequest(
         replica_id=-1, topics=[ListOffsetsTopic(name=topic.name, partitions=[asked])]
@@ -216,7 +217,7 @@ class Consumer:
                 self._offsets[_of(place)] = start
 
     def _take(self, places: list[tuple[Topic, int, int]], response: Any, sent: Asked) -> int:
-        """How many records were new."""
+        """Take the records of a response; return the number of new ones."""
         got = 0
         asked = {(t.name, p): (t, p, o) for t, p, o in places}
         asked_by_id = {(t.topic_id, p): (t, p, o) for t, p, o in places}
@@ -235,11 +236,11 @@ class Consumer:
     def _take_one(self, topic: Topic, partition: int, offset: int, data: Any, asked: Asked) -> int:
         place = PartitionOf(topic.topic_id, partition)
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # Behind the log start offset, or ahead of a log that lost its unflushed end.
+            # Before the log start offset, or beyond the end of a log that lost unflushed records.
             self._offsets[place] = LOST
             self.environment.world.count("offset out of range")
             return 0
-        if data.error_code or topic.delete_asked:  # another topic may have the name by now
+        if data.error_code or topic.delete_asked:  # another topic may have the name now
             return 0
         reads = take_records(self.environment, topic, partition, offset, data, asked)
         if (end := end_of(data, offset)) > offset:

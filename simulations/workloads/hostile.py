@@ -1,4 +1,4 @@
-"""Those who send nonsense, half of something, or lies, or never read."""
+"""Hostile clients: random bytes, incomplete requests, invalid batches; clients that never read."""
 
 import struct
 from random import Random
@@ -52,7 +52,7 @@ class Hostile:
         kind, data = self._nonsense()
         runs = self.environment.node.runs
         self.environment.world.say(self.name, f"sends {kind}")
-        self.environment.world.count(f"garbage: {kind}")
+        self.environment.world.count(f"malformed: {kind}")
         await connection.send(data)
         if kind == "half a request":
             await trio.sleep(self._draw.random())
@@ -73,7 +73,7 @@ class Hostile:
             self._garbage.sent_garbage(kind, ended)
 
     def _disturbed(self) -> bool:
-        """The network or a pause may keep the end from coming: nothing to compare then."""
+        """Return whether a cut or a pause may delay the end of the connection."""
         return any(fault in self.environment.settings.faults for fault in ("cut", "pause"))
 
     def _nonsense(self) -> tuple[str, bytes]:
@@ -98,7 +98,7 @@ class Hostile:
 
 
 class Liar:
-    """Produces batches that cannot be read, though their checksums fit; none may be taken."""
+    """Produces invalid batches with correct checksums; the node must refuse all of them."""
 
     def __init__(self, environment: Environment, name: str, draw: Random) -> None:
         self.environment = environment
@@ -142,7 +142,7 @@ class Liar:
 
 
 class Prober:
-    """Asks what is served, then sends a minimal valid request of every API and version."""
+    """Sends ApiVersions, then a minimal valid request of every announced API and version."""
 
     def __init__(self, environment: Environment, draw: Random) -> None:
         self.environment = environment
@@ -172,7 +172,7 @@ class Prober:
     async def _probe(self, connection: ClientConnection, key: int, version: int) -> None:
         api = APIS.get(key)
         if api is None:
-            self._announced.asked(str(key), version, "announced, and not in the table")
+            self._announced.asked(str(key), version, "announced, but not in the table")
             return
         connection.use_version(key, version)
         problem: str | None = None
@@ -186,7 +186,7 @@ class Prober:
 
 
 def minimal_request(key: int) -> Message:
-    """As little as the API allows, and valid."""
+    """Return the smallest valid request of the API."""
     message: Any = APIS[key].request()
     if key == ApiKey.PRODUCE:
         message.acks = 1

@@ -1,8 +1,8 @@
-"""A consumer whose fetches wait for long: it is answered when records come, not when its time ends.
+"""Consumer whose fetches wait long: a response must come with the records, not at the timeout.
 
-It asks for all partitions that there are, and for as many more that there are not as make the
-request one of many partitions, which the node answers in pieces. Whoever is not woken by an append
-is answered at the end of the wait, with records that were acknowledged long before.
+It fetches all existing partitions and, so that the request has many partitions and the node answers
+it in pieces, partitions that do not exist. A fetch that is not woken by an append is answered at
+the end of its wait, with records that were acknowledged long before.
 """
 
 from random import Random
@@ -18,14 +18,14 @@ from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.protocol.apis import ApiKey
 
 WAIT_S: Final = 5.0
-# What is acknowledged so long before an answer that brings it should have ended its wait.
+# A record acknowledged longer than this before the response should have ended the wait.
 WOKEN_WITHIN_S: Final = 1.0
 PARTITION_MAX_BYTES: Final = 1 << 20
 NO_SESSION: Final = -1
 
 
 class LongPoller:
-    """A program of one machine. `rows` is how many partitions a request names at least."""
+    """Program of one machine. `_rows` is the least number of partitions of a request."""
 
     def __init__(self, environment: Environment, name: str, draw: Random) -> None:
         self.environment = environment
@@ -103,7 +103,7 @@ class LongPoller:
         )
 
     def _late(self, topics: list[Topic], asked: Asked) -> list[str]:
-        """Records that were to end the wait long before now, if they are enough for that."""
+        """Return records that should have ended the wait earlier, if there are enough of them."""
         world = self.environment.world
         if world.now - asked.at < WOKEN_WITHIN_S:
             return []

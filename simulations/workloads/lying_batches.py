@@ -1,7 +1,7 @@
-"""Batches as an attacker sends them: the checksum fits, what is behind it lies.
+"""Batches of an attacker: their checksum is correct, their records contradict the header.
 
-One list for the tests and for producers of the simulator: every kind is to be refused by a leader,
-and none may ever be in a log.
+Tests and producers of the simulator use this list. A leader must refuse every kind, and no log may
+ever have one.
 """
 
 import struct
@@ -129,7 +129,7 @@ LIES: Final[dict[str, _Lie]] = {
     "more records are claimed": _more_records,
     "fewer records are claimed": _fewer_records,
     "random bytes for records": _random_records,
-    "garbage said to be compressed": _garbage_codec,
+    "random bytes said to be compressed": _garbage_codec,
     "compressed records cut short": _cut_codec,
     "more compressed records are claimed": _compressed_fewer,
     "an offset delta twice": _offset_twice,
@@ -143,12 +143,12 @@ LIES: Final[dict[str, _Lie]] = {
     "a varint without end": _endless_varint,
     "a control batch": _control,
 }
-# What a leader answers to each of them.
+# Error code with which a leader refuses each of them.
 REFUSAL: Final = ErrorCode.INVALID_RECORD
 
 
 def lying_batch(random: Random, kind: str | None = None, *, timestamp_ms: int) -> bytes:
-    """A batch of that kind, of any if None."""
+    """Return an invalid batch of `kind`, or of a random kind if None."""
     count = random.choice((1, 2, 5, 70, 300))
     records = [Record(i, timestamp_ms, b"k%d" % i, b"v" * 20) for i in range(count)]
     lie = LIES[kind or random.choice(list(LIES))]
@@ -156,7 +156,7 @@ def lying_batch(random: Random, kind: str | None = None, *, timestamp_ms: int) -
 
 
 def wrong_max_timestamp(batch: bytes | bytearray, timestamp_ms: int) -> bytes:
-    """The batch with a header that claims another largest timestamp: a leader corrects that."""
+    """Return the batch with another largest timestamp in its header, which a leader corrects."""
     changed = bytearray(batch)
     struct.pack_into(">q", changed, 35, timestamp_ms)
     return _with_records(changed, _records(changed))

@@ -1,7 +1,8 @@
-"""Producers: batches sent ahead, answers in order, and what to do when answers do not come.
+"""Producers: pipelined batches, responses in order, and retries if responses do not come.
 
-An idempotent producer sends everything unanswered again, with the same sequences, until it is
-answered; one without sequences sends it again (and may double it) or gives up, as the seed says.
+An idempotent producer sends unanswered batches again, with the same sequences, until they are
+answered; one without sequences sends them again (duplicates are possible) or gives up, depending
+on the seed.
 """
 
 import zlib
@@ -22,15 +23,15 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
-# After which a producer gives up where damage may have taken the log out of service.
+# Seconds after which a producer gives up a partition that damage may have taken offline.
 DELIVERY_TIMEOUT_S: Final = 20.0
-# One batch in so many has a header with another largest timestamp than its records.
+# One batch of this many has a wrong largest timestamp in its header.
 WRONG_HEADERS: Final = 8
-# The header of a record without a value that says what the value would have been.
+# Header of a deletion, with the unique value that the record would have.
 DELETED: Final = "deleted"
 _ZSTD_SINCE: Final = 7
 _TOPIC_IDS_SINCE: Final = 13
-# The producer's state on the node is not what this producer thinks: begin anew.
+# The producer's state on the node differs from the client's: start with a new producer id.
 _LOST_TRACK: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
@@ -158,11 +159,11 @@ class Producer:
                     attempt.given_up = True
 
     def _perhaps_begin_anew(self) -> None:
-        """As a client that was restarted. EOFError if so."""
+        """Start again, perhaps, as a restarted client. Raises EOFError in this case."""
         share = self.environment.settings.begins_anew
         if share and self._idempotent and not self._unanswered and self._draw.random() < share:
             self._producer_id = -1
-            raise EOFError("begins anew")
+            raise EOFError("takes a new producer id")
 
     def _next_batch(self, runtime: Runtime, connection: ClientConnection) -> Batch | None:
         topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
@@ -177,7 +178,7 @@ class Producer:
         attempts = [self._attempt(topic, place, now_ms) for _ in range(count)]
         sequence = -1
         if self._idempotent:
-            # By name, as real clients count: a recreated topic goes on where the other ended.
+            # By name, as real clients do: sequences continue in a topic that is created again.
             key = topic.name, place[1]
             sequence = self._sequences.get(key, 0)
             self._sequences[key] = sequence + count
@@ -193,7 +194,7 @@ class Producer:
         big = draw.random() < settings.big_value
         size = settings.big_value_bytes if big else draw.randint(0, settings.max_value_bytes)
         start = f"{topic.name}-{place[1]} {self.name} {number} {topic.topic_id.hex()[:6]} ".encode()
-        # Filler that compression cannot make vanish, and that differs between records.
+        # Filler that does not compress well and differs between records.
         seed = zlib.crc32(start)
         filler = Random(seed).randbytes(size // 2).hex().encode()
         attempt = Attempt(
@@ -250,21 +251,21 @@ class Producer:
             self.environment.world.count("producers that gave up a rotten partition")
             self._left = 0
         elif code in RETRIABLE and self._retries and not batch.topic.delete_asked:
-            # Those behind it cannot succeed before it does: all of them go again, in order.
+            # Later batches cannot succeed before it does: all are sent again, in order.
             raise EOFError(f"to be tried again: {code.name}")
         self._unanswered.popleft()
         if code not in _LOST_TRACK:
             self._give_up(batch, *self._unanswered)
         if self._idempotent:
-            # The sequence behind a hole is refused for ever: a new id, and what is open is lost.
+            # Sequences after a gap are always refused: take a new id, and drop open batches.
             if code in _LOST_TRACK:
                 self.environment.world.count("producers that lost track")
             self._unanswered.clear()
             self._producer_id = -1
-            raise EOFError(f"begins anew: {code.name}")
+            raise EOFError(f"takes a new producer id: {code.name}")
 
     def _is_out_of_service(self, batch: Batch, code: ErrorCode) -> bool:
-        """Damage may take a whole log out of service, until somebody has seen to it."""
+        """Return whether damage may have taken the partition offline until an operator acts."""
         place = PartitionOf(batch.topic.topic_id, batch.partition)
         return (
             code is ErrorCode.KAFKA_STORAGE_ERROR

@@ -1,7 +1,7 @@
-"""A consumer that fetches by sessions: it asks for what changed, and hears of what is new.
+"""Consumer with fetch sessions: requests name changed partitions, responses those with records.
 
-Whoever forgets a partition of a session leaves this consumer waiting for ever: everything that can
-be read must come, in whatever order and however small the answers are.
+If the node forgets a partition of a session, the consumer never gets its records: all readable
+records must arrive, in any order and however small the responses are.
 """
 
 from random import Random
@@ -40,7 +40,7 @@ class SessionConsumer:
         self._draw = draw
         self._offsets: dict[PartitionOf, int] = {}
         self._session, self._epoch, self._by_id = 0, 0, False
-        # What the session knows of: the offset asked for, of each topic.
+        # Partitions of the session, with the requested offset; topics by id.
         self._asked: dict[PartitionOf, int] = {}
         self._topics: dict[bytes, Topic] = {}
         self._max_bytes = draw.choice([1, 1000, 1 << 20])
@@ -60,7 +60,7 @@ class SessionConsumer:
                 continue
             version = max(connection.version(ApiKey.FETCH), SESSIONS_SINCE)
             connection.use_version(ApiKey.FETCH, version)
-            if self._draw.random() < 0.5:  # else it goes on with its session
+            if self._draw.random() < 0.5:  # else continue with the session
                 self._reset()
             try:
                 while not self.environment.closing:
@@ -85,7 +85,7 @@ class SessionConsumer:
         if self._epoch == 0:
             self._asked.clear()
         changed = {p: offset for p, offset in wanted.items() if self._asked.get(p) != offset}
-        # By name, another topic that has the name now takes the place of the one that is gone.
+        # By name, a new topic of the same name replaces the deleted one in the session.
         keys = {self._key(place) for place in wanted}
         gone = [place for place in self._asked if self._key(place) not in keys]
         message = FetchRequest(
@@ -151,7 +151,7 @@ class SessionConsumer:
         return ForgottenTopic(topic=name, topic_id=place.topic_id, partitions=[place.partition])
 
     def _take(self, response: Any, asked: Asked) -> int:
-        """How many partitions had news."""
+        """Take the records of a response; return the number of partitions with records."""
         got = 0
         places = {self._key(place): place for place in self._asked}
         for answer in response.responses:

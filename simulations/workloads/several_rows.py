@@ -1,4 +1,4 @@
-"""A request to all partitions of a topic, of which one cannot be written."""
+"""Produce request to all partitions of a topic, one of whose logs fails a write."""
 
 import errno
 from random import Random
@@ -21,9 +21,9 @@ _TOPIC_IDS_SINCE: Final = 13
 
 
 class SeveralRows:
-    """Sends one produce request, whose first row meets a log that fails one write.
+    """Sends one produce request whose first row is for a log that fails one write.
 
-    The rows behind it name the other partitions, and the first one again.
+    The later rows are for the other partitions, and for the first one again.
     """
 
     def __init__(self, environment: Environment, faults: DiskFaults, draw: Random) -> None:

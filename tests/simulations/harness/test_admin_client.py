@@ -1,4 +1,4 @@
-"""The admin client, unchanged, on a simulated machine whose node is killed again and again."""
+"""The shipped admin client on a simulated machine, with a node that is killed repeatedly."""
 
 import trio
 
@@ -16,7 +16,7 @@ RECORDS = 60
 
 
 async def scenario(world: World) -> None:
-    """A producer and a consumer live through kills between any two changes of the disk."""
+    """Produce and consume while the node is killed between any two changes of the disk."""
     draw = world.stream("kills")
     server, machine = world.machine("server"), world.machine("client")
     node = NodeOnMachine(world, server, PORT, {})
@@ -57,7 +57,7 @@ async def scenario(world: World) -> None:
 
 
 async def _create(admin: AdminClient) -> None:
-    """A change that was interrupted may or may not have been made: who wants it looks again."""
+    """Create the topic; an interrupted request may have created it, so look it up first."""
     while "t" not in [topic.name for topic in await admin.topics()]:
         try:
             await admin.create_topics([NewTopic("t", 1, 1, {"flush.messages": "1"})])

@@ -1,4 +1,4 @@
-"""What the simulated disk can do wrong, and what a function beside the loop meets."""
+"""Faults of the simulated disk, and functions in worker threads during them."""
 
 import errno
 from collections.abc import Awaitable, Callable
@@ -84,7 +84,7 @@ def test_an_image_that_is_put_back_has_what_was_durable_when_it_was_made() -> No
         machine.put_back(images[0])  # type: ignore[arg-type]
         assert bytes(machine.storage.file("/a").data) == DATA
         assert bytes(before.file("/a").data) == b"later56789"
-        # A machine that starts again has another boot id than the one the image was made on.
+        # After a restart, the machine's boot id differs from the one at the time of the image.
         assert machine.storage.power_cuts == before.power_cuts + 1
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""What a simulated file system keeps through kill -9 and through a cut of power."""
+"""The simulated file system after kill -9 and after a power loss."""
 
 import errno
 import random

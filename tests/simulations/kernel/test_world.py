@@ -1,4 +1,4 @@
-"""The kernel: machines that stop anywhere, connections that split, and seeds that repeat."""
+"""The simulated machine: stops at any point, split connections, and seeds that repeat."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ async def receive_exactly(connection: Connection, size: int) -> bytes:
 
 
 def appending_server(path: str = "/log") -> Callable[[Runtime], Awaitable[None]]:
-    """Ten bytes in, appended and synced, ten bytes back."""
+    """Return a server that appends ten bytes, syncs them, and sends them back."""
 
     async def serve(runtime: Runtime) -> None:
         file = runtime.disk.open(path, create=True)
@@ -55,7 +55,7 @@ def appending_server(path: str = "/log") -> Callable[[Runtime], Awaitable[None]]
 
 
 async def scenario(world: World) -> None:
-    """Appends with kills, power cuts and pauses; what was acknowledged is in the file."""
+    """Append with kills, power losses and pauses; acknowledged bytes must be in the file."""
     draw = world.stream("story")
     server, client = world.machine("server"), world.machine("client")
     acknowledged: list[bytes] = []
@@ -85,7 +85,7 @@ async def scenario(world: World) -> None:
     left = bytes(server.storage.file("/log").data)
     for data in acknowledged:
         if data not in left:
-            raise Violation("R4", f"{data!r} was acknowledged and is gone")
+            raise Violation("R4", f"{data!r} was acknowledged, but is lost")
     world.count("acknowledged", len(acknowledged))
 
 
@@ -260,7 +260,7 @@ def test_a_cut_link_holds_bytes_until_it_heals_and_a_slow_reader_stops_its_write
         assert sum(sent) == 50_000  # the second does not fit
         world.internet.heal("client", "server")
         await world.sleep(2)
-        assert sum(sent) == 50_000  # nobody reads
+        assert sum(sent) == 50_000  # the server does not read
         await fate.done.wait()
         await world.sleep(1)
         assert sum(count for _, count in arrived) == 500_000

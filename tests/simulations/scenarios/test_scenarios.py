@@ -1,4 +1,4 @@
-"""The shipped node through the faults of each scenario, a few seeds each; CI runs hundreds."""
+"""The shipped node with the faults of each scenario, a few seeds each; CI plays hundreds."""
 
 import json
 import subprocess
@@ -105,7 +105,7 @@ def outcome(seed: int, **more: object) -> Outcome:
 def test_a_batch_in_which_nothing_was_compared_or_happened_fails() -> None:
     totals = Totals()
     for seed in range(CI["restart"].seeds):
-        assert not totals.missed_gates(SCENARIOS["restart"])  # too few to be held against
+        assert not totals.missed_gates(SCENARIOS["restart"])  # too few seeds for gates
         totals.add(outcome(seed, counts={"fault: restart": 0}))
     missed = totals.missed_gates(SCENARIOS["restart"])
     assert "never happened: fault: restart" in missed
