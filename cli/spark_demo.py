@@ -59,7 +59,7 @@ def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
 
 @contextmanager
 def running_nodes() -> Iterator[str]:
-    """Run three nodes during the block; the value is their bootstrap addresses."""
+    """Run three nodes while the block runs. Yields their bootstrap addresses."""
     if (DIR / "cluster.json").exists():
         new = ["--keep"]
     else:
@@ -214,7 +214,7 @@ def main() -> int:
         try:
             report = load_again(session, bootstrap)
             if report.version is not None:
-                say(f"   It resumed the load that died: {'yes' if report.resumed else 'no'}.")
+                say(f"   It resumed the interrupted load: {'yes' if report.resumed else 'no'}.")
                 show(report)
             say("\n5. A query on the table")
             distinct = query(session)
@@ -223,7 +223,7 @@ def main() -> int:
         query_duckdb()
     rows = sum(file.rows for _, file, _ in Table(LocalStorage(str(OUTPUT))).committed())
     say(f"\n   {rows:,} rows, {distinct:,} distinct offsets: the table has each record once.")
-    say("   The nodes have stopped cleanly.")
+    say("   The nodes were stopped cleanly.")
     say(
         "   make spark-demo again sends the lines again, and loads the new records; "
         f"rm -r {DIR} deletes all data."

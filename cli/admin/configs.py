@@ -160,7 +160,7 @@ def set_configs(
 @dry_run_option
 @session_command
 def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], dry_run: bool) -> None:
-    """Remove settings, so that the defaults apply again.
+    """Remove configs, so that their defaults apply again.
 
     \b
     Examples:

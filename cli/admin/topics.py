@@ -67,7 +67,7 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("pattern", required=False)
-@click.option("--internal", is_flag=True, help="Also internal topics of the cluster.")
+@click.option("--internal", is_flag=True, help="Include internal topics.")
 @click.option("--unhealthy", is_flag=True, help="Only topics with unhealthy partitions.")
 @session_command
 def list_topics(session: Session, pattern: str | None, internal: bool, unhealthy: bool) -> None:

@@ -180,7 +180,7 @@ def delete(session: Session, user: str, mechanisms: tuple[str, ...], yes: bool) 
     what = f"{named} of user {printable(user)}" if left else f"user {printable(user)}"
     session.ask(f"Remove {what}?" if left else f"Remove {what} ({named})?", yes)
     session.admin.delete_credentials(user, chosen)
-    session.say(f"{what} deleted" + (f"; {', '.join(left)} is left" if left else ""))
+    session.say(f"{what} deleted" + (f"; {', '.join(left)} remains" if left else ""))
 
 
 def _described(session: Session, user: str) -> "Credentials | BrokerError":

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from metaquorum.runtime.one_line import UNSAFE, one_line
 
-# Log lines may quote input of clients: long messages are cut, and line ends in them are escaped.
+# Log lines may quote clients: long messages are truncated, and line ends in them are escaped.
 MAX_MESSAGE_CHARS: Final = 2000
 # Prefix of each line of a traceback, so that no such line looks like a log line.
 TRACEBACK_INDENT: Final = "  | "

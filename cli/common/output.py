@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON and YAML for programs.
+"""Output of commands: tables for a terminal, JSON and YAML for programs.
 
 Commands produce plain data. A table shows the columns that the command selects; JSON and YAML
 contain all data, with the same names in every version.
@@ -83,7 +83,7 @@ def show_pairs(pairs: Iterable[tuple[str, Any]], indent: str = "") -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Print a drawn table on a terminal; otherwise aligned words, for grep and awk."""
+    """Print a drawn table on a terminal; otherwise aligned columns, for grep and awk."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     right = [
         all(isinstance(row.get(column.key), int | float) for row in rows) for column in columns

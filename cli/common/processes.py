@@ -62,10 +62,7 @@ def _ask(port: int, api: ApiKey, version: int, message: Message) -> Any:
 
 
 def known_brokers(port: int, cluster_id: str) -> int:
-    """Return the number of brokers that the node at this port knows.
-
-    0 if no node of this cluster answers there.
-    """
+    """Return how many brokers the node at this port knows; 0 if it is not of this cluster."""
     try:
         found = _ask(port, ApiKey.METADATA, 4, MetadataRequest(topics=[]))
     except (OSError, WireError, struct.error):

@@ -106,7 +106,7 @@ def resolve(options: Mapping[str, Any], environment: Mapping[str, str]) -> Setti
         if name not in profiles.by_name:
             there = ", ".join(profiles.by_name) or "none"
             raise click.UsageError(
-                f"{profile_source}: there is no profile {name!r} in {profiles.path}; "
+                f"{profile_source}: profile {name!r} does not exist in {profiles.path}; "
                 f"profiles: {there}"
             )
         profile = profiles.by_name[name]

@@ -30,7 +30,7 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
         except (UsageError, OptionError) as error:
             fail(error, BAD_USAGE)
         except UnreachableError as error:
-            fail(error, UNREACHABLE, "set the cluster by --bootstrap, MQ_BOOTSTRAP or a profile")
+            fail(error, UNREACHABLE, "set the cluster with --bootstrap, MQ_BOOTSTRAP or a profile")
         except KafkaError as error:
             fail(f"{error} ({error.code.name})", REFUSED)
         except (LoaderError, LoadError, AdminError, WireError) as error:

@@ -43,7 +43,9 @@ _SOURCE: Final = (
         metavar="HOST:PORT,...",
         help="Addresses of some brokers of the cluster (or MQ_BOOTSTRAP).",
     ),
-    click.option("--profile", metavar="NAME", help="A named cluster from mq-admin's profiles."),
+    click.option(
+        "--profile", metavar="NAME", help="Profile of mq-admin with a cluster's settings."
+    ),
     click.option(
         "--topic",
         "topics",
@@ -266,7 +268,7 @@ def read_storage_options(path: str | None) -> dict[str, Any] | None:
     return found
 
 
-@click.command("load", short_help="Load new records, or resume a load that died.")
+@click.command("load", short_help="Load new records, or resume an interrupted load.")
 @_source_options
 @click.option(
     "--local", is_flag=True, help="Run tasks in processes of this machine, without Spark."
@@ -307,7 +309,7 @@ def load_command(
         show_plan(job, plan_load(job), parallel, form)
         return
     if local and master is not None:
-        raise UsageError("--local runs without Spark, but --master is given; leave one of them out")
+        raise UsageError("--local runs without Spark, but --master is given; omit one of them")
     with ExitStack() as ending:
         if local:
             runner = make_runner(None, parallel)

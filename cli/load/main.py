@@ -15,7 +15,7 @@ class Place(NamedTuple):
 
 
 COMMANDS: Final = {
-    "load": Place("load:load_command", "Load new records, or resume a load that died."),
+    "load": Place("load:load_command", "Load new records, or resume an interrupted load."),
     "plan": Place(
         "load:plan_command", "Show the ranges of the next load, and an estimate of the time."
     ),

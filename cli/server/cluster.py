@@ -199,7 +199,7 @@ class Cluster:
         """Write the settings of each node, and delete the data of an earlier start."""
         earlier = [path for path in self.folder.glob("node[1-9]*") if path.is_dir()]
         if earlier and self._state is None:
-            _fail(f"{earlier[0]} was not made by this command; choose another --dir")
+            _fail(f"{earlier[0]} was not created by this command; choose another --dir")
         for path in earlier:
             shutil.rmtree(path)
         self.folder.joinpath(SECRET).unlink(missing_ok=True)
@@ -248,7 +248,8 @@ class Cluster:
         process = self._launch(node)
         if not self._has_majority():
             click.echo(
-                f"node {node} started, pid {process.pid}; it waits for more of the controllers"
+                f"node {node} started, pid {process.pid};"
+                " it waits for a majority of the controllers"
             )
             return
         self._wait_ready({node: process}, began, sum(bool(self.pid(n)) for n in self.state.workers))
@@ -323,7 +324,7 @@ def _settings(_: click.Context, __: click.Parameter, sets: Iterable[str]) -> dic
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+            raise click.BadParameter(f"expected KEY=VALUE, not {text!r}")
         settings[name.strip()] = value
     return settings
 
@@ -447,7 +448,9 @@ def roll(folder: str) -> None:
 
 def _member(cluster: Cluster, node: int) -> Cluster:
     if node not in cluster.nodes:
-        raise click.UsageError(f"there is no node {node}: this cluster has {len(cluster.nodes)}")
+        raise click.UsageError(
+            f"node {node} does not exist: this cluster has nodes 1 to {len(cluster.nodes)}"
+        )
     return cluster
 
 

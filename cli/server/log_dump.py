@@ -146,7 +146,7 @@ def _key_text(value: object) -> str:
 def _lines(row: Row) -> Iterator[str]:
     at = f"{row['position']:>10}  "
     if "torn_bytes" in row:
-        what = "a write in progress, or the result of a crash or of a lost end of the file"
+        what = "a write in progress, or the end of the file was lost, for example in a crash"
         yield f"{at}torn: {row['torn_bytes']} incomplete bytes: {what}"
         return
     if "op" in row:
@@ -176,7 +176,8 @@ def _op_text(row: Row) -> str:
             return f"entries from {row['end_index']} on are truncated"
         case "reset":
             return (
-                f"all entries are dropped; a snapshot covers entry {row['index']} of {row['term']}"
+                f"all entries are dropped; a snapshot covers entry {row['index']}"
+                f" of term {row['term']}"
             )
         case "closed":
             return "closed cleanly"

@@ -62,7 +62,7 @@ def main() -> None:
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Address that the node publishes to clients.  [default: that of --listen]",
+    help="Address that the node advertises to clients.  [default: that of --listen]",
 )
 @click.option(
     "--node-id", type=int, metavar="N", help="Id of this node, unique in the cluster.  [default: 1]"
@@ -152,8 +152,8 @@ def _run_node(invocation: "Invocation") -> int:
     from wire.records.walk_form import form_name
 
     # Imported objects stay alive, so the garbage collector can skip them now (30 ms) and later. The
-    # start and requests leave no cycles, so the oldest generation, which takes longest, is rarely
-    # collected.
+    # start and requests leave no reference cycles, so the oldest generation, which takes longest,
+    # is rarely collected.
     gc.freeze()
     gc.set_threshold(10_000, 50, 1_000)
     gc.enable()

@@ -440,7 +440,7 @@ def _connecting(given: GivenOptions) -> Connecting:
 def _timeout_s(given: GivenOptions) -> float:
     """Return the deadline of one call with all its attempts: Kafka's default.api.timeout.ms.
 
-    `kafkaConsumer.pollTimeoutMs`, the wait of the connector's executors, goes before it.
+    `kafkaConsumer.pollTimeoutMs`, the wait of the connector's executors, takes precedence.
     """
     poll_ms = given.positive("kafkaConsumer.pollTimeoutMs", MAX_TIMEOUT_MS)
     call_ms = given.positive("kafka.default.api.timeout.ms", MAX_TIMEOUT_MS)

@@ -395,9 +395,9 @@ class RangeReader:
         return f"out of range, although the log reaches from {log_start} to {log_end}"
 
     async def _cut_at(self, seen_epoch: int = UNKNOWN) -> int | None:
-        """Return where the log was truncated since the plan was made; None: no known truncation.
+        """Return the offset of a truncation since the plan was made; None: no known truncation.
 
-        A leader of an epoch before `seen_epoch` is not asked: it does not know of the truncation.
+        Sends no request to a leader of an epoch before `seen_epoch`: its log may predate it.
         """
         cluster = self._cluster
         self._fetcher.close()  # its response would arrive first on the connection

@@ -143,7 +143,7 @@ def test_one_of_two_mechanisms_that_is_removed_is_no_user_removed(either: Peer) 
     admin("users", "create", user, *both, stdin="a password")
     admin.wait_until_mechanisms(user, 2)
     said = admin("users", "delete", user, "--mechanism", "SCRAM-SHA-256", "--yes")
-    assert said == f"SCRAM-SHA-256 of user {user} deleted; SCRAM-SHA-512 is left\n"
+    assert said == f"SCRAM-SHA-256 of user {user} deleted; SCRAM-SHA-512 remains\n"
 
 
 def test_a_share_of_more_than_a_worker_s_time_is_taken_and_told_to_limit_nobody(

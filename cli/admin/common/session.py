@@ -100,7 +100,7 @@ class Session:
         show_data(self.output, data)
 
     def say(self, text: str) -> None:
-        """Print `text` if the output is for people; programs use the exit code."""
+        """Print `text` in text output only; programs use the exit code."""
         if self.output == "text":
             click.echo(printable(text))
 
@@ -148,7 +148,7 @@ class Session:
     def fail(self, error: Exception) -> NoReturn:
         self.report(error)
         if isinstance(error, UnreachableError):
-            where = f"the cluster was {self.settings.bootstrap} ({self.settings.source})"
+            where = f"the address was {self.settings.bootstrap} ({self.settings.source})"
             click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile sets another", err=True)
             if "TLS" in str(error):
                 click.echo(

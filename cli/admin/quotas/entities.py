@@ -274,10 +274,10 @@ def _read_value(key: Any, value: Any) -> float:
 def note_what_limits_nobody(
     session: Session, changes: Mapping[QuotaEntity, Mapping[str, float | None]]
 ) -> None:
-    """Print a note for request percentages above 100%, which the cluster accepts but never limit.
+    """Print a note for each request percentage above 100%: the cluster accepts it without effect.
 
-    Only for workers of metaquorum, which have one event loop each. A Kafka broker has 100% for each
-    of its threads; values copied from Kafka are therefore valid.
+    The note is only for metaquorum's workers, which have one event loop each. A Kafka broker has
+    100% for each of its threads, so values copied from Kafka are accepted.
     """
     above = [
         (entity, key, value)

@@ -259,7 +259,7 @@ def _cluster(connecting: Connecting) -> Iterator[Cluster]:
 class NextLoad:
     """Preview of the next load. `plan` None: there is nothing to load.
 
-    `unfinished`: the load that died and that would be resumed; `done` of its ranges have results.
+    `unfinished`: the interrupted load to resume; `done` of its ranges have results.
     """
 
     plan: ReadPlan | None

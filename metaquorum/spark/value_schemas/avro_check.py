@@ -103,7 +103,7 @@ class _Compiler:
         return self.compile(kind)
 
     def _reference(self, name: str) -> Check:
-        """Return the check of a named type, compiled at first use, as types may be recursive."""
+        """Return the check of a named type; its first use compiles it, since types may recur."""
 
         def check(body: Body, at: int, depth: int) -> int:
             found = self._checks.get(name)

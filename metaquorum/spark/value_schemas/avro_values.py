@@ -150,7 +150,7 @@ class AvroDecoder:
 
 
 def _without_logical_types(schema: Any, depth: int) -> Any:
-    """Return the schema without logical types: fastavro rounds them, or raises if too large."""
+    """Return the schema without logical types: fastavro rounds their values, or raises an error."""
     if depth > MAX_SCHEMA_NESTING:
         raise SchemaError(f"the Avro schema is nested more than {MAX_SCHEMA_NESTING} deep")
     if isinstance(schema, list):

@@ -26,7 +26,7 @@ class SchemaError(LoadError):
 class RejectedValueError(ValueError):
     """A value does not match the schema; `reason` names the invalid part and the cause.
 
-    Raised with the message alone where the invalid part is; `under` adds the path to it.
+    The code that finds the invalid part raises it without a path; `under` adds the path.
     """
 
     def __init__(self, message: str) -> None:
@@ -58,7 +58,7 @@ def item_step(index: int) -> str:
 
 
 def show(value: object) -> str:
-    """Return the value as a reason shows it: shortened, with escapes for what does not print.
+    """Return the value as a reason shows it: shortened, with escapes for unprintable characters.
 
     A container is shown by its kind only: its repr could take as long as the value is large.
     """

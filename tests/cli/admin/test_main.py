@@ -449,7 +449,7 @@ def test_profiles_and_environment_say_which_cluster(node: Peer, tmp_path: Path) 
     admin("-b", nobody, "topics", "list", "-b", node.bootstrap)
     assert "bad" in admin("profiles", "-o", "text")
     admin("topics", "list", "--profile", "none", code=2)
-    assert "there is no profile 'none'" in admin.errors
+    assert "profile 'none' does not exist in" in admin.errors
     assert "profiles: good, bad" in admin.errors
 
 
@@ -477,7 +477,7 @@ def test_who_cannot_be_reached_is_named() -> None:
     admin("topics", "list", code=3)
     assert admin.errors == (
         f"mq-admin: no broker could be reached: {address}: Connection refused\n"
-        f"  the cluster was {address} (MQ_BOOTSTRAP); --bootstrap, MQ_BOOTSTRAP or a profile sets "
+        f"  the address was {address} (MQ_BOOTSTRAP); --bootstrap, MQ_BOOTSTRAP or a profile sets "
         "another\n"
     )
 

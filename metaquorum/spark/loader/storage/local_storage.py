@@ -70,7 +70,7 @@ class LocalStorage:
         target = self.local_path(path)
         folder, name = os.path.split(target)
         self._make_folder(folder)
-        # The link is made when the file is complete, so every visible name is a complete file.
+        # The link is created when the file is complete, so every visible name is a complete file.
         temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         try:
             file = LocalOutputFile(temporary)
