@@ -1,4 +1,4 @@
-"""Clusters of our own nodes as processes, each node in any role."""
+"""Clusters of metaquorum nodes as processes, each node in any role."""
 
 import re
 import secrets
@@ -57,7 +57,7 @@ class Cluster:
         return node
 
     def arguments(self, number: int) -> list[str]:
-        """What this node is told of the others, and of its part among them."""
+        """Return the command-line arguments of this node: its roles, the quorum and the secret."""
         roles = [
             role
             for role, numbers in (("controller", self.controllers), ("worker", self.workers))
@@ -74,12 +74,12 @@ class Cluster:
         return ",".join(self[number].bootstrap for number in self.workers)
 
     def start(self, *numbers: int) -> None:
-        """These are ready, or all; none waits for another to be."""
+        """Start these nodes, or all, at the same time, and wait until they are ready."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda number: self[number].start(), numbers or self.nodes))
 
     def stop(self) -> None:
-        """All were asked to stop, and did so in good order."""
+        """Stop all nodes at the same time; each must exit cleanly."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(Node.stop, self.nodes.values()))
 
@@ -88,7 +88,7 @@ class Cluster:
             node.kill()
 
     def active_controller(self) -> int:
-        """The one that a worker registered with last."""
+        """Return the controller of the highest term with which a worker has registered."""
         found = [
             (int(term), int(controller))
             for number in self.workers

@@ -1,4 +1,4 @@
-"""A node for whoever asks for one, and Kafka's own tools where there is a Java to run them."""
+"""Fixtures: metaquorum nodes, Apache Kafka nodes, and Kafka's own tools if Java is installed."""
 
 import gc
 import logging
@@ -28,8 +28,8 @@ from tests.nodes import (
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The same examples each time, however long one takes: what fails has been changed. Others come with
-# --hypothesis-profile=fresh, a fifth of them in `make quick`.
+# The same examples in each run, without a deadline, so that only a change of the code can make a
+# test fail. --hypothesis-profile=fresh draws other examples; `make quick` runs a fifth of them.
 settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -37,32 +37,32 @@ settings.register_profile("fresh", settings.get_profile("same"), derandomize=Fal
 settings.register_profile("quick", settings.get_profile("same"), max_examples=20)
 settings.load_profile("same")
 
-# What listens here is not reached through anybody's proxy.
+# Connections to this machine must not use a proxy.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
 
-# The console producer gives up on what is not acknowledged at the fourth attempt of 1.5 s.
+# By default the console producer gives up after four attempts of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
 
 
 MOST_PROCESSES = 8
-PROCESS_BYTES = 1 << 29  # of one with its nodes, and with Java now and then
+PROCESS_BYTES = 1 << 29  # memory of one test process with its nodes, and sometimes Java
 
 CLIENTS = "tests.conformance.clients"
-# Whose code may leave a socket to the collector, mostly when something has taken long.
+# Clients that may leave a socket open until garbage collection, mostly after a timeout.
 OTHERS = {"aiokafka", "confluent_kafka", "kafka"}
-# What their threads log goes to stderr, and is none of the records that a test of ours looks at.
+# Log records of their threads must not appear among the records that a test checks.
 for name in OTHERS:
     logging.getLogger(name).propagate = False
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Of `-n auto`: no more than a machine, or a container, has processors and memory for."""
+    """Return the number of workers for `-n auto`, limited by processors and memory."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # whoever says how many is obeyed
+        return None  # xdist uses this variable
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limits = [float(count or 1), float(MOST_PROCESSES)]
-    with suppress(OSError, ValueError):  # "max 100000", or in 100,000 us so many
+    with suppress(OSError, ValueError):  # "max 100000": no limit; otherwise quota and period in us
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         limits.append(int(quota) / int(period))
     with suppress(OSError, ValueError):
@@ -72,9 +72,9 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(1, int(min(limits)))
 
 
-# A test is slow that simulates a cluster of nodes (tests/dataplane/replication/together.py).
+# Tests that simulate a cluster (tests/dataplane/replication/together.py) are marked as slow.
 CLUSTER = "together"
-# And one that starts a process.
+# Tests that start a process, too.
 PROCESS_FIXTURES = {
     *("either", "java", "kafka", "kafka_tool", "node", "start_node"),
     *("shared_spark", "spark"),
@@ -106,14 +106,14 @@ def _package(value: object) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def leftovers() -> Iterator[None]:
-    """What a module leaves open is told of in that module, not wherever the collector comes by."""
+    """Collect garbage after each module, so that its resource warnings appear in that module."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    """One node for all tests of this process; each makes topics of its own."""
+    """Run one node for all tests of this process; each test creates its own topics."""
     if bootstrap := elsewhere():
         yield Elsewhere(bootstrap)
         return
@@ -127,18 +127,18 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 def either(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Peer]:
-    """Our node, and where there is Java a real Kafka: for clients of ours, which must suit both."""
+    """Run a test of our clients with a metaquorum node, and with Apache Kafka if possible."""
     if request.param == "ours":
         yield request.getfixturevalue("node")
         return
     if elsewhere():
-        pytest.skip("METAQUORUM_BOOTSTRAP says where to test")
+        pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
     yield request.getfixturevalue("kafka")
 
 
 @pytest.fixture(scope="session")
 def kafka(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    """Runs on while tests are on our node: a session ends it, not a change of parameters."""
+    """Run one Apache Kafka until the end of the session, also while tests use our node."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -148,7 +148,7 @@ def kafka(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer
 
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[NewNode]:
-    """Starts nodes that this test alone has, to stop, kill and start again."""
+    """Return a function that starts a node of this test alone, which the test may kill."""
     nodes: list[Node | KafkaNode] = []
 
     def start(settings: Mapping[str, object] | None = None) -> Node | KafkaNode:
@@ -169,7 +169,7 @@ def java() -> None:
 
 @pytest.fixture
 def kafka_tool(java: None) -> KafkaTool:
-    """Runs one of Kafka's command-line tools by its short name."""
+    """Return a function that runs one of Kafka's command-line tools by its short name."""
 
     def run(name: str, *arguments: object, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""Nodes as processes of their own: ours, or a real Kafka behind the same few methods.
+"""Nodes as processes: metaquorum, or Apache Kafka with the same methods.
 
-The conformance suite is written against `Peer`. It runs on a node of ours; with
-METAQUORUM_BOOTSTRAP=host:port it runs on whatever listens there (a real Kafka, say), and the nodes
+The conformance suite is written against `Peer`. It tests a metaquorum node; with
+METAQUORUM_BOOTSTRAP=host:port it tests the cluster there (such as Apache Kafka), and the nodes
 that it starts and kills are then real Kafkas too, so that every fact it states is first shown to
 hold for the original.
 """
@@ -31,25 +31,27 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA = ROOT / "tests" / "peers" / "kafka"
 READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (\S+), data (.+) \(")
-# What is waited for comes in milliseconds; on a machine that does much else, or stands still, it
-# comes later. In full it is only waited where something is broken.
+# Timeout of all waits. Conditions hold within milliseconds on an idle machine, and later on a busy
+# one; only a failing test waits for the whole time.
 PATIENCE_S: Final = 180.0
 POLL_S = 0.005
 BASE_PORTS = (12_000, 32_000)
 MAX_RESERVED_PORTS = 300
 
 _reserved: "deque[socket.socket]" = deque()
-_random = random.SystemRandom()  # what seeds the common one alike in all processes leaves it alone
+_random = (
+    random.SystemRandom()
+)  # not affected by plugins that seed `random` equally in all processes
 _serial = itertools.count()
 
 
 def unique(name: str) -> str:
-    """A topic name that no other test, process or run uses."""
+    """Return a topic name that no other test, process or run uses."""
     return f"{name}-{os.getpid():x}-{time.time_ns() & 0xFFFFFFFF:x}-{next(_serial)}"
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
-    """The first true value of `condition`."""
+    """Call `condition` until its value is true; return the value. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -59,10 +61,9 @@ def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: 
 
 
 def eventually(check: Callable[[], T]) -> T:
-    """What `check` returns, once nothing that it asserts is otherwise.
+    """Call `check` until it raises no AssertionError; return its value.
 
-    For what is seen from outside of several nodes, of which a busy machine may keep one from being
-    heard for long enough to be fenced for a moment.
+    For checks of several nodes, one of which may be fenced for a moment on a busy machine.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -75,18 +76,18 @@ def eventually(check: Callable[[], T]) -> T:
 
 
 def free_port() -> int:
-    """A port that nobody has, nor is given by the system, while this process lives.
+    """Return a free port that no other process gets from the system while this process lives.
 
-    So a node that is killed finds its port free when it starts again, and whoever connects to it
-    meanwhile meets nobody.
+    A killed node thus finds its port free at its next start, and clients that connect to the port
+    meanwhile reach no other process.
     """
     return free_ports(())
 
 
 def free_ports(offsets: Iterable[int]) -> int:
-    """Such a port where those so much above it are such, too.
+    """Return a port as `free_port` does, such that the ports at these offsets are free, too.
 
-    Below those that the system gives to whoever asks for any.
+    The ports are below the range from which the system assigns ports.
     """
     while True:
         base = _random.randrange(*BASE_PORTS)
@@ -99,20 +100,23 @@ def free_ports(offsets: Iterable[int]) -> int:
                 sock.close()
         else:
             _reserved.extend(held)
-            while len(_reserved) > MAX_RESERVED_PORTS:  # of tests that are long over
+            while len(_reserved) > MAX_RESERVED_PORTS:  # of tests that ended long ago
                 _reserved.popleft().close()
             return base
 
 
 def _reserve(port: int) -> socket.socket:
-    """Bound, but listens not: such a port is left alone by all but those who ask for it by number
-    with SO_REUSEADDR, as servers do. OSError where somebody has it.
+    """Return a socket that is bound to the port and does not listen. Raises OSError if it is taken.
+
+    Only a process that binds this port by number with SO_REUSEADDR, as servers do, can then use it.
     """
     sock = socket.socket()
     try:
-        sock.bind(("127.0.0.1", port))  # without SO_REUSEADDR: of two who reserve it, one has it
+        sock.bind(("127.0.0.1", port))  # without SO_REUSEADDR: only one process can reserve it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if not _can_listen(port):  # a system where that is otherwise: it is free at least now
+        if not _can_listen(
+            port
+        ):  # this system allows no reservation: the port is free at least now
             sock.close()
     except BaseException:
         sock.close()
@@ -137,8 +141,8 @@ def _give_back_ports() -> None:
         sock.close()
 
 
-# Many tests write records with times of years ago, which retention takes when it first looks, after
-# five minutes: in the middle of whatever test runs by then.
+# Many tests write records with timestamps of years ago. Retention would delete them at its first
+# run after five minutes, in the middle of a test.
 LASTING: Final[Mapping[str, object]] = {"log.retention.check.interval.ms": 24 * 3600 * 1000}
 
 
@@ -148,7 +152,7 @@ class Peer(Protocol):
 
 
 class Elsewhere:
-    """A cluster that somebody else started and stops."""
+    """A cluster that this test run neither starts nor stops."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -157,7 +161,7 @@ class Elsewhere:
 class Node:
     """One `mq-server run`, with its data, output and errors in `folder`.
 
-    It has a port of its own, whether it runs or not.
+    It keeps its port while it is stopped.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class Node:
         folder.mkdir(parents=True, exist_ok=True)
 
     def configure(self, settings: Mapping[str, object], *arguments: str) -> None:
-        """From its next start on, these too."""
+        """Add settings and arguments for the next start."""
         self._settings |= settings
         self._arguments += arguments
 
@@ -192,7 +196,7 @@ class Node:
         return self._process.pid
 
     def start(self) -> None:
-        """The node has said that it is ready."""
+        """Start the node and wait for its ready line."""
         output = self.folder / "stdout"
         with output.open("wb") as out, self.errors.open("ab") as err:
             self._process = subprocess.Popen(
@@ -216,14 +220,14 @@ class Node:
         return self.errors.read_text()[-3000:]
 
     def kill(self) -> None:
-        """kill -9: nothing of it runs any more."""
+        """Kill the node (SIGKILL) and wait until the process has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)
             self._process = None
 
     def stop(self) -> None:
-        """SIGTERM, upon which it must end by itself, in order and without complaint."""
+        """Stop the node with SIGTERM; it must exit cleanly, without an error on stderr."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -238,7 +242,7 @@ class Node:
 
 
 class KafkaNode:
-    """A real Kafka with the methods of `Node`."""
+    """An Apache Kafka node with the methods of `Node`."""
 
     def __init__(self, folder: Path, settings: Mapping[str, object] | None = None) -> None:
         self.folder = folder
@@ -279,7 +283,7 @@ class KafkaNode:
 
 @contextmanager
 def shared_kafka(folder: Path) -> Iterator[Elsewhere]:
-    """One real Kafka for all processes that name this folder; the last of them stops it."""
+    """Run one Apache Kafka for all processes that use this folder; the last of them stops it."""
     folder.mkdir(parents=True, exist_ok=True)
     users, bootstrap = folder / "users", folder / "bootstrap"
     kafka = KafkaNode(folder / "kafka")
@@ -315,7 +319,7 @@ def new_node(folder: Path, settings: Mapping[str, object] | None = None) -> Node
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has ::1."""
+    """Return whether this machine has the address ::1."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -327,9 +331,9 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 
 
 def missing_for_java() -> str:
-    """Why Kafka's tools cannot be run here; empty when they can."""
+    """Return why Kafka's tools cannot run here; empty if they can."""
     absent = [program for program in ("java", "mvn") if not shutil.which(program)]
     if absent:
         return f"{' and '.join(absent)} not installed"
     done = subprocess.run([KAFKA / "install"], capture_output=True, text=True)
-    return f"Kafka's jars cannot be had: {done.stderr[-300:]}" if done.returncode else ""
+    return f"Kafka's jars cannot be downloaded: {done.stderr[-300:]}" if done.returncode else ""

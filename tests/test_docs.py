@@ -1,6 +1,6 @@
 """Every command in README.md and docs/ is run.
 
-The word behind a fence decides how: `sh` and `python` blocks run one after the other in an empty
+The word after a fence selects how: `sh` and `python` blocks run one after the other in an empty
 folder, and 127.0.0.1:9092 in them means a node that was started for the document; `sh server` is a
 node in the foreground, started on a free port and stopped; `sh make` and `sh long` name targets and
 scripts that must exist, but would take too long here; `text` and `toml` are not commands. Other
@@ -58,7 +58,7 @@ def test_every_block_says_how_it_is_run() -> None:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """Where `mq-server` and `python` are those of this run."""
+    """Return an environment in which `mq-server` and `python` are those of this test run."""
     return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -74,7 +74,7 @@ def test_commands_work_in_the_order_of_the_document(
 ) -> None:
     node = Node(tmp_path / "node")
     node.start()
-    # And those above it that a cluster takes, or an example.
+    # The ports above it are for the other nodes of a cluster, and for examples.
     other_port = str(free_ports([*range(1, 14), *range(100, 105)]))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -95,13 +95,13 @@ def test_commands_work_in_the_order_of_the_document(
         stop_cluster(folder, environment)
         node.stop()
     if skipped:
-        pytest.skip("kcat not installed: what needs it was not run, the rest was")
+        pytest.skip("kcat is not installed: only the blocks without it were run")
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Its exit code and output; what it left in the background is ended."""
+    """Return the exit code and output; background processes of the block are ended."""
     output = folder.with_name("output")
-    with output.open("wb") as file:  # which nobody has to close, as they would a pipe
+    with output.open("wb") as file:  # a background process may keep a pipe open
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -120,7 +120,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[
 
 
 def stop_cluster(folder: Path, environment: dict[str, str]) -> None:
-    """What a block that failed half way may have left running."""
+    """Stop the cluster that a failed block may have left running."""
     for state in folder.glob("*/cluster.json"):
         stop = ["mq-server", "cluster", "stop", "--dir", state.parent]
         subprocess.run(
@@ -136,7 +136,7 @@ def test_nodes_in_the_foreground_start_and_stop(
     output, errors = tmp_path / "stdout", tmp_path / "stderr"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [*command, "--listen", "127.0.0.1:0"],  # of an option given twice, the last holds
+            [*command, "--listen", "127.0.0.1:0"],  # the last of repeated options applies
             cwd=tmp_path,
             env=environment,
             stdout=out,
@@ -155,7 +155,7 @@ def test_nodes_in_the_foreground_start_and_stop(
 def test_what_takes_long_is_there(block: Block) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for command in commands(block.text):
-        while re.match(r"\w+=", command[0]):  # a variable of the environment, for this command
+        while re.match(r"\w+=", command[0]):  # an environment variable for this command
             command = command[1:]
         if command[0] == "make":
             assert command[1] in targets
@@ -166,7 +166,7 @@ def test_what_takes_long_is_there(block: Block) -> None:
 
 
 def assert_names_exist(words: list[str]) -> None:
-    """Those of tests, scenarios and defects, in a call of pytest or of the simulator."""
+    """Check that the tests, scenarios and defects in a call of pytest or simulations exist."""
     if words[0] == "pytest":
         assert (ROOT / words[1]).is_file()
         if "-k" in words:

@@ -1,4 +1,4 @@
-"""What holds for the project as a whole."""
+"""Checks of the whole project."""
 
 import os
 import re
@@ -19,7 +19,7 @@ TOP_LEVEL = {
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
     *("cli", "dataplane", "docs", "metaquorum", "simulations", "tests", "wire"),
 }
-# Folders of one machine, and of the people who work on it.
+# Absolute paths of a developer's machine.
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt)/[A-Za-z]")
 
 

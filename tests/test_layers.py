@@ -1,4 +1,4 @@
-"""The import graph: no circle, few modules in a folder, contracts that fail when broken."""
+"""The import graph: no cycles, few modules in a folder, contracts that fail when broken."""
 
 import ast
 import copy
@@ -73,7 +73,7 @@ def imported_by(tree: ast.AST, known: Collection[str]) -> set[str]:
 
 
 def late_commands() -> Iterable[tuple[str, str]]:
-    """Modules of commands, which tables name in parts."""
+    """Return the modules of commands, which tables of commands name relative to their package."""
     for group in (mq_admin, mq_load, mq_server):
         assert isinstance(group, LazyGroup)
         with click.Context(group) as context:
@@ -103,7 +103,7 @@ def import_graph() -> Edges:
 
 
 def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Those that import each other, by way of others too (Tarjan's components of several)."""
+    """Return the import cycles: the strongly connected components (Tarjan) of several modules."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -131,7 +131,7 @@ def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def among_children(edges: Edges, package: str) -> Edges:
-    """Which packages and modules of `package` import which others of it, with all they contain."""
+    """Return the imports among the direct children of `package`, each with all its modules."""
     depth = package.count(".") + 2
     found: Edges = {}
     for importer, all_imported in edges.items():
@@ -206,7 +206,7 @@ def test_a_package_says_what_it_is(package: str) -> None:
 # The contracts of pyproject.toml. `lint-imports` holds the code to them (`test_house`).
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-configure()  # of import-linter, which its contracts need
+configure()  # import-linter's contracts need it
 CONTRACTS = {
     contract["name"]: contract for contract in SETTINGS["contracts"] if contract["type"] == "layers"
 }
@@ -230,7 +230,7 @@ def is_kept(contract: Mapping[str, Any], graph: grimp.ImportGraph) -> bool:
 
 
 def layers_of(contract: Mapping[str, Any]) -> list[list[str]]:
-    """By their full names, the highest first; those side by side may not import each other."""
+    """Return full names by layer, highest first; names of one layer may not import each other."""
     (container,) = contract.get("containers", [""])
     return [
         [f"{container}.{name.strip()}".strip(".") for name in layer.split("|")]

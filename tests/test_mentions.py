@@ -14,12 +14,12 @@ def test_every_path_that_the_documents_name_exists() -> None:
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         named |= set(re.findall(rf"`((?:{TOPS})/[\w./-]*)`", document.read_text()))
     assert len(named) > 100
-    named.discard("metaquorum/mq-admin.toml")  # among a user's configs
+    named.discard("metaquorum/mq-admin.toml")  # a file in the user's config folder
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
 def is_there(dotted: str) -> bool:
-    """A module, or a name that stands in one."""
+    """Return whether this is a module, or a name in a module."""
     names = dotted.split(".")
     for count in range(len(names), 0, -1):
         path = ROOT.joinpath(*names[:count])
@@ -31,7 +31,7 @@ def is_there(dotted: str) -> bool:
 
 
 def test_every_module_that_code_or_documents_name_exists() -> None:
-    """In quotes of code, and behind `python -m`."""
+    """Names are searched in code quotes, and after `python -m`."""
     quoted = re.compile(rf"`(?:python -m )?((?:{TOPS})(?:\.\w+)+)[` ]")
     started = re.compile(rf"python3? -m ((?:{TOPS})(?:\.\w+)*)")
     named: dict[str, Path] = {}

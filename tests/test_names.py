@@ -1,4 +1,4 @@
-"""The code has the names of its field: the private names that it once had are gone."""
+"""The code uses the terms of its field: names that were replaced do not return."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ _NAMES = """
     AskingSession TopicRows QuorumCheck IsrNews QuotaReports LineLimit
     tend foresee give_way stand_back
 """
-# Of the simulator alone: elsewhere these are plain words.
+# Only for the simulator; elsewhere these words have their usual meaning.
 _NAMES_OF_SIMULATOR = """
     eyes stage story stories trouble troubles defects hand room told tell
 """
@@ -43,7 +43,7 @@ def sources() -> list[Path]:
 
 
 def identifiers(tree: ast.Module) -> set[str]:
-    """Every name that is bound or used; the paths of modules in imports are not among them."""
+    """Return each name that is bound or used, without the module paths of imports."""
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -68,7 +68,7 @@ def has_word(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=PACKAGES)
 def names(request: pytest.FixtureRequest) -> set[tuple[str, str]]:
-    """Of one package: each identifier with the path of its file."""
+    """Return each identifier of one package with the path of its file."""
     return {
         (path.relative_to(ROOT).as_posix(), name)
         for path in sources()
