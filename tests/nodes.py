@@ -78,7 +78,7 @@ def eventually(check: Callable[[], T]) -> T:
 def free_port() -> int:
     """Return a free port that no other process gets from the system while this process lives.
 
-    A killed node thus finds its port free at its next start, and clients that connect to the port
+    So a killed node finds its port free at its next start, and clients that connect to the port
     meanwhile reach no other process.
     """
     return free_ports(())
@@ -100,7 +100,7 @@ def free_ports(offsets: Iterable[int]) -> int:
                 sock.close()
         else:
             _reserved.extend(held)
-            while len(_reserved) > MAX_RESERVED_PORTS:  # of tests that ended long ago
+            while len(_reserved) > MAX_RESERVED_PORTS:  # ports of tests that ended long ago
                 _reserved.popleft().close()
             return base
 

@@ -26,7 +26,7 @@ from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:9092"
-TIMEOUT_S = 3 * PATIENCE_S  # of one block
+TIMEOUT_S = 3 * PATIENCE_S  # time limit of one block
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -43,7 +43,7 @@ PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"
 
 
 def imported_by(tree: ast.AST, known: Collection[str]) -> set[str]:
-    """What is imported at the top, in functions, for types only, or named as a whole in a string.
+    """Return imports at the top, in functions and for types only, and names of modules in strings.
 
     The last is how modules are imported late (`importlib.import_module`); what a process of its own
     runs (`own_command`) is no import.

@@ -1,6 +1,6 @@
 """python -m tests.chaos --minutes 10 --seed 7: three nodes, clients, and one fault after the other.
 
-What did not hold is printed with the seed; the folder that is left has the nodes' logs (stderr).
+Violations are printed with the seed. The remaining folder has the nodes' logs (stderr).
 """
 
 import argparse
@@ -13,16 +13,18 @@ from pathlib import Path
 
 from tests.chaos.storm import FAULTS, Storm, show
 
-ROUND_FAULTS = 12  # then all is read back, and a new topic begun
+ROUND_FAULTS = 12  # faults until all records are checked, and the next topic begins
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="for how long, about")
+    parser.add_argument("--minutes", type=float, default=10, help="approximate duration")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 20))
-    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="these alone")
+    parser.add_argument(
+        "--fault", action="append", choices=sorted(FAULTS), help="only this fault; repeatable"
+    )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the nodes are stopped
     until = time.monotonic() + 60 * options.minutes
     seed = options.seed
     while time.monotonic() < until:

@@ -1,8 +1,8 @@
-"""TCP connections that pass through here, so that they can be cut as a network cuts them.
+"""TCP proxies that interrupt connections as a network partition does.
 
-While a link is cut nothing of what is sent over it arrives, nor that a connection was closed, and
-who connects hears nothing. What was on its way arrives when the link is whole again, unless the
-connections were reset meanwhile.
+While a link is interrupted, no bytes and no close of a connection arrive, and new connections get
+no response. Bytes in flight arrive when the link is restored, unless the connections were reset
+meanwhile.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CHUNK_BYTES: Final = 64 * 1024
 
 
 class Link:
-    """One listening port, and where it leads. Of a node that is down, connections are closed."""
+    """One listening port and its target. If the target is down, connections are closed."""
 
     def __init__(self, links: "Links", target: Callable[[], tuple[str, int]]) -> None:
         self._links = links
@@ -82,12 +82,12 @@ class Link:
             finally:
                 self._forget(to)
         except OSError:
-            pass  # nobody listens there
+            pass  # the target is down
         finally:
             self._forget(writer)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one side has closed, which the other side hears when the link is whole."""
+        """Copy until one side closes; the other side sees the close when the link is restored."""
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await self._whole.wait()
@@ -103,7 +103,7 @@ class Link:
 
 
 class Links:
-    """All links of a test, in one thread of their own."""
+    """All links of a test; their event loop runs in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -115,7 +115,7 @@ class Links:
         return asyncio.run_coroutine_threadsafe(step, self._loop).result(PATIENCE_S)
 
     def add(self, target: Callable[[], tuple[str, int]]) -> Link:
-        """A link that leads to wherever `target` says when somebody connects."""
+        """Return a new link; each connection goes to the current address from `target`."""
 
         async def make() -> Link:
             link = Link(self, target)
@@ -131,7 +131,7 @@ class Links:
                 link.close()
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others)
-            await asyncio.sleep(0)  # what was aborted has been closed then
+            await asyncio.sleep(0)  # aborted connections are closed in this step
 
         self.call(end())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,6 +1,6 @@
-"""Clients while things happen: producers of unique records, and a consumer that reads along.
+"""Clients during the faults: producers of unique records, and a consumer.
 
-A record's value is `<producer>.<number>`, filled up; each producer counts its own.
+A record's value is `<producer>.<number>`, padded; each producer numbers its records from 0.
 """
 
 import json
@@ -17,9 +17,9 @@ from tests.nodes import KAFKA, PATIENCE_S, missing_for_java, wait_until
 
 RECORD_BYTES: Final = 300
 MAX_WAITING: Final = 2000  # records of a producer that are not acknowledged yet
-BURST: Final = 3  # records between two looks at what was answered, and for how long one waits then
+BURST: Final = 3  # records between two polls for acknowledgements; PAUSE_S: time of one poll
 PAUSE_S: Final = 0.01
-# For ever, as far as a test goes: an error then is one that the client has not retried.
+# Longer than any fault: a delivery error is therefore one that the client does not retry.
 DELIVERY_TIMEOUT_MS: Final = 600_000
 CLIENT: Final = {
     "log_level": 0,
@@ -35,15 +35,15 @@ class Place(NamedTuple):
 
 
 class Sender:
-    """What one producer was told."""
+    """A producer, and the acknowledgements that it received."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.acknowledged: dict[Place, str] = {}
-        # Librdkafka also reports what it knows to be there by later ones of the sequence that were
-        # taken; the answer that had the offset is lost.
-        self.somewhere: dict[str, int] = {}  # the partition
-        self.counts: dict[int, int] = {}  # of acknowledged records, by partition
+        # Partitions of records acknowledged without an offset: librdkafka infers these from later
+        # sequence numbers that were accepted, if the response with the offset was lost.
+        self.somewhere: dict[str, int] = {}  # partition by value
+        self.counts: dict[int, int] = {}  # acknowledged records by partition
         self.errors: list[str] = []
 
     def _note(self, partition: int, offset: int | None, value: str) -> None:
@@ -60,15 +60,15 @@ class Sender:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Nothing more is sent; all that was has been answered."""
+        """Stop sending, and wait for the response to each record."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Nothing more is sent, whatever becomes of the rest."""
+        """Stop sending, without a response to the remaining records."""
 
 
 class Librdkafka(Sender):
-    """Idempotent, acks=all; partitions in turn."""
+    """A producer of librdkafka: idempotent, acks=all, partitions in rotation."""
 
     def __init__(self, name: str, **config: object) -> None:
         super().__init__(name)
@@ -100,7 +100,7 @@ class Librdkafka(Sender):
     def _run(self, topic: str, partitions: int) -> None:
         try:
             self._send(topic, partitions)
-        except KafkaException as error:  # a fatal one: the producer has given up
+        except KafkaException as error:  # a fatal error of the producer
             self.errors.append(f"fatal: {error}")
 
     def _send(self, topic: str, partitions: int) -> None:
@@ -114,7 +114,7 @@ class Librdkafka(Sender):
             self._producer.poll(PAUSE_S)
         left = self._producer.flush(PATIENCE_S)
         if left:
-            self.errors.append(f"{left} records were never answered")
+            self.errors.append(f"{left} records got no response")
 
     def end(self) -> None:
         self._done.set()
@@ -129,7 +129,7 @@ class Librdkafka(Sender):
 
 
 class Java(Sender):
-    """Kafka's own producer, by its VerifiableProducer, which would not retry unless told."""
+    """Kafka's own producer, run by its VerifiableProducer, whose default is no retries."""
 
     CONFIG: Final = {
         "enable.idempotence": "true",
@@ -138,12 +138,12 @@ class Java(Sender):
         "max.block.ms": DELIVERY_TIMEOUT_MS,
         "request.timeout.ms": 6000,
         "reconnect.backoff.max.ms": 500,
-        "batch.size": 1,  # without keys it fills a batch, then goes to another partition
+        "batch.size": 1,  # without keys it changes the partition after each full batch
     }
 
     def __init__(self, name: str, folder: Path, per_second: int = 150) -> None:
         super().__init__(name)
-        assert name.isdecimal(), "the tool takes a number as the prefix of its values"
+        assert name.isdecimal(), "the prefix of the tool's values must be a number"
         self._folder = folder
         self._per_second = per_second
 
@@ -185,11 +185,11 @@ class Java(Sender):
 
 
 class Reader:
-    """A consumer that reads along. What it was given once must stay; it may never be set back."""
+    """A consumer during the faults. Records it read must remain; its offsets must not go back."""
 
     def __init__(self) -> None:
         self.read: dict[Place, str] = {}
-        self.positions: dict[int, int] = {}  # the last offset read, by partition
+        self.positions: dict[int, int] = {}  # last read offset by partition
         self.errors: list[str] = []
         self._done = threading.Event()
 
@@ -227,7 +227,7 @@ def new_consumer(bootstrap: str, **config: object) -> Consumer:
 
 
 def note(message: Any, read: dict[Place, str], errors: list[str]) -> None:
-    """One more record was read, or an error that the client itself makes nothing of."""
+    """Store a record that was read, or an error that the client does not handle itself."""
     if error := message.error():
         errors.append(f"{message.partition()}: {error}")
         return
@@ -238,7 +238,7 @@ def note(message: Any, read: dict[Place, str], errors: list[str]) -> None:
 
 
 def read_all(bootstrap: str, topic: str, partitions: int) -> dict[Place, str]:
-    """Everything up to the ends of all partitions."""
+    """Return all records up to the current ends of all partitions."""
     consumer = new_consumer(bootstrap, **{"enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     read: dict[Place, str] = {}
@@ -260,7 +260,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[Place, str]:
 
 
 class Load:
-    """Everybody at once, on one topic."""
+    """All producers and the consumer, concurrently on one topic."""
 
     def __init__(self, senders: list[Sender], topic: str, partitions: int) -> None:
         self.senders = senders
@@ -282,7 +282,7 @@ class Load:
         self.reader.end()
 
     def wait_progress(self) -> None:
-        """Of each producer, more was acknowledged in every partition, and read."""
+        """Wait until each producer has more acknowledged records per partition, and more are read."""
         for sender in self.senders:
             self._wait_more(sender.counts, f"producer {sender.name}")
         self._wait_more(self.reader.positions, "the consumer")
@@ -304,7 +304,7 @@ class Load:
 
 
 def usual_senders(folder: Path) -> list[Sender]:
-    """Librdkafka twice, and Java where there is one."""
+    """Return two producers of librdkafka, and one of Java if it is installed."""
     senders: list[Sender] = [
         Librdkafka("0", linger_ms=0),
         Librdkafka("1", linger_ms=20, compression_type="lz4"),

@@ -1,7 +1,7 @@
-"""Three nodes that are controllers and workers, with what can happen to machines.
+"""Three nodes, each a controller and a worker, with the faults of machines.
 
-Whatever reaches a node from outside comes through a link: clients and followers through one for
-each node, and what controllers say to each other through one for each pair and direction.
+All traffic to a node goes through links: that of clients and followers through one link for each
+node, that between controllers through one link for each pair and direction.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Machines(Cluster):
         host, port = self[number].bootstrap.split(":")
         return host, int(port)
 
-    # Disks of their own, where file systems can be mounted
+    # A separate file system for each node, if file systems can be mounted
 
     def _mount(self, node: Node) -> bool:
         node.data_dir.mkdir()
@@ -82,11 +82,11 @@ class Machines(Cluster):
         return done.returncode == 0
 
     def fill_disk(self, number: int) -> None:
-        """Not one byte more can be written."""
+        """Fill the node's file system completely."""
         folder = self[number].data_dir
         with (folder / "ballast").open("wb", buffering=0) as file:
             room = os.statvfs(folder)
-            with contextlib.suppress(OSError):  # the node has taken some meanwhile
+            with contextlib.suppress(OSError):  # the node has written meanwhile
                 os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
             file.seek(0, os.SEEK_END)
             for size in (1 << 20, 4096):
@@ -98,7 +98,7 @@ class Machines(Cluster):
         (self[number].data_dir / "ballast").unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Nothing runs, nothing is mounted."""
+        """Kill all nodes, close the links, and unmount the file systems."""
         for number in self.paused:
             os.kill(self[number].pid, signal.SIGKILL)
         self.kill()
@@ -107,7 +107,7 @@ class Machines(Cluster):
             if os.path.ismount(node.data_dir):
                 subprocess.run(["umount", node.data_dir], check=True)
 
-    # What happens to machines
+    # Faults
 
     def up(self, *numbers: int) -> None:
         self.start(*numbers)
@@ -130,11 +130,11 @@ class Machines(Cluster):
         self.paused.discard(number)
 
     def links_of(self, number: int) -> list[Link]:
-        """All by which it is reached, and by which it reaches other controllers."""
+        """Return all links to this node, and those from it to other controllers."""
         pairs = [link for pair, link in self.quorum_links.items() if number in pair]
         return [self.client_links[number], *pairs]
 
-    # What they say
+    # Requests to the nodes
 
     def _ask(self, number: int, api: ApiKey, version: int, message: Message) -> Any:
         with socket.create_connection(self._client_address(number), ASK_TIMEOUT_S) as sock:
@@ -144,7 +144,7 @@ class Machines(Cluster):
                 return decode_response(api, version, memoryview(stream.read(size)))[1]
 
     def _ask_any(self, api: ApiKey, version: int, message: Message) -> Any:
-        """The answer of one that runs; None where nobody answers."""
+        """Return the response of the first running node that responds; None if none does."""
         for number in NUMBERS:
             if number not in self.down | self.paused:
                 try:
@@ -179,7 +179,7 @@ class Machines(Cluster):
         return wait_until(known, what="an active controller")
 
     def wait_in_sync(self, topic: str) -> None:
-        """Every partition has all its replicas in sync."""
+        """Wait until all replicas of each partition are in sync."""
 
         def in_sync() -> bool:
             found = self.partitions(topic).values()

@@ -1,14 +1,14 @@
-"""One thing after another happens to three nodes while clients work on them, and what must hold.
+"""Faults of three nodes while clients use them, one after the other, and the invariants:
 
-    acknowledged    is there at its offset, once, in the order of sending
-    not (yet)       is there once or not at all: the producers are idempotent
-    read once       stays: whoever reads along has seen nothing that went away later
-    clients         retry by themselves whatever they are told, and get on after every fault
-    replicas        have the same bytes when all is over
-    nodes           stop in order, and none of them ever tells of a bug
+    acknowledged record       exists at its offset, once, in the order of sending
+    unacknowledged record     exists at most once: the producers are idempotent
+    record read               remains: the consumer never read a record that is missing later
+    clients                   retry all errors themselves, and make progress after each fault
+    replicas                  have the same bytes at the end
+    nodes                     stop cleanly, and no log reports a bug
 
-Which faults, in which order, for how long and to whom is drawn from one number; what then happens
-in which order is not, as these are processes.
+One seed determines the faults, their order, durations and nodes. The order of events in the
+processes is not repeatable.
 """
 
 import json
@@ -50,7 +50,7 @@ class Storm:
         self.load.begin(self.machines.bootstrap)
 
     def happen(self, name: str) -> dict[str, Any]:
-        """The fault has been and gone, all replicas are in sync, and every client has got on."""
+        """Run the fault; wait until all replicas are in sync and each client made progress."""
         began = time.monotonic()
         what = FAULTS[name](self)
         over = time.monotonic()
@@ -66,7 +66,7 @@ class Storm:
         }
 
     def end(self) -> dict[str, Any]:
-        """Clients and nodes have stopped; AssertionError where something did not hold."""
+        """Stop clients and nodes. Raises AssertionError if an invariant is violated."""
         self.load.end()
         assert not self.load.errors(), self.load.errors()[:5]
         self.machines.wait_in_sync(self.topic)
@@ -84,7 +84,7 @@ class Storm:
         return {"acknowledged": acknowledged, "found": len(found)}
 
     def remove(self) -> None:
-        """Whatever happened, nothing of it runs any more."""
+        """End all clients and nodes, in any state."""
         self.load.abandon()
         self.machines.remove()
 
@@ -92,7 +92,7 @@ class Storm:
         for node in self.machines.nodes.values():
             assert not _BUG.search(node.errors.read_text()), node.errors
 
-    # Whom it hits
+    # Nodes of the next fault
 
     def leader(self) -> int:
         return self.machines.leader(self.topic, self.random.randrange(PARTITIONS))
@@ -106,18 +106,18 @@ class Storm:
         return seconds
 
 
-# What must hold
+# Invariants
 
 
 def check_kept(known: dict[Place, str], found: dict[Place, str]) -> None:
-    """What was acknowledged, or read, is where it was said to be."""
+    """Check that acknowledged and read records are at their offsets."""
     wrong = {place: value for place, value in known.items() if found.get(place) != value}
     shown = [(*place, value, found.get(place)) for place, value in sorted(wrong.items())[:5]]
     assert not wrong, f"{len(wrong)} of {len(known)} lost or changed: {shown}"
 
 
 def check_there(known: dict[str, int], found: dict[Place, str]) -> None:
-    """What was acknowledged without its offset is in its partition."""
+    """Check that records acknowledged without an offset are in their partition."""
     there = {(value, place.partition) for place, value in found.items()}
     lost = [value for value, partition in known.items() if (value, partition) not in there]
     assert not lost, f"{len(lost)} of {len(known)} lost: {lost[:5]}"
@@ -125,7 +125,7 @@ def check_there(known: dict[str, int], found: dict[Place, str]) -> None:
 
 def check_once_and_in_order(found: dict[Place, str]) -> None:
     twice = [value for value, count in Counter(found.values()).items() if count > 1]
-    assert not twice, f"{len(twice)} records are there more than once: {twice[:5]}"
+    assert not twice, f"{len(twice)} records exist more than once: {twice[:5]}"
     last: dict[tuple[int, str], int] = defaultdict(lambda: -1)
     for place in sorted(found):
         producer, _, number = found[place].partition(".")
@@ -135,7 +135,7 @@ def check_once_and_in_order(found: dict[Place, str]) -> None:
 
 
 def check_replicas(data_dirs: Iterable[Path]) -> None:
-    """Batch by batch, all replicas of a partition are the same."""
+    """Check that all replicas of each partition have the same batches."""
     logs = [
         {path.name: replica(path) for path in folder.iterdir() if path.name.startswith("chaos-")}
         for folder in data_dirs
@@ -155,7 +155,7 @@ def replica(folder: Path) -> list[bytes]:
     ]
 
 
-# What happens
+# Faults
 
 
 def kill_leader(storm: Storm) -> str:
@@ -167,7 +167,7 @@ def kill_leader(storm: Storm) -> str:
 
 
 def kill_leader_and_controller(storm: Storm) -> str:
-    """Both in one process, as all are leaders of something."""
+    """Kill the active controller, which also leads a partition, as each node does."""
     number = storm.machines.quorum_leader()
     storm.machines.crash(number)
     storm.wait_s(0.2, 1.5)
@@ -176,7 +176,7 @@ def kill_leader_and_controller(storm: Storm) -> str:
 
 
 def kill_two(storm: Storm) -> str:
-    """No majority is left, and no partition has its min.insync.replicas."""
+    """Kill two nodes: the quorum has no majority, and each partition is under min ISR."""
     numbers = storm.random.sample(NUMBERS, 2)
     for number in numbers:
         storm.machines.crash(number)
@@ -194,7 +194,7 @@ def kill_all(storm: Storm) -> str:
 
 
 def kill_again_while_it_starts(storm: Storm) -> str:
-    """Before it is in sync again it is gone again, and another with it."""
+    """Kill a leader, and kill it again with another node before it is back in sync."""
     number = storm.leader()
     storm.machines.crash(number)
     storm.wait_s(0, 0.3)
@@ -207,7 +207,7 @@ def kill_again_while_it_starts(storm: Storm) -> str:
 
 
 def pause(storm: Storm) -> str:
-    """Shorter or longer than its session with the controller lasts."""
+    """Pause a node for less or more time than its session with the controller lasts."""
     number = storm.machines.quorum_leader() if storm.random.random() < 0.4 else storm.leader()
     storm.machines.pause(number)
     seconds = storm.wait_s(0.3 * SESSION_S, 1.6 * SESSION_S)
@@ -232,7 +232,7 @@ def roll(storm: Storm) -> str:
 
 
 def cut(storm: Storm) -> str:
-    """Nobody reaches it, and it reaches no controller; what it asks of other workers it is told."""
+    """Isolate a node: requests to it and to other controllers fail, its fetches succeed."""
     number = storm.machines.quorum_leader() if storm.random.random() < 0.4 else storm.any()
     links, reset = storm.machines.links_of(number), storm.random.random() < 0.5
     for link in links:
@@ -244,7 +244,7 @@ def cut(storm: Storm) -> str:
 
 
 def cut_two_controllers(storm: Storm) -> str:
-    """These two do not hear each other; the third hears both."""
+    """Isolate two controllers from each other; the third reaches both."""
     one, other = storm.random.sample(NUMBERS, 2)
     links = [storm.machines.quorum_links[pair] for pair in ((one, other), (other, one))]
     for link in links:

@@ -1,4 +1,4 @@
-"""Some faults, others each time, one after the other: `python -m tests.chaos` goes on for long."""
+"""A random selection of faults in sequence; `python -m tests.chaos` runs for longer."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts a cluster of o
 FAULT_COUNT = 7
 
 
-@pytest.mark.timeout(3600)  # each fault has the patience of a test
+@pytest.mark.timeout(3600)  # each fault may take PATIENCE_S
 def test_what_was_acknowledged_survives_whatever_happens_to_nodes(tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", Random().randrange(1 << 20)))
     show({"seed": seed})  # CHAOS_SEED=... draws the same faults
