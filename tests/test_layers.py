@@ -45,8 +45,8 @@ PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"
 def imported_by(tree: ast.AST, known: Collection[str]) -> set[str]:
     """Return imports at the top, in functions and for types only, and names of modules in strings.
 
-    The last is how modules are imported late (`importlib.import_module`); what a process of its own
-    runs (`own_command`) is no import.
+    Such names are late imports (`importlib.import_module`). A module that a separate process runs
+    (`own_command`) is not an import.
     """
     found = set()
     elsewhere = {
@@ -195,7 +195,7 @@ def test_a_folder_has_few_modules() -> None:
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_says_what_it_is(package: str) -> None:
-    """And, below a top package, what may be imported there, what may be touched, where to start."""
+    """Below a top package the docstring names the allowed imports and I/O, and where to start."""
     text = ast.get_docstring(ast.parse(MODULES[package].read_text())) or ""
     first, _, rest = text.partition("\n")
     assert first.endswith(".")

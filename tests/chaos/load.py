@@ -282,7 +282,7 @@ class Load:
         self.reader.end()
 
     def wait_progress(self) -> None:
-        """Wait until each producer has more acknowledged records per partition, and more are read."""
+        """Wait until all producers and the consumer have made progress in each partition."""
         for sender in self.senders:
             self._wait_more(sender.counts, f"producer {sender.name}")
         self._wait_more(self.reader.positions, "the consumer")
