@@ -62,7 +62,7 @@ class Wait(Enum):
 class RequestPipeline:
     """Requests of one connection and their queued responses.
 
-    Calls `on_ready` when the first response in the queue becomes ready.
+    `on_ready` is called when the first response in the queue becomes ready.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""DescribeConfigs (32): configs in force, and the source of each. KIP-133, KIP-226, KIP-569."""
+"""DescribeConfigs (32): effective configs, and the source of each. KIP-133, KIP-226, KIP-569."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ElectLeaders (43): elects preferred leaders, or unclean ones if no ISR is left. KIP-183, 460."""
+"""ElectLeaders (43): preferred leader elections, or unclean ones without an ISR. KIP-183, 460."""
 
 from __future__ import annotations
 

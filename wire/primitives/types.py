@@ -1,8 +1,8 @@
 """Types of message fields that have no Python type: UUIDs, buffers, records.
 
 A topic id, directory id or incarnation id is a `Uuid`: 16 bytes, as on the wire. Building a
-`uuid.UUID` would take longer than building the message around it. Output for people shows Kafka's
-form: base64url, 22 characters.
+`uuid.UUID` would take longer than building the message around it. Logs and command output have
+Kafka's text form: base64url, 22 characters.
 """
 
 import base64

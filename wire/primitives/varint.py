@@ -33,7 +33,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_varlong(data: bytes, position: int) -> tuple[int, int]:
-    """Read a 64-bit value; otherwise as `read_varint`."""
+    """Return the 64-bit value at `position` and the position after it, as `read_varint` does."""
     first = data[position]
     if first < 0x80:
         return (first >> 1) ^ -(first & 1), position + 1

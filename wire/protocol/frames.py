@@ -17,7 +17,7 @@ _read_size = struct.Struct(">i").unpack_from
 # Other protocols that clients send by mistake, by the first bytes of the stream.
 _STRANGERS: Final = (
     (b"\x16\x03", "TLS where plaintext was expected"),
-    (b"\x15\x03", "TLS, but received plaintext"),
+    (b"\x15\x03", "TLS (it sent an alert about our plaintext)"),
     (b"HTTP", "HTTP"),
     (b"GET ", "HTTP"),
     (b"HEAD", "HTTP"),
@@ -55,7 +55,7 @@ class BufferPool:
                 self._free.append(buffer)
 
     def lost(self) -> None:
-        """Count a buffer as not returned, because views of it may still be in use."""
+        """Count a lent buffer as lost: views of it may be in use, so the pool cannot reuse it."""
         self.lent -= 1
 
 
@@ -158,7 +158,7 @@ class FrameBuffer:
             self._move_to(self._small_buffer())
 
     def shrink(self) -> None:
-        """Return a pooled buffer in any case, by copying its pending bytes.
+        """Return the pooled buffer to the pool, after a copy of its pending bytes.
 
         For a stream that may wait long for its next bytes.
         """

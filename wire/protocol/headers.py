@@ -76,14 +76,16 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     except (struct.error, IndexError, Malformed, UnicodeDecodeError) as error:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > len(frame):
-        raise WireError("request header: it is incomplete")
+        raise WireError("request header: the header is too short")
     return RequestHeader(api_key, version, correlation_id, client_id), position
 
 
 def _header_fault(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "client_id is not UTF-8"
-    return "tagged fields are malformed" if isinstance(error, Malformed) else "it is incomplete"
+    return (
+        "tagged fields are malformed" if isinstance(error, Malformed) else "the header is too short"
+    )
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> bytes:
@@ -124,7 +126,7 @@ def encode_response_in_pieces(
         parts += join_runs(some, holes)
         yield
     del some
-    while pieces:  # in steps: to free them all at once would take long, too
+    while pieces:  # in steps, because freeing all of them at once takes long, too
         del pieces[-_PIECES_JOINED:]
         yield
     parts[0] = _frame_start(api, version, correlation_id, size)
@@ -179,7 +181,7 @@ def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int,
 def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[int, M]:
     """Return the correlation id and the message of a response frame (without its size).
 
-    An ApiVersions response with UNSUPPORTED_VERSION has the format of version 0 and is decoded so.
+    An ApiVersions response with UNSUPPORTED_VERSION is decoded as version 0, whose format it has.
     Raises WireError if the frame is malformed.
     """
     is_api_versions = cls.API == ApiKey.API_VERSIONS
@@ -195,7 +197,7 @@ def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[i
             if error_code == ErrorCode.UNSUPPORTED_VERSION:
                 version = 0
     except (struct.error, IndexError, Malformed):
-        raise WireError("response header: it is incomplete or malformed") from None
+        raise WireError("response header: the header is too short or malformed") from None
     message, end = decoder(cls, version)(frame, position)
     if end != len(frame):
         raise WireError(f"{cls.__name__} v{version}: {len(frame) - end} bytes after the message")

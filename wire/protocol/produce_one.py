@@ -35,7 +35,7 @@ ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]]]
 def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | None:
     """Return the request whose body begins at `position`.
 
-    None if the request has another form or is malformed.
+    Return None if the request has another form or is malformed.
     """
     try:
         if version < FIRST_FLEXIBLE:

@@ -153,7 +153,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise _wrong_magic(magic)
     size += _PREFIX_BYTES
     if size < HEADER_BYTES:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {size} bytes is too small")
     return _new_tuple(
         BatchHeader,
         (
@@ -191,7 +191,7 @@ def _wrong_magic(magic: int) -> KafkaError:
             ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
             f"message format v{magic} is not supported; use v2",
         )
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"magic {magic}")
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the record batch has the unknown magic {magic}")
 
 
 def batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
@@ -247,7 +247,7 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
     if header.batch_bytes > len(buffer) - position:
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"a record batch of {header.batch_bytes} bytes, but {len(buffer) - position} are left",
+            f"only {len(buffer) - position} of {header.batch_bytes} bytes of a record batch",
         )
     if batch_crc(buffer, position, header.batch_bytes) != header.crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
@@ -261,13 +261,13 @@ def _check_produced(header: BatchHeader) -> None:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
     count = header.record_count
     if count < 1 or header.last_offset_delta != count - 1:
-        problem = f"{count} records, last offset delta {header.last_offset_delta}"
+        problem = f"{count} records with the last offset delta {header.last_offset_delta}"
     elif attributes & _NOT_FOR_PRODUCERS:
         problem = f"attributes {attributes:#x} have a bit that only workers set"
     elif header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         problem = f"producer id {header.producer_id} without epoch or sequence"
     elif attributes & TRANSACTIONAL and header.producer_id < 0:
-        problem = "transactional, without a producer id"
+        problem = "a transactional batch without a producer id"
     else:
         return
     raise KafkaError(ErrorCode.INVALID_RECORD, problem)
@@ -311,7 +311,7 @@ def set_max_timestamp(
 
 class BatchState(Enum):
     WHOLE = "whole"
-    TORN = "torn"  # the buffer ends inside it, according to its size field
+    TORN = "torn"  # the buffer ends inside the batch, according to its size field
     CORRUPT = "corrupt"
 
 
@@ -324,14 +324,14 @@ class Scan(NamedTuple):
 def scan(buffer: Buffer, position: int = 0) -> Scan:
     """Check the stored batch at `position`; return the result instead of raising."""
     if len(buffer) - position < HEADER_BYTES:
-        return Scan(BatchState.TORN, None, f"{len(buffer) - position} bytes of a header")
+        return Scan(BatchState.TORN, None, f"only {len(buffer) - position} bytes of a header")
     try:
         header = parse_header(buffer, position)
     except KafkaError as error:
         return Scan(BatchState.CORRUPT, None, error.message)
     if header.batch_bytes > len(buffer) - position:
         have = len(buffer) - position
-        return Scan(BatchState.TORN, header, f"{have} of {header.batch_bytes} bytes")
+        return Scan(BatchState.TORN, header, f"only {have} of {header.batch_bytes} bytes")
     if batch_crc(buffer, position, header.batch_bytes) != header.crc:
         return Scan(BatchState.CORRUPT, header, "the checksum does not match")
     if problem := stored_problem(header):

@@ -47,7 +47,7 @@ def compress_pieces(
 ) -> Iterator[tuple[int, bytes]]:
     """Compress the concatenated pieces, holding one at a time.
 
-    Yields for each step the number of input bytes and the output bytes.
+    Yield the number of input bytes and the output bytes of each step.
     """
     pieces = iter(pieces)
     first = next(pieces, b"")
@@ -219,7 +219,7 @@ def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
         (size,) = _SIZE.unpack_from(data, position)
         position += _SIZE.size
         if size > end - position:
-            raise WireError(f"snappy: a block of {size} bytes, but {end - position} are left")
+            raise WireError(f"snappy: only {end - position} of {size} bytes of a block")
         yield data[position : position + size]
         position += size
 
@@ -253,8 +253,8 @@ def _unsnappy_size(block: memoryview) -> int:
 def piece_sizes(codec: Codec, data: Buffer) -> Iterator[int]:
     """Yield the size of each piece of `decompressed` that may exceed PIECE_BYTES.
 
-    These are the sizes that snappy blocks claim; nothing is decompressed. Raises WireError if a
-    block is malformed.
+    These are the sizes in the headers of snappy blocks; nothing is decompressed. Raises WireError
+    if a block is malformed.
     """
     if codec is not Codec.SNAPPY:
         return

@@ -130,7 +130,7 @@ def record_pieces(
 def _fed(
     pieces: Iterable[bytes], walk: RecordWalk, feed: Callable[[bytes], int]
 ) -> Iterator[bytes]:
-    """Feed the pieces to the walk. Yields what was fed: whole records, and the start of one.
+    """Feed the pieces to the walk. Yield the fed bytes: whole records, and the start of one.
 
     Each step takes one piece. A piece that does not complete a record is kept for the next step,
     which yields b"" for it.
@@ -175,7 +175,7 @@ def _fed_plain(
 def check_records(
     buffer: Buffer, position: int, header: BatchHeader, walk: RecordWalk
 ) -> Iterator[int]:
-    """Check the records of a producer's batch in steps. Yields the bytes of records of each step.
+    """Check the records of a producer's batch in steps. Yield the bytes of records of each step.
 
     `walk` collects the timestamps and null keys; all records are valid when the iterator ends.
     Raises WireError, which names the record, for a malformed record, a wrong number of records, or
@@ -223,9 +223,9 @@ def record_fields(
     fields: "array[int]",
     take_in: Callable[[bytes | memoryview, int], None],
 ) -> Iterator[None]:
-    """Walk over a stored batch without an object per record. Yields after each piece.
+    """Walk over a stored batch without an object per record. Yield after each piece.
 
-    Calls `take_in(data, count)` when `fields` holds the next `count` records (see
+    Call `take_in(data, count)` when `fields` holds the next `count` records (see
     `RecordWalk.fields`); their positions are relative to `data`. Raises WireError at a malformed
     record, after `take_in` got all records before it.
     """
@@ -327,7 +327,7 @@ def find_timestamp(
 ) -> tuple[int, int] | None:
     """Return offset and timestamp of the first record with a timestamp >= `timestamp_ms`.
 
-    Records below `start_offset` are ignored. None if there is no such record.
+    Records below `start_offset` are ignored. Return None if there is no such record.
     """
     header = parse_header(buffer, position)
     if header.max_timestamp < timestamp_ms:
@@ -343,7 +343,7 @@ def find_max_timestamp(
 ) -> tuple[int, int] | None:
     """Return offset and timestamp of the first record with the maximum timestamp.
 
-    Records below `start_offset` are ignored. None if there is no record.
+    Records below `start_offset` are ignored. Return None if there is no record.
     """
     header = parse_header(buffer, position)
     times = _times(buffer, position, header)

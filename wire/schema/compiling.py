@@ -39,7 +39,7 @@ PIECE_NUMBERS: Final = 4096
 
 
 class Source:
-    """Source text of one function, and the constants that it refers to."""
+    """Source text of one function under construction, and the constants that the text names."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

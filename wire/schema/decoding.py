@@ -36,7 +36,7 @@ DecoderInPieces = Callable[[memoryview, int], Generator[None, None, tuple[Any, i
 _BULK_MIN_ITEMS: Final = 3  # below, setting up `iter_unpack` costs more than it saves
 
 
-class Malformed(Exception):  # noqa: N818 - never leaves this module
+class Malformed(Exception):  # noqa: N818 - never leaves `wire`
     """Raised inside a decoder if the bytes are malformed; `explain` names the field."""
 
 

@@ -83,7 +83,7 @@ class Field:
         item: "type[Struct] | str | None" = None,
         may_be_encoded: bool = False,
     ) -> None:
-        """`may_be_encoded`: the array accepts items encoded by `item_encoder`."""
+        """Create a field. `may_be_encoded`: its array accepts items encoded by `item_encoder`."""
         self.name = ""
         self.kind = kind
         self.versions = Versions.parse(versions)

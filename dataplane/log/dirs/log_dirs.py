@@ -381,7 +381,7 @@ class LogDirs:
     ) -> AsyncIterator[Mapping[Partition, StorageError]]:
         """Hold the checkpoints on disk at or below `kept` while the block truncates these logs.
 
-        Yields the logs that must not be truncated, because their directory cannot be written.
+        Yield the logs that must not be truncated, because their directory cannot be written.
         """
         by_dir: dict[LogDir, dict[Partition, LogOffsets]] = {}
         for at, offsets in kept.items():

@@ -143,7 +143,7 @@ def test_headers_cut_short_are_wire_errors() -> None:
         (struct.pack(">hhih", 0, 3, 1, -2), "client_id has the length -2"),
         (struct.pack(">hhih", 0, 3, 1, 2) + b"\xff\xff", "client_id is not UTF-8"),
         (struct.pack(">hhih", 0, 9, 1, -1) + b"\2\1\0\1\0", "tagged fields are malformed"),
-        (struct.pack(">hhih", 0, 9, 1, -1) + b"\1\1\x7f", "it is incomplete"),
+        (struct.pack(">hhih", 0, 9, 1, -1) + b"\1\1\x7f", "the header is too short"),
     ],
 )
 def test_damaged_headers_are_wire_errors(frame: bytes, text: str) -> None:

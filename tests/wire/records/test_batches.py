@@ -91,7 +91,7 @@ CORRUPT, INVALID = ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD
         pytest.param(sample() + sample(), INVALID, "first batch", id="two"),
         pytest.param(sample() + b"abc", INVALID, "first batch", id="tail"),
         pytest.param(
-            rewritten(sample(), last_offset_delta=5), INVALID, "3 records, last", id="delta"
+            rewritten(sample(), last_offset_delta=5), INVALID, "3 records with", id="delta"
         ),
         pytest.param(rewritten(sample(), last_offset_delta=-1), INVALID, "delta -1", id="delta_-1"),
         pytest.param(rewritten(sample(), record_count=0), INVALID, "0 records", id="count_0"),
