@@ -1,6 +1,6 @@
 """Frames of an established stream, each authenticated and checked for its sequence number.
 
-    size of what follows 4 | sequence 8 | MAC 16 | message
+    size of the rest 4 | sequence 8 | MAC 16 | message
 
 The MAC is HMAC-SHA256, truncated to 16 bytes, with the key of this direction, over the size, the
 sequence number and the message. The receiver therefore detects a frame that was changed, repeated,

@@ -143,7 +143,7 @@ class RpcClient:
         pending = self._pending.get(reply.call_id)
         if pending is None:
             if reply.call_id >= self._next_id:
-                raise WireError(f"reply: there is no call {reply.call_id}")
+                raise WireError(f"reply: no call has the id {reply.call_id}")
             return  # the call has expired or was cancelled
         pending.reply = reply
         pending.done.set()

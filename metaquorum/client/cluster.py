@@ -129,7 +129,7 @@ class Cluster:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self._bootstrap = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else bootstrap
-        # Throttle times in the answers, by API name (Produce, Fetch, ...).
+        # Throttle times in the responses, by API name (Produce, Fetch, ...).
         self.throttle_times: dict[str, ThrottleTimes] = {}
         self._first: BrokerConnection | None = None
         self._connections: dict[int, BrokerConnection] = {}
@@ -390,7 +390,7 @@ class Cluster:
     ) -> Answers[T]:
         """Call `ask` with each leader and its partitions; return the answer for each partition.
 
-        Partitions with retriable errors are asked again after a metadata refresh, until the
+        Partitions with retriable errors are retried after a metadata refresh, until the
         deadline. A leader that cannot be reached is retried for FAILOVER_S seconds, after which
         UnreachableError is raised.
         """

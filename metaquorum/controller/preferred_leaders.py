@@ -3,7 +3,7 @@
 A worker that returns after a failure leads no partition: other workers took over and keep leading.
 Periodically, the active controller looks for workers with an imbalance: of the partitions that
 prefer the worker (it is their first replica), other workers lead a larger share than
-leader.imbalance.per.broker.percentage. Where the worker is live and in sync it becomes the leader
+leader.imbalance.per.broker.percentage. If the worker is live and in sync it becomes the leader
 again, in steps small enough that clients notice little.
 
 Source: Kafka's KafkaController.checkAndTriggerAutoLeaderRebalance (the percentage, which KRaft left

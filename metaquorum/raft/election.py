@@ -1,18 +1,19 @@
 """Election timeouts and pre-votes of a voter that does not lead.
 
     no leader message for 0.5 to 1 s, or 0 to 50 ms after the leader's connection closed
-        -> pre-vote: would you vote for me in the next term?         no state has changed yet
+        -> pre-vote: asks for votes in the next term, without a change of state
         -> granted by a majority: candidate in the next term (the library's part from here on)
-        -> not granted, or not elected: asks again after a short time
+        -> not granted, or not elected: retries after a short time
 
 If two voters ask at the same time, the one with the shorter log (with equal logs, the lower id)
 yields: it grants the other's pre-vote and does not ask for a short time. So the votes do not split.
 
-A voter grants a pre-vote if the asking voter's log is not behind its own, and it has no leader: no
-recent leader message on a connection that is still open. So a voter that was partitioned, or that
-lost only its connection to the leader, does not disturb the quorum when it returns: its term is
-unchanged, and the leader's followers refuse. Without pre-votes (the library has none) it would
-return with a later term each time and depose the leader. Source: Raft thesis, 9.6.
+A voter grants a pre-vote if the sender's log is at least as up-to-date as its own, and it has no
+leader: no recent leader message on a connection that is still open. So a voter that was
+partitioned, or that lost only its connection to the leader, does not disturb the quorum when it
+returns: its term is unchanged, and the leader's followers refuse. Without pre-votes (the library
+has none) it would return with a later term each time and depose the leader. Source: Raft thesis,
+9.6.
 """
 
 import math

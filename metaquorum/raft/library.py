@@ -277,7 +277,7 @@ class Library:
         )
 
     def heard(self, leader_id: int, term: int) -> None:
-        """Follow that leader, without any claim about its log."""
+        """Follow that leader, without assuming anything about its log."""
         self._receive(
             leader_id,
             {"type": "append_entries", "term": term, "commit_index": 0, "serialized": None},

@@ -1,6 +1,6 @@
 """Messages between voters: msgpack arrays of a type number and the fields.
 
-    1  PreVoteRequest         would you vote for me in this term?
+    1  PreVoteRequest         asks whether the peer would vote for the sender
     2  PreVoteResponse
     3  VoteRequest            from a candidate
     4  VoteResponse           a granted vote; a refused vote is not answered

@@ -83,7 +83,9 @@ class DiskState:
                 batch = decode_batch(entry.payload)
                 took_effect = await self._machine.apply(entry.term, batch)
             except RecordError as error:
-                raise StorageError(f"entry {entry.index} in {self._directory}: {error}") from None
+                raise StorageError(
+                    f"cannot apply entry {entry.index} in {self._directory}: {error}"
+                ) from None
         self.applied = LogPosition(entry.index, entry.term)
         self.bytes_since_snapshot += len(entry.payload)
         return took_effect

@@ -475,7 +475,8 @@ class RaftVoter:
         except OSError as error:
             # The journal has all entries; the next interval tries again.
             logger.warning(
-                "cannot write a metadata snapshot to %s: %s; the next attempt follows more changes",
+                "cannot write a metadata snapshot to %s: %s;"
+                " the next attempt comes after more changes",
                 self._directory,
                 error,
             )

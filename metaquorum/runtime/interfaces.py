@@ -65,7 +65,7 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Make bytes and size survive a power loss (fdatasync). Blocking: call by `Disk.run`."""
+        """Make bytes and size survive a power loss (fdatasync). Blocking: call in `Disk.run`."""
 
     def is_cached(self, size: int, position: int) -> bool:
         """Return whether a read there would be served from memory; True if that is unknown."""
@@ -120,13 +120,13 @@ class Disk(Protocol):
     def remove_tree(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder survive a power loss. Blocking: call by `Disk.run`."""
+        """Make the names in a folder survive a power loss. Blocking: call in `Disk.run`."""
 
     def sync_all(self, path: str) -> bool:
         """Make all bytes written to the file system of `path` survive a power loss.
 
         Returns False, without an effect, if the system does not support this or does not report
-        failed writes. Faster than `sync` of thousands of files. Blocking: call by `Disk.run`.
+        failed writes. Faster than `sync` of thousands of files. Blocking: call in `Disk.run`.
         """
 
     def boot_id(self) -> str:
@@ -230,7 +230,7 @@ def write_atomically(disk: Disk, path: str, data: Buffer, *, private: bool = Fal
     """Replace the file at `path` by `data`, atomically and durably.
 
     After OSError or a power loss the file has either its old or its new content. `private`: only
-    the user of this process may read the file. Blocking: call by `Disk.run`.
+    the user of this process may read the file. Blocking: call in `Disk.run`.
     """
     temporary = path + ".tmp"
     file = disk.create_private(temporary) if private else disk.open(temporary, create=True)

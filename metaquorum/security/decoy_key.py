@@ -26,7 +26,7 @@ def derived_decoy_key(secret: bytes) -> bytes:
 def kept_decoy_key(disk: Disk, data_dir: str, random: Random) -> bytes:
     """Return the key stored in `data_dir`; create it at the first call.
 
-    `random` must be cryptographically secure. Blocking: call by `Disk.run`. Raises StorageError if
+    `random` must be cryptographically secure. Blocking: call in `Disk.run`. Raises StorageError if
     the file cannot be read or written.
     """
     path = os.path.join(data_dir, DECOY_KEY)

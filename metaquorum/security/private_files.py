@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def keep_private(disk: Disk, paths: Iterable[str]) -> None:
     """Restrict these files and folders to the user of this process.
 
-    Logs a warning for files that another user owns. Blocking: call by `Disk.run`. Raises OSError
+    Logs a warning for files that another user owns. Blocking: call in `Disk.run`. Raises OSError
     if the disk fails.
     """
     opened: list[str] = []

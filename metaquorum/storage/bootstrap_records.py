@@ -19,13 +19,13 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 def write_first_records(disk: Disk, data_dir: str, records: Sequence[MetadataRecord]) -> None:
-    """Write the file durably. Blocking: call by `Disk.run`. Raises OSError if the disk fails."""
+    """Write the file durably. Blocking: call in `Disk.run`. Raises OSError if the disk fails."""
     text = "".join(encode_record(record).hex() + "\n" for record in records)
     write_atomically(disk, os.path.join(data_dir, FIRST_RECORDS), text.encode(), private=True)
 
 
 def read_first_records(disk: Disk, data_dir: str) -> list[MetadataRecord]:
-    """Return the records; an empty list if there is no file. Blocking: call by `Disk.run`.
+    """Return the records; an empty list if there is no file. Blocking: call in `Disk.run`.
 
     Raises StorageError if the file is damaged.
     """

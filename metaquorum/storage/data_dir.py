@@ -92,7 +92,7 @@ def open_storage(
     """Lock a data directory and check its identity; format an empty one.
 
     `owner` names the locking process ("process 4711"). `cluster_id` None: accept the cluster id in
-    the directory, or create one if this node `may_found` a cluster. Blocking: call by `Disk.run`.
+    the directory, or create one if this node `may_found` a cluster. Blocking: call in `Disk.run`.
     Raises StorageIdentityError if this node may not use the directory, and StorageError if the
     disk fails.
     """
@@ -164,7 +164,7 @@ def _format(disk: Disk, data_dir: str, properties: MetaProperties) -> None:
     strangers = [name for name in disk.list(data_dir) if name not in _NO_DATA]
     if strangers:
         raise StorageIdentityError(
-            f"{data_dir} contains {strangers[0]} but no {META_PROPERTIES}, so that its node is"
+            f"{data_dir} contains {strangers[0]} but no {META_PROPERTIES}, so its node is"
             " unknown; choose an empty directory"
         )
     _sync_parents(disk, data_dir)

@@ -68,7 +68,7 @@ def read_frame(magic: bytes, data: Buffer, position: int) -> Frame | None:
 
 
 def is_torn(magic: bytes, data: bytes, position: int) -> bool:
-    """Return whether the bytes after `position`, which are no valid frame, were never synced."""
+    """Return whether the bytes after `position`, which are not a valid frame, were never synced."""
     size = frame_bytes(magic, data[position : position + HEADER_BYTES])
     end = len(data) if size is None else position + size
     if end > len(data) or len(data) - position < HEADER_BYTES:

@@ -11,7 +11,7 @@ Order of disk operations, with a possible power loss between any two:
     roll        write a `.tmp` with the first frame; fdatasync; rename; sync the folder; only then
                 use the segment
     removal     remove the oldest segment; sync the folder; then the next
-    opening     remove stray `.tmp` files; cut off a torn tail; write the last frame again (after a
+    opening     remove stray `.tmp` files; remove a torn tail; write the last frame again (after a
                 failed fdatasync the kernel considers the pages clean, though the disk never got
                 them); fdatasync; sync the folder; only then use the journal
 
@@ -88,7 +88,7 @@ class Journal:
         self._total_bytes = 0
         self._staged: list[Op] = []
         self._failure: str | None = "it is not open"
-        self.torn_bytes = 0  # size of the torn tail that `open` cut off
+        self.torn_bytes = 0  # size of the torn tail that `open` removed
 
     @property
     def base(self) -> LogPosition:
@@ -338,7 +338,7 @@ class Journal:
     def open(self) -> None:
         """Recover the journal from its folder, or create a new one.
 
-        Blocking: call by `Disk.run`. Raises DamagedError if a segment is damaged or missing, and
+        Blocking: call in `Disk.run`. Raises DamagedError if a segment is damaged or missing, and
         StorageError if the disk fails or the journal is of another cluster or a newer format.
         """
         self._failure = "it could not be opened"
@@ -453,11 +453,12 @@ class Journal:
         if op.format > FORMAT:
             raise StorageError(
                 f"{self._directory} has format {op.format} of a newer version; this version reads"
-                f" format {FORMAT}"
+                f" format {FORMAT}; start the newer version"
             )
         if op.cluster_id != self._cluster_id:
             raise StorageError(
-                f"{self._directory} belongs to cluster {op.cluster_id}, not to {self._cluster_id}"
+                f"{self._directory} belongs to cluster {op.cluster_id}, not to {self._cluster_id};"
+                " choose another data directory"
             )
         if len(self._segments) == 1:
             self._index.stage(Reset(op.index, op.term))

@@ -90,7 +90,7 @@ def write_snapshot(
     """Write a snapshot durably.
 
     `position`: position of the log entry whose batch was the last to be replayed into `image`.
-    Blocking: call by `Disk.run`. Raises OSError, without a snapshot, if the disk fails.
+    Blocking: call in `Disk.run`. Raises OSError, without a snapshot, if the disk fails.
     """
     path = snapshot_path(directory, image.end_offset, position)
     temporary = path + TEMPORARY
@@ -136,7 +136,7 @@ def _bodies(image: MetadataImage, position: LogPosition) -> Iterator[bytes]:
 def tidy_up(disk: Disk, directory: str, keep: int = SNAPSHOTS_KEPT) -> list[SnapshotName]:
     """Remove unfinished snapshots and all but the newest `keep`, which are returned.
 
-    Blocking: call by `Disk.run`.
+    Blocking: call in `Disk.run`.
     """
     for name in disk.list(directory):
         if name.endswith(SUFFIX + TEMPORARY):
@@ -149,7 +149,7 @@ def tidy_up(disk: Disk, directory: str, keep: int = SNAPSHOTS_KEPT) -> list[Snap
 
 
 def set_aside(disk: Disk, path: str) -> None:
-    """Rename a damaged snapshot so that it is no longer used. Blocking: call by `Disk.run`."""
+    """Rename a damaged snapshot so that it is no longer used. Blocking: call in `Disk.run`."""
     disk.rename(path, path + DAMAGED)
     disk.sync_dir(os.path.dirname(path))
 
@@ -157,7 +157,7 @@ def set_aside(disk: Disk, path: str) -> None:
 class SnapshotReader:
     """Reader of one snapshot: `header`, then `next_records` until it returns None.
 
-    All methods, and the constructor, are blocking (call them by `Disk.run`) and raise DamagedError
+    All methods, and the constructor, are blocking (call them in `Disk.run`) and raise DamagedError
     if the snapshot is damaged, or StorageError if it cannot be read.
     """
 
@@ -177,7 +177,7 @@ class SnapshotReader:
             raise
 
     def next_records(self) -> list[MetadataRecord] | None:
-        """Return the next records; None after the last one, if their number is as written."""
+        """Return the next records; None after the last one. Checks their number."""
         start = self._position
         kind, body = self._next_body()
         try:
@@ -187,7 +187,9 @@ class SnapshotReader:
                 return records
             if kind == b"F":
                 if unpack(body) != (self._count,):
-                    raise RecordError(f"the number of records, {self._count}, is not as written")
+                    raise RecordError(
+                        f"it has {self._count} records, another number than in its last frame"
+                    )
                 if self._file.size() != self._position:
                     raise RecordError("bytes after the end")
                 return None
@@ -210,7 +212,7 @@ class SnapshotReader:
             case (int(form), *_) if kind == b"H" and form > FORMAT:
                 raise StorageError(
                     f"{self._path} has format {form} of a newer version; this version reads format"
-                    f" {FORMAT}"
+                    f" {FORMAT}; start the newer version"
                 )
             case (1, str(cluster_id), int(end_offset), int(index), int(term)) if kind == b"H":
                 return SnapshotHeader(cluster_id, end_offset, LogPosition(index, term))

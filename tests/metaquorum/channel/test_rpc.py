@@ -320,7 +320,7 @@ async def test_an_answer_to_nothing_ends_the_client() -> None:
         client = await RpcClient.connect(endpoint(7), 1, *listener.address)
         end = await client.run()
         assert end.cause is Cause.NONSENSE
-        assert "there is no call 77" in end.detail
+        assert "no call has the id 77" in end.detail
     listener.close()
 
 
