@@ -157,7 +157,9 @@ class Machine:
     def put_back(self, image: Storage) -> None:
         """Replace the disk by `image` after a power loss. The machine must not be running."""
         assert self.process is None
-        image.power_cuts = self.storage.power_cuts  # the boot id, which differs at each start
+        image.power_cuts = (
+            self.storage.power_cuts
+        )  # the boot id, which changes with each power loss
         image.capacity_bytes = self.storage.capacity_bytes
         image.images_put_back = self.storage.images_put_back + 1
         self.storage = image

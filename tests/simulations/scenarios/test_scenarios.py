@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 import simulations
+from simulations.cluster.faults import CLUSTER_FAULTS
+from simulations.faults.device_faults import DEVICE_FAULTS
+from simulations.faults.node_faults import FAULTS
 from simulations.mutants.registry import MUTANTS
+from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
+from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS
 from simulations.runner.batch import Totals
 from simulations.runner.ci import FRESH_AT_LEAST, ranges
 from simulations.runner.runs import Outcome, run_seed
@@ -150,6 +155,14 @@ def test_the_gates_that_are_printed_are_those_of_the_table() -> None:
     shown = run_command("gates").stdout
     assert all(f"{name:<20}" in shown for name in SCENARIOS)
     assert "R6 AcknowledgedIsKept" in shown
+
+
+def test_the_reference_has_all_scenarios_faults_checkers_and_mutants() -> None:
+    page = (Path(simulations.__file__).parents[1] / "docs/reference/simulation.md").read_text()
+    names = {*SCENARIOS, *MUTANTS, *FAULTS, *DEVICE_FAULTS, *CLUSTER_FAULTS}
+    names |= {*REPLICA_KINDS, *DAMAGE_KINDS, *INTERLEAVINGS, *LATER_CROSSINGS}
+    names |= {checker.__name__ for one in SCENARIOS.values() for checker in one.checkers}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_a_trace_that_differs_is_a_failure() -> None:
