@@ -235,7 +235,7 @@ class LogCleaner:
 
     def _set_uncleanable(self, partition: Partition, reason: str) -> None:
         log.error(
-            "%s: cannot clean the log until the node restarts; it is still served: %s",
+            "%s: the log is uncleanable until the node restarts, but still served: %s",
             partition,
             reason,
         )

@@ -478,7 +478,7 @@ class _Loader:
         if end_offset < synced_to:
             raise StorageError(
                 f"{self.folder} ends at offset {end_offset}, but had been synced up to offset "
-                f"{synced_to}: the rest was lost by the disk, or files were removed; {ADVICE}"
+                f"{synced_to}: the disk lost the rest, or files were removed; {ADVICE}"
             )
 
     def _finish(self, first_unclean: int) -> None:
@@ -529,8 +529,8 @@ class _Loader:
         """Replace a log that ends before its log start offset by an empty one from there on."""
         log = self.log
         logger.error(
-            "%s: the log ends at offset %d, before its log start offset %d: all its segments are "
-            "removed and it continues empty",
+            "%s: the log ends at offset %d, before its log start offset %d: all segments are "
+            "removed, and the log continues empty from the log start offset on",
             self.folder, log.log_end_offset, log.log_start_offset,
         )  # fmt: skip
         for segment in reversed(log.segments):

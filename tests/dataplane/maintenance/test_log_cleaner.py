@@ -213,7 +213,7 @@ def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
         simulated(scenario)
     (told,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
     assert told.startswith(
-        "bad-0: cannot clean the log until the node restarts; it is still served"
+        "bad-0: the log is uncleanable until the node restarts, but still served"
     )
 
 
