@@ -67,7 +67,7 @@ def mechanism_named(name: str) -> ScramMechanism:
     """Return the mechanism with this SASL name. Raises ValueError if it is unknown."""
     mechanism = BY_SASL_NAME.get(name)
     if mechanism is None:
-        raise ValueError(f"the mechanism is one of {', '.join(BY_SASL_NAME)}, not {name}")
+        raise ValueError(f"the mechanism must be one of {', '.join(BY_SASL_NAME)}, not {name}")
     return mechanism
 
 

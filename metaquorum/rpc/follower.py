@@ -71,7 +71,9 @@ class MetadataFollower:
             try:
                 await self._take(answer)
             except RecordError as error:
-                raise StorageError(f"metadata from {controller_term}: {error}") from None
+                raise StorageError(
+                    f"cannot apply the metadata from {controller_term}: {error}"
+                ) from None
 
     async def _ask(self, controller_term: ControllerTerm) -> MetadataPart:
         request = FetchMetadata(

@@ -143,7 +143,7 @@ class QuorumLinks:
     ) -> None:
         """Use `endpoint` to dial `others`.
 
-        `incarnation_id` identifies the worker of this process; None if the process is no worker.
+        `incarnation_id` identifies the worker of this process; None if the process is not a worker.
         """
         assert endpoint is not None or not others
         self._clock: Final = runtime.clock

@@ -474,7 +474,7 @@ class RealConnection:
                 await trio.lowlevel.wait_writable(self._socket)
                 continue
             if sent == 0:
-                raise EOFError(f"{file.path} ends at {position}, before {end}")
+                raise EOFError(f"{file.path} ends at byte {position}, before byte {end}")
             position += sent
             if position < end:
                 await trio.lowlevel.checkpoint()

@@ -351,7 +351,7 @@ class TlsConnection:
         while position < end:
             data = file.read(min(end - position, SEND_BYTES), position)
             if not data:
-                raise EOFError(f"{file.path} ends at {position}, before {end}")
+                raise EOFError(f"{file.path} ends at byte {position}, before byte {end}")
             await self.send(data)
             position += len(data)
             if position < end:
