@@ -60,7 +60,7 @@ def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
         if name not in there:
             hint = "; includeHeaders=true adds headers" if name == "headers" else ""
             raise ValueError(
-                f"there is no column {name!r}; the columns are {', '.join(there)}{hint}"
+                f"column {name!r} does not exist; the columns are {', '.join(there)}{hint}"
             )
         if chosen.count(name) > 1:
             raise ValueError(f"the column {name!r} is named twice")

@@ -22,7 +22,7 @@ class OptionError(ValueError):
 _NO_GROUP: Final = "a load is in no consumer group and commits no offset; leave it out"
 _INLINE_PEM: Final = "certificates and keys are read from files: give the path of a PEM file by "
 REFUSED_OPTIONS: Final[Mapping[str, str]] = {
-    "kafka.auto.offset.reset": "set startingOffsets instead: it says where to start",
+    "kafka.auto.offset.reset": "set startingOffsets instead",
     "kafka.key.deserializer": "keys are read as bytes; decode them in the DataFrame",
     "kafka.value.deserializer": "values are read as bytes; decode them in the DataFrame",
     "kafka.enable.auto.commit": _NO_GROUP,
@@ -99,7 +99,7 @@ class GivenOptions:
                 f"option {name} is not known to this client and would have no effect: leave it "
                 f"out{hint}"
             )
-        raise OptionError(f"there is no option {name}: leave it out{hint}")
+        raise OptionError(f"option {name} does not exist: omit it{hint}")
 
     def boolean(self, name: str, *, default: bool) -> bool:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"

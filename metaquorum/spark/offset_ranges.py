@@ -42,7 +42,7 @@ class OffsetRange:
 
     def __post_init__(self) -> None:
         if not is_topic_name(self.topic):
-            raise ValueError(f"{self.topic[:300]!r} is not the name of a topic")
+            raise ValueError(f"{self.topic[:300]!r} is not a valid topic name")
         if not 0 <= self.partition <= MAX_PARTITION:
             raise ValueError(f"topic {self.topic} has no partition {self.partition}")
         if not 0 <= self.start <= self.end <= MAX_OFFSET:

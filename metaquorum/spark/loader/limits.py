@@ -29,7 +29,7 @@ def parse_starting(text: str) -> Starting:
     if text == "earliest":
         return Earliest()
     if text == "latest":
-        raise UsageError("a load that begins at latest would read nothing; give another --from")
+        raise UsageError("--from latest would load no record; specify another --from")
     return _parse(text, "earliest")
 
 
@@ -38,7 +38,7 @@ def parse_ending(text: str) -> Ending:
     if text == "latest":
         return Latest()
     if text == "earliest":
-        raise UsageError("a load that ends at earliest would read nothing; give another --to")
+        raise UsageError("--to earliest would load no record; specify another --to")
     return _parse(text, "latest")
 
 

@@ -67,10 +67,10 @@ class LoadJob:
 
     def __post_init__(self) -> None:
         if not self.topics:
-            raise UsageError("no topic is given; name one at least")
+            raise UsageError("no topic is given; specify at least one")
         for name in self.topics:
             if not is_topic_name(name):
-                raise UsageError(f"{name[:300]!r} is not the name of a topic")
+                raise UsageError(f"{name[:300]!r} is not a valid topic name")
         parse_starting(self.starting)
         parse_ending(self.ending)
         check_settings(self.settings)
@@ -121,7 +121,7 @@ def check_settings(settings: TableSettings) -> None:
         if name not in known:
             hint = "; headers need --headers as well" if name == HEADERS else ""
             raise UsageError(
-                f"there is no column {name!r}; the columns are {', '.join(known)}{hint}"
+                f"column {name!r} does not exist; the columns are {', '.join(known)}{hint}"
             )
     if len(set(settings.columns)) < len(settings.columns):
         raise UsageError("a column is named twice")

@@ -99,7 +99,7 @@ def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("more", "code", "sentence"),
     [
-        (("--from", "latest"), 2, "begins at latest would read nothing"),
+        (("--from", "latest"), 2, "--from latest would load no record"),
         (("--from", "soon"), 2, "neither an offset nor a time"),
         (("--columns", "nothing"), 2, "no column 'nothing'"),
         (("--columns", ""), 2, "the value is empty"),
@@ -108,7 +108,7 @@ def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> N
         (("--master", "local[1]"), 2, "--master is given"),
         (("--storage-options", "/nowhere/x"), 2, "cannot read /nowhere/x"),
         (("--username", "u"), 2, "SASL needs a password"),
-        (("--topic", "not there"), 2, "is not the name of a topic"),
+        (("--topic", "not there"), 2, "is not a valid topic name"),
         (("--to", "500"), 1, "beyond the end of the log"),
     ],
 )
