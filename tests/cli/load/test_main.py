@@ -101,7 +101,7 @@ def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> N
     [
         (("--from", "latest"), 2, "--from latest would load no record"),
         (("--from", "soon"), 2, "neither an offset nor a time"),
-        (("--columns", "nothing"), 2, "no column 'nothing'"),
+        (("--columns", "nothing"), 2, "column 'nothing' does not exist"),
         (("--columns", ""), 2, "the value is empty"),
         (("--value-schema", "x"), 2, "needs --value-format"),
         (("--value-format", "json"), 1, "the schema of kind json is empty"),

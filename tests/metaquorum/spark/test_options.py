@@ -311,7 +311,10 @@ def test_how_the_cluster_is_reached() -> None:
         ({"fetchOffset.numRetries": "3"}, "kafka.default.api.timeout.ms"),
         ({"kafka.max.poll.records": "3"}, "is not known to this client and would have no effect"),
         ({"kafka.sasl.mechanisms": "PLAIN"}, "set it to SASL_SSL or SASL_PLAINTEXT"),
-        ({"startingOffset": "earliest"}, "option startingOffset does not exist: .* is startingOffsets meant"),
+        (
+            {"startingOffset": "earliest"},
+            "startingOffset does not exist: .* is startingOffsets meant",
+        ),
         ({"path": "t"}, "call load.. without a path"),
     ],
 )
