@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Note:
-    """What one participant does, or the state that it is in."""
+    """An action of one participant, or the state that it is in."""
 
     at: int
     text: str

@@ -9,7 +9,7 @@ import pytest
 
 from tests.nodes import ROOT
 
-# What a browser fetches by itself; a link that a reader may follow is not loaded.
+# Elements whose address a browser fetches by itself; a link is only followed by a reader.
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|object|embed)\b[^>]*\b(?:src|data)=["']([^"']+)"""
 )
