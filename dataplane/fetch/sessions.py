@@ -8,15 +8,15 @@
 
 A partition of a session is either quiet or in the session's set `news`:
 
-    quiet -> news  the client changed its fetch parameters, or the partition notified its watchers
-    news -> quiet  examined: nothing to read, and all other changes have been sent
+    quiet -> `news`  the client changed its fetch parameters, or the partition notified its watchers
+    `news` -> quiet  examined: nothing to read, and all other changes have been sent
 
 A session watches its partitions from their first examination, also between requests. A fetch
 therefore examines `news` only, and an idle fetch of a thousand partitions costs as much as one of a
 single partition. Partitions that returned records move to the end of `news`, so that a small
 max_bytes starves none.
 
-An append wakes a follower's session; a new high watermark does not, but goes with the next
+An append wakes a follower's session; a new high watermark does not, but is sent with the next
 response. Otherwise each append would cause two responses.
 
 Sessions end by eviction, not with their connections: first the least recently used if unused for
@@ -212,7 +212,7 @@ class FetchSession:
         self.present_count = 0  # partitions found on this worker, while open
         self.news: dict[SessionPartition, None] = {}
         self.is_open = True
-        self.waiter: FetchWaiter | None = None  # of the pending long poll
+        self.waiter: FetchWaiter | None = None  # pending long poll
         self.reader: tuple[int, int] | None = None  # replica id and isolation level
         self.created_s = self.used_s = now_s
         self.evictable_size: int | None = None
@@ -292,7 +292,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         finish_in_background: Callable[[Work[None]], object] = at_once,
     ) -> None:
-        """`finish_in_background` runs the end of large sessions, which no request waits for."""
+        """Create the table; `finish_in_background` runs the end of large sessions."""
         self._slots = slots
         self._finish_unawaited = finish_in_background
         self._random = random

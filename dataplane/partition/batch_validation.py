@@ -4,7 +4,7 @@ A batch with unreadable records would be acknowledged and then stop every consum
 The leader therefore checks all records: structure, count, dense offset deltas, timestamps, and keys
 if the topic is compacted. docs/explanation/record-validation.md lists the refusals and their
 errors: those of Apache Kafka's LogValidator and a few more.
-A wrong largest timestamp in the header is corrected, and the checksum with it.
+A wrong maximum timestamp in the header is corrected, and the checksum with it.
 A follower checks the header and the checksum only.
 
 A batch of many records, or a compressed one, takes long: `validation` works in slices, which the

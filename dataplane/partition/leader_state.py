@@ -118,7 +118,7 @@ class LeaderState:
         epoch_start_offset: int,
         lag_s: float,
     ) -> None:
-        """`epoch_start_offset` is the log end offset at the start of this leader epoch."""
+        """Create the state; `epoch_start_offset` is the log end offset at the epoch's start."""
         self.replica_id: Final = replica_id
         self._own_broker_epoch: Final = broker_epoch
         self.leader_epoch: Final = leader_epoch

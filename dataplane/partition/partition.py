@@ -35,7 +35,7 @@ MAX_UNCOMMITTED: Final = 4096
 NOWHERE: Final = PartitionImage((), (), NO_LEADER, -1, -1)
 UNKNOWN_BYTES: Final = 1 << 30
 
-# Members of an enum are slow to look up by name (Python 3.11), so hot paths keep theirs at hand.
+# Looking up a member of an enum by name is slow (Python 3.11): hot paths use these constants.
 NO_ERROR: Final = ErrorCode.NONE
 NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -173,7 +173,7 @@ class ReplicaContext:
 class Traffic(NamedTuple):
     """Records and bytes since the start of the process, counted as in Kafka."""
 
-    records_in: int  # of producers
+    records_in: int  # from producers
     bytes_in: int
     bytes_out: int  # to consumers
     replicated_bytes_in: int  # from the leader
@@ -227,7 +227,7 @@ class Partition:
         config: TopicConfig,
         high_watermark: int = 0,
     ) -> None:
-        """`high_watermark` is the checkpointed one; a single replica commits its whole log."""
+        """Create an unassigned replica; `high_watermark` is the checkpointed one."""
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
@@ -235,7 +235,7 @@ class Partition:
         self._context = context
         self.log = log
         self.config = config
-        self.state = NOWHERE  # the latest of the metadata log
+        self.state = NOWHERE  # latest state in the metadata log
         self.leader_id = -1
         self.leader_epoch = -1
         # None if this worker does not lead or is the only replica.
@@ -243,8 +243,8 @@ class Partition:
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.known_high_watermark = high_watermark  # when this worker started
         self.offline: str | None = None  # reason, if the log directory failed
-        self.waiters: set[Watcher] = set()  # of the high watermark
-        self.end_waiters: set[Watcher] = set()  # of the log end offset
+        self.waiters: set[Watcher] = set()  # notified when the high watermark moves
+        self.end_waiters: set[Watcher] = set()  # notified when the log end offset moves
         self.event_count = 0  # notifications of both sets
         self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
         self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
@@ -418,8 +418,8 @@ class Partition:
         if acks == -1 and len(self.state.isr) < self.least_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{len(self.isr)} replicas of {self} are in sync, "
-                f"min.insync.replicas is {self.config.min_insync_replicas}",
+                f"partition {self} has {len(self.isr)} in-sync replicas, fewer than its "
+                f"min.insync.replicas of {self.config.min_insync_replicas}",
             )
 
     def retire(self) -> None:

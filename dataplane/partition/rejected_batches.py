@@ -5,8 +5,9 @@ that the producer sends all again in order. The log ensures this by the sequence
 producer. An unknown producer may begin at any sequence, because its state may have expired or been
 deleted (KIP-360). If the first batch of a new producer is refused (a full disk with room for a
 smaller batch, a leader or topic not yet in this worker's metadata, too few in-sync replicas), the
-log would accept the second, and never the first. Java's producer would retry the first in vain;
-librdkafka would take it for delivered, because a later batch was, and the batch would be lost.
+log would accept the second, and never the first. Every retry of the first by Java's producer would
+fail; librdkafka would report it as delivered, because a later batch was, and the batch would be
+lost.
 
 So a refused batch that may be retried is remembered during the next four requests of its
 connection, which may have been sent before the producer saw the error. A batch may be retried if
@@ -37,7 +38,7 @@ from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.primitives.types import Buffer, Uuid
 from wire.records.batches import BatchHeader, parse_header
 
-# Requests of one producer that may be in flight behind a refused one.
+# Requests of one producer that may be in flight after a refused one.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1
 # Refused batches remembered per connection: some 64 KiB of memory.
 MAX_REFUSED: Final = 150

@@ -185,7 +185,9 @@ _ROWS: Final = (
         "Seconds by which the oldest uncompacted record exceeds max.compaction.lag.ms.",
     ),
     # Replication
-    Metric(_REPLICAS + "partitioncount", _GAUGE, (), "Online replicas of this worker."),
+    Metric(
+        _REPLICAS + "partitioncount", _GAUGE, (), "Replicas of this worker, offline ones included."
+    ),
     Metric(_REPLICAS + "leadercount", _GAUGE, (), "Partitions led by this worker."),
     Metric(
         _REPLICAS + "offlinereplicacount",
@@ -211,8 +213,18 @@ _ROWS: Final = (
         (),
         "Partitions led by this worker with exactly min.insync.replicas in-sync replicas.",
     ),
-    Metric(_REPLICAS + "isrshrinks_total", _COUNTER, (), "ISR shrinks by this leader."),
-    Metric(_REPLICAS + "isrexpands_total", _COUNTER, (), "ISR expansions by this leader."),
+    Metric(
+        _REPLICAS + "isrshrinks_total",
+        _COUNTER,
+        (),
+        "ISR shrinks of partitions led by this worker.",
+    ),
+    Metric(
+        _REPLICAS + "isrexpands_total",
+        _COUNTER,
+        (),
+        "ISR expansions of partitions led by this worker.",
+    ),
     Metric(
         "kafka_server_replicafetchermanager_maxlag",
         _GAUGE,
@@ -321,7 +333,7 @@ _ROWS: Final = (
         _CONTROLLER + "preferredreplicaimbalancecount",
         _GAUGE,
         (),
-        "Partitions whose leader is not the preferred replica.",
+        "Partitions whose leader is not the preferred replica, leaderless ones included.",
     ),
     Metric(
         "kafka_controller_controllerstats_electionfromeligibleleaderreplicas_total",

@@ -1,6 +1,6 @@
 """Partitions that one fetcher follows, and their next fetch parameters. Plain state.
 
-    add ----> fetching --answer: records, where the logs part, nothing--> fetching
+    add ----> fetching --response: records, diverging epoch, nothing----> fetching
     remove <-'    |---- an error of the partition --> delayed --backoff--> fetching
                   '---- the connection ends, or the leader has restarted: all start again
 

@@ -28,7 +28,7 @@ NO_EPOCH: Final = -1
 
 
 class Truncation(NamedTuple):
-    """Records [offset, end_offset) that a follower truncates because its leader lacks them."""
+    """Records [offset, end_offset) that a follower truncates: its leader does not have them."""
 
     offset: int
     end_offset: int
@@ -108,8 +108,8 @@ def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
     """Truncate the log to `cut.offset`; the caller flushes it before the next append.
 
     `kept` are the offsets that the checkpoints were limited to (`offsets_after`). Returns False
-    without truncating if the log start offset has moved since, so that less would be left. Raises
-    StorageError if the directory fails.
+    without truncating if the log start offset has moved since, so that fewer records would remain.
+    Raises StorageError if the directory fails.
     """
     log = partition.log
     if offsets_after(partition, cut) != kept:

@@ -18,7 +18,7 @@ from metaquorum.metadata.image import MetadataImage, PartitionImage
 log = logging.getLogger(__name__)
 
 MOST_NAMED: Final = 5  # partitions in one line
-MOST_LINES: Final = 20  # at a time; one worker makes one or two
+MOST_LINES: Final = 20  # in one `log_changes`; the failure of one worker causes one or two
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class IsrLog:
         rows, self._rows = self._rows, {}
         for number, ((replica_id, what, why), row) in enumerate(rows.items()):
             if number == MOST_LINES:
-                log.info("and %d more kinds of ISR changes", len(rows) - number)
+                log.info("%d more kinds of ISR changes are not logged", len(rows) - number)
                 return
             if why == "slow":
                 why = (
@@ -94,11 +94,11 @@ def _removal_reason(replica_id: int, state: PartitionImage, image: MetadataImage
     if replica_id in state.blank:
         return "its log is lost"
     if replica_id not in state.replicas:
-        return "it is no replica any more"
+        return "it is no longer a replica"
     if worker is None:
         return "it is unregistered"
     if worker.in_controlled_shutdown:
         return "it is shutting down"
     if worker.fenced:
         return "it is fenced"
-    return "its worker is going, or is another process"  # partitions go before it is fenced
+    return "its worker is shutting down or has restarted"  # it leaves ISRs before it is fenced

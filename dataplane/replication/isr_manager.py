@@ -95,8 +95,9 @@ class IsrManager:
         controller_client: ControllerClient,
         ledger: TruncationLedger,
     ) -> None:
-        """`between_workers` is the listener for connections to other workers, over `tls` if given.
+        """Create the manager of one worker; `run` starts its fetchers.
 
+        `between_workers` is the listener for connections to other workers, over `tls` if given.
         The broker epoch is read from `session` at each use, because it may change. `endpoint`
         authenticates this worker to other workers; None in a single-node cluster.
         """
@@ -327,7 +328,7 @@ class IsrManager:
             yield {at[key]: error for key, error in uncut.items()}
 
     def elected(self, partition: Partition, before: PartitionImage, high_watermark: int) -> None:
-        """Note the lost records if this worker was elected leader uncleanly.
+        """Schedule a ledger entry for lost records if this worker was elected leader uncleanly.
 
         `high_watermark` is the one before the election: as the only ISR member, the new leader
         commits its whole log. The unclean election may be of an earlier epoch that this worker did

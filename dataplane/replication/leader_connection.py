@@ -1,10 +1,10 @@
-"""A follower's connection to a leader, once hellos are exchanged: its proof, then fetches.
+"""A follower's connection to a leader after the exchange of hellos: its proof, then fetches.
 
-Fetches go one at a time; the first does not wait for the answer to the proof, which comes before
-its own.
+One fetch request is pending at a time. The first one is sent before the response to the proof has
+arrived; the leader responds in order.
 
-All of an exchange can happen in one step of `Connection.pump`: an answer comes, is looked at, and
-the next request leaves, without a turn of the loop or a task that wakes.
+A whole exchange can take place in one step of `Connection.pump`: a response arrives and is handled,
+and the next request is sent, without another turn of the event loop or a task switch.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from wire.protocol.frames import FrameBuffer
 from wire.protocol.headers import decode_response_as, encode_request
 from wire.schema.message import Message
 
-# More than a leader ever gives: one batch may be larger than what was asked for.
+# More than any leader sends: the first batch may exceed the requested size.
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
-# Answers up to here are received into the same buffer.
+# Responses up to this size are received into the same buffer.
 BUFFER_BYTES: Final = 128 * 1024
 
 
 class LeaderConnection:
-    """What it raises (OSError, EOFError, WireError) is its end."""
+    """Connection of a follower to a leader; an OSError, EOFError or WireError ends it."""
 
     def __init__(self, connection: Connection, version: int, client_id: str) -> None:
         self._connection = connection
@@ -39,7 +39,7 @@ class LeaderConnection:
         self._unsent: bytes | memoryview = b""
         self._proved: Callable[[AuthenticateReplicaResponse], None] | None = None
         self._proof_id = 0
-        self.is_asked = False  # and not answered yet
+        self.is_asked = False  # a fetch request is pending
 
     @property
     def is_sent(self) -> bool:
@@ -48,9 +48,10 @@ class LeaderConnection:
     def prove_nowait(
         self, token: bytes, proved: Callable[[AuthenticateReplicaResponse], None]
     ) -> None:
-        """The last message of the handshake is on its way; `proved` gets the answer, or raises.
+        """Send the last message of the handshake.
 
-        No answer to a fetch is given before that.
+        `proved` is called with the response, before the first fetch response is returned, and may
+        raise an error of the handshake.
         """
         assert not self._last_id, "the proof comes before all fetches"
         self._proved = proved
@@ -58,13 +59,13 @@ class LeaderConnection:
         self._proof_id = self._send_nowait(message, AuthenticateReplicaRequest.VERSIONS.first)
 
     def ask_nowait(self, request: FetchRequest) -> None:
-        """As much of it has left as the network takes now."""
+        """Send as much of the request as the network accepts now; `pump` sends the rest."""
         assert not self.is_asked
         self.is_asked = True
         self._send_nowait(request, self._version)
 
     def _send_nowait(self, request: Message, version: int) -> int:
-        """Its correlation id."""
+        """Return the correlation id of the request."""
         self._last_id += 1
         data = encode_request(request.API, version, self._last_id, self._client_id, request)
         if self._unsent:
@@ -76,16 +77,19 @@ class LeaderConnection:
         return self._last_id
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        """The request is sent, and `step()` called when its answer, or a part, may have come."""
+        """Send the rest of the request, then call `step` whenever response bytes may have arrived.
+
+        Returns when `step` returns False.
+        """
         if self._unsent:
             await self._connection.send(self._unsent)
             self._unsent = b""
         await self._connection.pump(step)
 
     def answer_nowait(self) -> tuple[FetchResponse, int] | None:
-        """The answer, if all of it has come, and its bytes.
+        """Return the response and its size in bytes; None if it is not complete yet.
 
-        Records in it are views of a buffer, void when this is called again.
+        Its records are views of a buffer, valid until the next call.
         """
         frames = self._frames
         count = self._connection.receive_nowait(frames.writable())
@@ -117,4 +121,7 @@ class LeaderConnection:
     @staticmethod
     def _check(correlation_id: int, due: int) -> None:
         if correlation_id != due:
-            raise WireError(f"answer {correlation_id} where {due} was due: not Kafka?")
+            raise WireError(
+                f"the leader's response has correlation id {correlation_id}, expected {due}: the "
+                "server may not be a metaquorum worker"
+            )

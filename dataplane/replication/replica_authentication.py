@@ -1,4 +1,4 @@
-"""The proof by which a follower's connection shows a leader which worker it is.
+"""Authentication of followers: a connection proves to a leader which worker it belongs to.
 
     start -- AuthenticateReplica: hello of another worker, for this one: answered -> begun
       '----- AuthenticateReplica: anything else: answered with the reason ----------> refused
@@ -18,9 +18,9 @@ Every other request is handled in any state: the proof decides only what a reque
     >= 0                        that id                   -, no fetch                    a replica
 
 refused: each partition answers TOPIC_AUTHORIZATION_FAILED, as in Kafka for a client without
-CLUSTER_ACTION. (To read such a request as a consumer's would mislead a replica that is not known
-here.) stale: STALE_BROKER_EPOCH for the whole request. Either side may hear of a registration
-first, so the follower asks again: one metadata delta later both know the same.
+CLUSTER_ACTION. (Treating such a request as a consumer's would mislead a replica that this worker
+does not know.) stale: STALE_BROKER_EPOCH for the whole request. Either side may learn of a
+registration first, so the follower retries: one metadata delta later both have the same state.
 
 The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
 for a stream to a controller proves nothing here, and the other way round. Both hellos name the
@@ -30,8 +30,8 @@ alone. An attacker who alters packets of a plaintext connection can still use it
 that.
 
 A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES and has one attempt,
-which costs two HMACs if it fails. A worker of the cluster knows its secret and is believed: a node
-without a secret has no followers.
+which costs two HMACs if it fails. Every node with the cluster's secret is trusted; a node without
+a secret has no followers.
 
 Plain state.
 """
@@ -70,7 +70,7 @@ def fetch_claim_error(client: Client, message: FetchRequest, image: MetadataImag
     """Return the error of a fetch's replica id and broker epoch; `image` is the current one."""
     state = message.replica_state
     if state is None or state.replica_id < 0:
-        # To v14 a fetch does not say which process of the worker sent it: no worker sends one.
+        # Up to v14 a fetch has no broker epoch; workers send no such fetch.
         is_consumer = message.replica_id < 0
         return ErrorCode.NONE if is_consumer else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if code := claim_error(client, state.replica_id):
@@ -99,9 +99,9 @@ class ReplicaAuthenticator:
         address: tuple[str, int],
         monotonic: Callable[[], float],
     ) -> None:
-        """`address` is the registered one of `listener`, this worker's listener for other workers.
+        """Create the leader's side; without `endpoint` (no cluster secret) it refuses every proof.
 
-        Without `endpoint` (one node, without a secret) every proof is refused.
+        `address` is the registered one of `listener`, this worker's listener for other workers.
         """
         self._endpoint = endpoint
         self._listener = listener
@@ -117,7 +117,7 @@ class ReplicaAuthenticator:
         """
         exchange, client.replica.exchange = client.replica.exchange, None
         if exchange is None and client.replica.has_begun:
-            raise CloseConnectionError("it begins a second proof that it is a worker")
+            raise CloseConnectionError("the client begins a second AuthenticateReplica handshake")
         client.replica.has_begun = True
         try:
             if exchange is not None:
@@ -126,7 +126,9 @@ class ReplicaAuthenticator:
         except ReplicaAuthenticationError as error:
             end = self._lines.take(client.address[0], self._monotonic())
             if end is not None:
-                log.warning("%s has not proved that it is a worker: %s%s", client, error, end)
+                log.warning(
+                    "client %s failed to authenticate as a worker: %s%s", client, error, end
+                )
             raise
 
     def _begin(self, client: Client) -> AcceptorHandshake:
@@ -142,7 +144,7 @@ class ReplicaAuthenticator:
         self, client: Client, exchange: AcceptorHandshake, token: bytes, *, is_last: bool
     ) -> bytes:
         if len(token) > exchange.room:
-            raise ReplicaAuthenticationError("its message is too long")
+            raise ReplicaAuthenticationError("the handshake message is too long")
         try:
             exchange.receive(token)
         except HandshakeError as error:
@@ -150,7 +152,7 @@ class ReplicaAuthenticator:
         if exchange.established is not None:
             client.replica.worker_id = exchange.established.peer.sender
         elif is_last or exchange.peer is None:
-            raise ReplicaAuthenticationError("its message is too short")
+            raise ReplicaAuthenticationError("the handshake message is too short")
         else:
             client.replica.exchange = exchange
         return exchange.data_to_send()
@@ -158,11 +160,16 @@ class ReplicaAuthenticator:
     def _admit(self, hello: Hello) -> HandshakeError | None:
         assert self._endpoint is not None
         if hello.kind is not StreamKind.REPLICA:
-            return HandshakeError(Refusal.UNWELCOME, "its proof is for another kind of stream")
+            return HandshakeError(Refusal.UNWELCOME, "the proof is for another kind of stream")
         if hello.sender < 0 or hello.sender == self._endpoint.identity.node_id:
-            return HandshakeError(Refusal.UNWELCOME, f"{hello.sender} is no other worker")
+            return HandshakeError(
+                Refusal.UNWELCOME,
+                f"the follower's id {hello.sender} is negative or this node's own",
+            )
         if hello.incarnation != self._address:
-            return HandshakeError(Refusal.UNWELCOME, "it dialed another address than this worker's")
+            return HandshakeError(
+                Refusal.UNWELCOME, "the follower dialed an address that is not this worker's"
+            )
         return None
 
 

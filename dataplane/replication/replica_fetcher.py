@@ -1,12 +1,12 @@
-"""Followers' tasks: each fetches from one leader all partitions that follow it.
+"""Replica fetchers: each fetches, from one leader, all partitions that follow this leader.
 
-What is to be asked for, `followed_partitions` knows; here it is asked, and what comes is appended,
-cut, or begun anew. A fetcher has one request under way. What comes for a partition that was taken
-away meanwhile, or given another leader epoch, is dropped.
+`followed_partitions` decides which partitions to fetch and from which offsets. The fetcher sends
+the requests, then appends the records or truncates the logs. It has one request pending at a time.
+A row of the response is dropped if its partition was removed or has a new leader epoch since.
 
-Nearly all answers bring a few small batches: they are appended, and the next request leaves, in the
-step that received them (`_step`). A row that has to wait for something, and whatever comes in a
-large answer, is left to the task (`_take_rest`); the next request leaves when it is done.
+Nearly all responses have a few small batches: the step that receives them (`_step`) appends them
+and sends the next request. Rows that must wait, and all rows of a large response, are left to the
+task (`_take_rest`), which sends the next request afterwards.
 """
 
 import logging
@@ -74,7 +74,7 @@ _PASSING: Final = frozenset(
 
 FIRST_BACKOFF_S: Final = 0.02
 EARLIEST: Final = -2
-# An older version goes by names, not ids.
+# Highest version in use; versions before 13 identify topics by name instead of id.
 FETCH_VERSION: Final = 17
 # Seconds beyond the max wait time after which a leader that does not answer is disconnected.
 SILENCE_S: Final = 10.0
@@ -83,7 +83,7 @@ SILENCE_S: Final = 10.0
 SUSPECT_S: Final = 1.0
 # Max wait time while consumers wait for a follower's high watermark, which only a fetch updates.
 HURRIED_WAIT_MS: Final = 10
-# A long poll is given up for the sake of partitions that it does not ask for, but not more often.
+# Least seconds between two long polls that are abandoned because partitions were added meanwhile.
 OVERTAKEN_EVERY_S: Final = 0.1
 # Other tasks run after each partition of a larger response.
 IN_PLACE_BYTES: Final = 256 * 1024
@@ -102,17 +102,17 @@ class _OvertakenError(Exception):
 class LeaderAddress(NamedTuple):
     host: str
     port: int
-    broker_epoch: int  # which process that is
+    broker_epoch: int  # identifies the leader's process
 
 
 class FollowerEvents(NamedTuple):
     """Callbacks for truncations and failures of followed partitions."""
 
-    # Before it is: once this returns, what is lost is written down.
+    # Awaited before a truncation; records it in the truncation ledger.
     truncating: Callable[[Sequence[tuple[Partition, Truncation]]], Awaitable[None]]
     failed: Callable[[Partition, StorageError], None]
-    # While it is: inside, checkpoints on disk say no more of the partitions than what is left.
-    # Given are those that must not be cut, as that could not be written.
+    # Held during a truncation: limits the checkpoints on disk to the offsets that remain. Yields
+    # the partitions that must not be truncated, because their checkpoints could not be written.
     cutting: Callable[
         [Mapping[Partition, LogOffsets]],
         AbstractAsyncContextManager[Mapping[Partition, StorageError]],
@@ -124,7 +124,7 @@ class FetcherConfig:
     limits: FetchLimits
     partition_max_bytes: int
     max_backoff_s: float
-    login: Login | None = None  # who this worker is to the leader, where that asks
+    login: Login | None = None  # this worker's credentials, if the leader authenticates clients
     tls: ReloadedContext | None = None
 
 
@@ -138,7 +138,7 @@ class _Row(NamedTuple):
 
 
 class ReplicaFetcher:
-    """Fetches from one leader. `run` in a task; `add` and `remove` at any time."""
+    """Fetcher from one leader: `run` it in a task, `add` and `remove` partitions at any time."""
 
     def __init__(
         self,
@@ -152,9 +152,10 @@ class ReplicaFetcher:
         endpoint: Endpoint | None,
         draws: Random,
     ) -> None:
-        """`address` returns the leader's address in the metadata, if any.
+        """Create a fetcher; `address` returns the leader's address in the metadata, if any.
 
-        `endpoint` authenticates this worker to the leader; None without a secret: no fetches.
+        `endpoint` authenticates this worker to the leader. Without a cluster secret it is None, and
+        the fetcher fails to connect.
         """
         self.leader_id: Final = leader_id
         self._runtime = runtime
@@ -168,13 +169,13 @@ class ReplicaFetcher:
         self._client_id = f"replica-{replica_id}"
         self._connected_to: LeaderAddress | None = None
         self._talking = trio.CancelScope()
-        self._polling = trio.CancelScope()  # the wait for answers
-        self._overtaken_at = -inf  # when a poll was last given up
-        self._is_overtaken = False  # the request under way does not ask for all
-        self._rest: list[_Row] = []  # of an answer, for the task
-        self._stale_count = 0  # answers, in a row, to a broker epoch that the leader does not know
-        self._stale_until = -inf  # nothing is asked before
-        self._closed_at: float | None = None  # by the leader's side, and not opened again
+        self._polling = trio.CancelScope()  # the wait for responses
+        self._overtaken_at = -inf  # when a long poll was last abandoned
+        self._is_overtaken = False  # the pending request does not cover all partitions
+        self._rest: list[_Row] = []  # rows left to the task
+        self._stale_count = 0  # consecutive STALE_BROKER_EPOCH responses
+        self._stale_until = -inf  # no fetch is sent before
+        self._closed_at: float | None = None  # when the leader closed the connection; None: open
         self._changed = trio.Event()
 
     @property
@@ -251,7 +252,7 @@ class ReplicaFetcher:
         most = min(FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 20), self._config.max_backoff_s)
         return most * self._random.uniform(0.5, 1.0)
 
-    # One connection
+    # Connection
 
     async def _talk(self, address: LeaderAddress) -> None:
         clock = self._runtime.clock
@@ -284,9 +285,9 @@ class ReplicaFetcher:
     async def _greet(
         self, connection: BrokerConnection, address: LeaderAddress, deadline: float
     ) -> DialerHandshake:
-        """Exchange hellos with the leader; the proof is to be sent next.
+        """Exchange hellos with the leader; the caller sends the proof next.
 
-        Raises HandshakeError if the leader's hello is refused.
+        Raises HandshakeError if the leader's hello is invalid or this node has no cluster secret.
         """
         if self._endpoint is None:
             raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
@@ -296,7 +297,7 @@ class ReplicaFetcher:
         return dialing
 
     async def _exchange(self, link: LeaderConnection) -> None:
-        """Requests were sent and their answers taken, until the task has to do something."""
+        """Send fetches and handle their responses until there is work for the task."""
         if not link.is_asked:
             self._ask(link)
         if not link.is_asked:
@@ -308,7 +309,7 @@ class ReplicaFetcher:
             if self._is_overtaken:
                 self._overtaken_at = trio.current_time()
                 raise _OvertakenError
-            raise TimeoutError("it is silent")
+            raise TimeoutError("the leader does not respond")
         self._polling = trio.CancelScope(deadline=self._polling.deadline)
 
     def _step(self, link: LeaderConnection) -> bool:
@@ -319,16 +320,18 @@ class ReplicaFetcher:
         response, size_bytes = received
         code = self._session.answered(response)
         if code is ErrorCode.STALE_BROKER_EPOCH:
-            # This worker and its leader hear of a registration one after the other.
+            # This worker and its leader learn of a registration at different times.
             self._restart_session()
             self._stale_count += 1
             if self._stale_count == MOST_PASSING:
-                log.info("worker %d does not know this worker's broker epoch", self.leader_id)
+                log.info(
+                    "leader %d rejects fetches with STALE_BROKER_EPOCH; retrying", self.leader_id
+                )
             pause_s = self._backoff_s(self._stale_count)
             self._stale_until = self._runtime.clock.monotonic() + pause_s
         elif code:
             if not is_session_error(code):
-                raise WireError(f"fetch is answered with {code.name}")
+                raise WireError(f"the fetch response has the error {code.name}")
             self._restart_session()
         else:
             self._stale_count = 0
@@ -356,7 +359,7 @@ class ReplicaFetcher:
         if self._followed.are_awaited:
             wait_ms = min(wait_ms, HURRIED_WAIT_MS)
         next_at = self._followed.next_resume_at()
-        if next_at < inf:  # nothing is asked of some before the answer
+        if next_at < inf:  # delayed partitions are fetched only after this response
             wait_ms = min(wait_ms, max(1, ceil((next_at - now) * 1000)))
         return wait_ms
 
@@ -374,7 +377,7 @@ class ReplicaFetcher:
         self._session.restart()
         self._followed.mark_all_changed()
 
-    # What an answer brings
+    # Fetch responses
 
     def _take(self, response: FetchResponse, *, in_place: bool) -> None:
         """Handle the rows that need no wait; leave the others to the task."""
@@ -402,7 +405,7 @@ class ReplicaFetcher:
         anew: list[_Row] = []
         diverging: list[_Row] = []
         for each in rows:
-            # Earlier rows have let others run, and this one may be followed no more.
+            # Other tasks run while earlier rows wait, and may have removed the partition.
             if not self._is_followed(each):
                 continue
             code = each.row.error_code
@@ -427,7 +430,7 @@ class ReplicaFetcher:
         return self._followed.get(each.key) is each.followed
 
     def _append(self, each: _Row, start: int | None = None) -> bool:
-        """Append the row's records; return False if they and the row's offsets do not apply.
+        """Append the row's records; return whether the row's offsets may be applied.
 
         `start` is the new start of an emptied log, if it was moved for these records.
         """
@@ -441,7 +444,7 @@ class ReplicaFetcher:
                 follower_state.append(partition, records, self._runtime.clock.now_ms())
         except KafkaError as error:
             log.error(
-                "cannot append records fetched from worker %d: %s; fetching them again",
+                "cannot append records fetched from worker %d: %s; retrying after a backoff",
                 self.leader_id,
                 error.message,
             )
@@ -526,9 +529,9 @@ class ReplicaFetcher:
         uncut: Mapping[Partition, StorageError],
         cut: Callable[[], bool],
     ) -> bool:
-        """`cut()` was made, within `cutting`, and survives a loss of power. False: it was not made.
+        """Call `cut` and flush the log; return False if the log was not truncated or flushed.
 
-        Nothing is appended before, should this worker come to lead meanwhile.
+        The caller holds `cutting`. Appends wait meanwhile, as this worker may become leader.
         """
         partition = followed.partition
         async with partition.appending:
@@ -562,18 +565,18 @@ class ReplicaFetcher:
         if followed.logged_error is not code and followed.failures > most:
             followed.logged_error = code
             log.info(
-                "%s cannot be fetched from worker %d: %s",
+                "cannot fetch partition %s from worker %d: %s; retrying with backoff",
                 followed.partition,
                 self.leader_id,
                 code.name,
             )
 
     async def _start_anew(self, connection: BrokerConnection, key: Key, followed: Followed) -> None:
-        """Our log has no offset in common with the leader's, and begins where that one does.
+        """Start the log at the leader's log start offset, if the logs have no offset in common.
 
-        An empty log that ends behind the leader's has no epoch either by which to find where to go
-        on: retention or DeleteRecords has removed all of it, and then a replica was elected
-        uncleanly that has less. It gives up nothing.
+        An empty log that ends after the leader's has no epoch to compare either: retention or
+        DeleteRecords removed its records, then a replica with a shorter log was elected uncleanly.
+        It loses no records.
         """
         partition = followed.partition
         plog = partition.log
@@ -601,7 +604,7 @@ class ReplicaFetcher:
         if row.error_code:
             self._delay(followed, ErrorCode(row.error_code))
         elif row.offset <= plog.log_end_offset and plog.log_start_offset < plog.log_end_offset:
-            # It ends before ours does, or begins before: to be told by epochs.
+            # The leader's log starts within this one: the next fetch compares epochs.
             self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
             await self._truncate_fully(key, followed, row.offset)
@@ -621,9 +624,9 @@ class ReplicaFetcher:
 
 
 def _matches(followed: Followed, want: RequestedPartition, row: PartitionData) -> bool:
-    """The leader's log is known to hold the last record here; or no record is here.
+    """Return whether the leader has compared this log's last record, or the log is empty.
 
-    Of an answer without error and without an epoch from which on the logs part.
+    The row has no error and no diverging epoch.
     """
     if not followed.is_matched:
         followed.is_matched = not follower_state.ends_at_leaders_start(want, row.log_start_offset)
@@ -637,10 +640,13 @@ def _begins_within(partition: Partition, row: PartitionData) -> int | None:
 
 
 def _take_proof(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
-    """The leader has proved which worker it is. HandshakeError, BrokerError, WireError."""
+    """Verify the leader's proof of its worker id.
+
+    Raises HandshakeError, BrokerError or WireError.
+    """
     _advance(dialing, response)
     if dialing.established is None:
-        raise WireError("AuthenticateReplica: the leader's proof is no whole message")
+        raise WireError("AuthenticateReplica: the leader's proof is incomplete")
 
 
 def _advance(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
@@ -648,4 +654,4 @@ def _advance(dialing: DialerHandshake, response: AuthenticateReplicaResponse) ->
     if response.error_code:
         raise broker_error(response.error_code, response.error_message, "fetch")
     if dialing.peer is None:
-        raise WireError("AuthenticateReplica: the leader's hello is no whole message")
+        raise WireError("AuthenticateReplica: the leader's hello is incomplete")

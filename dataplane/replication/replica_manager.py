@@ -24,27 +24,28 @@ from wire.primitives.types import ZERO_UUID, Uuid
 
 log = logging.getLogger(__name__)
 
-# Partitions made or removed between two turns of the loop; each takes some 0.1 ms of disk calls.
+# Partitions created or removed between checkpoints of the event loop; each takes about 0.1 ms of
+# disk calls.
 SLICE_PARTITIONS: Final = 32
-# Failures that pass (a full disk) meet every request; they are told at most so often.
+# Least seconds between log lines for transient failures: a full disk fails every request.
 FAILURE_LOG_SECONDS: Final = 10.0
 MOST_NAMED: Final = 5  # partitions in one log line
 _NONE: Final[frozenset[int]] = frozenset()
 
 
 class NotLeaderOrFollowerError(KafkaError):
-    """Raised for a partition of other workers; the client gets its leader (KIP-951)."""
+    """Raised if the partition has no replica here; the client gets its leader (KIP-951)."""
 
     def __init__(self, partition: str, state: PartitionImage) -> None:
         super().__init__(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} is no partition of this worker"
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
         )
         self.leader_id = state.leader
         self.leader_epoch = state.leader_epoch
 
 
 class ReplicaManager:
-    """Lookup of partitions for requests; a publisher of the metadata loader."""
+    """Partitions of this worker, looked up by requests; a publisher of the metadata loader."""
 
     def __init__(
         self,
@@ -60,21 +61,21 @@ class ReplicaManager:
         self._random = random
         self._started = False
         self._configs = configs
-        self._layers = configs.layers  # as the partitions know them
-        # What topics without configs of their own have, and under which layers.
+        self._layers = configs.layers  # last applied to all partitions
+        # Config of topics without overrides, cached for these layers.
         self._of_most: tuple[WorkerLayers, TopicConfig] | None = None
         self.log_dirs = log_dirs
         log_dirs.listener = self
-        self._image = MetadataImage.empty("")  # as it was published last
+        self._image = MetadataImage.empty("")  # last published
         self.replication = replication
         replication.on_failure = self.fail
         replication.log_dirs = log_dirs
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
-        self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
+        self._names: dict[Uuid, str] = {}  # topic names by id, with offline partitions
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
-        self.departed = NO_TRAFFIC  # of partitions that are deleted
+        self.departed = NO_TRAFFIC  # traffic of the deleted partitions
         self._failure_logged_at = float("-inf")
         self._failures_unlogged = 0
 
@@ -97,7 +98,7 @@ class ReplicaManager:
             raise self._absent(topic, index) from None
 
     def _absent(self, topic: str, index: int) -> KafkaError:
-        if self.log_dirs.offline_reason((topic, index)):  # it names paths: it is in our log
+        if self.log_dirs.offline_reason((topic, index)):  # logged only, as it contains paths
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"partition {topic}-{index} is offline"
             )
@@ -107,7 +108,7 @@ class ReplicaManager:
             if self.worker_id not in state.replicas:
                 return NotLeaderOrFollowerError(f"{topic}-{index}", state)
         return KafkaError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this worker has no partition {topic}-{index}"
         )
 
     def by_id(self, topic_id: Uuid, index: int) -> Partition:
@@ -121,11 +122,11 @@ class ReplicaManager:
             return partition
         name = self._names.get(topic_id) or self._image.topic_names.get(topic_id)
         if name is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic of this id here")
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has the requested id")
         raise self._absent(name, index)
 
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None:
-        """The partitions here of a topic that is given by its id, or by its name's bytes."""
+        """Return the topic's partitions on this worker; `topic` is its id, or its encoded name."""
         return self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
 
     def of_topic(self, name: str) -> list[Partition]:
@@ -156,7 +157,7 @@ class ReplicaManager:
             self._of_most = configs.layers, config
         return config
 
-    # Following the metadata
+    # Metadata updates
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Create, assign and remove partitions so that they match `image`.
@@ -202,7 +203,7 @@ class ReplicaManager:
         image: MetadataImage,
         hosted: Iterable[tuple[TopicImage, int, PartitionImage]],
     ) -> dict[str, TopicConfig]:
-        """Of those topics whose configs are others now."""
+        """Return the configs of the hosted topics whose configs have changed, by topic name."""
         names = {topic.name for topic, _, _ in hosted}
         if self._layers is self._configs.layers:
             names &= {name for scope, name in delta.resources if scope == Scope.TOPIC}
@@ -213,19 +214,19 @@ class ReplicaManager:
     ) -> None:
         if partition.state is state:
             return
-        if not partition.appending.locked():  # thousands at a time, few of them written to
+        if not partition.appending.locked():  # fast path: most partitions have no append pending
             self._assign_nowait(partition, state, config)
             return
-        async with partition.appending:  # what is being written is of the epoch before
+        async with partition.appending:  # the pending append belongs to the previous epoch
             self._assign_nowait(partition, state, config)
 
     def _assign_nowait(
         self, partition: Partition, state: PartitionImage, config: TopicConfig | None
     ) -> None:
-        """Both as the metadata log has them at one time, and nothing happens between.
+        """Apply config and state of one metadata image in one step, without a checkpoint between.
 
-        Else a leader could commit with the ISR after a change and min.insync.replicas before it,
-        or the other way round, what by the log nobody might (KIP-966).
+        Otherwise a leader could commit records with a new ISR and an old min.insync.replicas, or
+        the reverse, a combination that the metadata log never had (KIP-966).
         """
         if config is not None:
             partition.configure(config)
@@ -239,7 +240,10 @@ class ReplicaManager:
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
-        """Logs of topics that were deleted, or made again, while this worker was down."""
+        """Set aside the logs of topics that were deleted, or recreated, while this worker was down.
+
+        An empty log without a topic id, left by a power failure at its creation, is deleted.
+        """
         strays = [
             (log_dir, at, plog)
             for log_dir in self.log_dirs
@@ -249,7 +253,7 @@ class ReplicaManager:
         for number, (log_dir, (topic, index), plog) in enumerate(strays):
             try:
                 if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
-                    log_dir.delete(topic, index, self._random)  # made just before a power cut
+                    log_dir.delete(topic, index, self._random)  # created just before a power cut
                 else:
                     log.warning(
                         "partition %s-%d is not in the metadata; its log is set aside as stray",
@@ -272,7 +276,7 @@ class ReplicaManager:
         *,
         may_be_absent: bool,
     ) -> list[tuple[TopicImage, int]]:
-        """Those that have an empty log now, where there was none."""
+        """Add the hosted partitions that are missing; return those whose log was created, empty."""
         configs: dict[str, TopicConfig] = {}
         missing: list[tuple[TopicImage, int]] = []
         for topic, index, _ in hosted:
@@ -289,7 +293,7 @@ class ReplicaManager:
             if log_dirs.dir_of((topic.name, index)) is None
             and log_dirs.offline_reason((topic.name, index)) is None
         ]
-        failure = StorageError("the log of an earlier topic of that name is in the way")
+        failure = StorageError("its directory holds the log of an earlier topic of that name")
         try:
             await log_dirs.create(new, self._clock.now_ms(), may_be_absent=may_be_absent)
         except StorageError as error:
@@ -345,12 +349,13 @@ class ReplicaManager:
         return await self.replication.report_recreated(unreported)
 
     async def _report_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
-        """The quorum knows, before this worker may lead, which logs a disk has changed.
+        """Report logs that a disk has damaged to the controller before this worker may lead.
 
-        The process before was stopped or killed, so that all it wrote should be here, as it has
-        been said (`previous_broker_epoch`). Others in sync, or eligible, have what is missing.
+        The previous process was stopped or killed, so all that it wrote should be on disk, as this
+        worker's registration states (`previous_broker_epoch`). Other replicas in sync, or eligible,
+        have the missing records.
         """
-        # After a loss of power nobody relies on this worker.
+        # After a power failure the controller does not rely on this worker's logs.
         is_relied_on = self.log_dirs.previous_broker_epoch >= 0
         damaged = [
             (topic, index)
@@ -376,8 +381,13 @@ class ReplicaManager:
                 if partition.log.was_damaged:
                     try:
                         partition.log.forget_damage()
-                    except StorageError as error:  # the next start tells it once more
-                        log.warning("%s: %s", partition, error)
+                    except StorageError as error:
+                        log.warning(
+                            "cannot remove the damage marker of partition %s: %s; the next start "
+                            "reports the damage again",
+                            partition,
+                            error,
+                        )
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig
@@ -412,7 +422,7 @@ class ReplicaManager:
             partition.retire()
             self.departed = self.departed.plus(partition.traffic)
             self.replication.removed(partition)
-            async with partition.appending:  # what is being written is written first
+            async with partition.appending:  # wait for a pending append
                 self._delete_log(topic.name, partition.index)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
@@ -435,7 +445,7 @@ class ReplicaManager:
                     partition.advance()
 
     async def _reconfigure_all(self, image: MetadataImage) -> None:
-        """The worker's own configs have changed, which stand in for those of every topic."""
+        """Apply changed configs of the worker, the defaults of topics, to all partitions."""
         self._layers = self._configs.layers
         for number, partition in enumerate(self):
             partition.configure(self.topic_config(image, partition.topic))
@@ -446,14 +456,14 @@ class ReplicaManager:
     # When a log directory fails
 
     def fail(self, partition: Partition, error: StorageError) -> None:
-        """A write or read of this partition's log did not succeed."""
+        """Handle a failed read or write of the partition's log: log it, or go offline."""
         if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
             return  # deleted meanwhile
         self.log_dirs.failed_at((partition.topic, partition.index), error)
         if partition.offline is not None:
             return
         if partition.log.failure is None and not isinstance(error, UnreadableError):
-            self._log_failure(partition, error)  # a full disk: it may have room again
+            self._log_failure(partition, error)  # transient: a full disk may have space again
         else:
             log.error("partition %s is offline: %s", partition, error)
             self._take_offline(partition, str(error))
@@ -472,7 +482,7 @@ class ReplicaManager:
         self.replication.lost(partition.topic_id, partition.index)
 
     def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
-        """A reader met that error in the partition's log."""
+        """Handle a reader's error in the log of the partition with that topic and index."""
         partition = self._by_name.get(at[0], {}).get(at[1])
         if partition is not None:
             self.fail(partition, error)
@@ -483,14 +493,21 @@ class ReplicaManager:
             self._failures_unlogged += 1
             return
         others = (
-            f" (and {self._failures_unlogged} failures before)" if self._failures_unlogged else ""
+            f" ({self._failures_unlogged} more failures since the last line)"
+            if self._failures_unlogged
+            else ""
         )
-        log.error("%s: %s%s", partition, error, others)
+        log.error(
+            "access to the log of partition %s failed: %s; the partition stays online%s",
+            partition,
+            error,
+            others,
+        )
         self._failure_logged_at, self._failures_unlogged = now, 0
 
 
 def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:
-    """Whether the cluster knows no such partition; of an offline log only the name is known."""
+    """Return whether `image` has no partition for the log; an offline log has only its name."""
     known = image.topic(at[0])
     if known is None or at[1] >= len(known.partitions):
         return True

@@ -1,22 +1,27 @@
-"""The truncation ledger: what this worker's replicas have lost, written down before it is cut.
+"""The truncation ledger: a record of every truncation and loss of records on this worker.
 
-Kafka's logs forget: a follower cuts what its leader has not, and after an unclean election that may
-have been acknowledged. Here every cut leaves an entry, synced before the cut is made:
+In Kafka, a follower truncates records that its leader does not have and keeps no trace of them;
+after an unclean election they may have been acknowledged. Here every truncation has an entry,
+which is synced before the log is truncated:
 
-    divergence          after an election; the leader never had it, nor had it been committed
+    divergence          after an election; the leader never had the records, and they were not
+                        committed
     unclean election    the leader was not in sync when it was elected, or had lost the end of its
-                        log: at the leader, all from its log's end on may have been acknowledged
-                        (from its high watermark on, where others led since its last record: they
-                        may have had other records there); at its followers, what they cut
-    leader lost it      the leader was in sync, and has not what was committed: a disk or power
-    leader starts later the leader has deleted all that this replica had
-    lost log            a start that found no log where there was one: a new disk, a folder removed
-    recovery            a start that found a torn or damaged tail, or less than had been committed
+                        log. On the leader: all records from its log end offset on may have been
+                        acknowledged (from its high watermark on, if other workers led since its
+                        last record, because their records at these offsets may differ). On its
+                        followers: the truncated records
+    leader lost it      the leader was in sync but does not have committed records: a disk or power
+                        failure
+    leader starts later the leader has deleted all records that this replica had
+    lost log            at a start, a log was missing: a new disk, a removed folder
+    recovery            at a start, a log had a torn or damaged tail, or ended before the committed
+                        records
 
-In the data directory, two files of lines that people can read, each with its checksum:
+Two text files in the data directory, one entry a line, each line with its checksum:
 
-    truncation-ledger       grows by whole lines; a torn last line is passed over
-    truncation-ledger.old   what it was called before it grew too large; the one before is gone
+    truncation-ledger       appended to by whole lines; a torn last line is skipped
+    truncation-ledger.old   the previous file, renamed at MAX_FILE_BYTES; replaces the one before
 """
 
 import json
@@ -46,7 +51,7 @@ FILE_NAME: Final = "truncation-ledger"
 OLD_FILE_NAME: Final = "truncation-ledger.old"
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 2048
-MAX_ENTRIES: Final = 8192  # in memory, and in one answer
+MAX_ENTRIES: Final = 8192  # in memory, and in one response
 UNKNOWN: Final = -1
 
 
@@ -63,16 +68,16 @@ LastOf: TypeAlias = "Callable[[Uuid, int], Entry | None]"  # the newest entry of
 
 
 class Acknowledged(Enum):
-    """Whether a producer with acks=all may have been told that some of it is safe."""
+    """Whether lost records may have been acknowledged to a producer with acks=all."""
 
     YES = "yes"
     PERHAPS = "perhaps"
-    NO = "no"  # those with acks=0 or 1 are told nothing that holds
+    NO = "no"  # acks=0 and acks=1 promise no replication
 
 
 @frozen
 class Entry:
-    """Offsets [offset, end_offset) are gone from this replica; an end that nobody knows is -1."""
+    """Offsets [offset, end_offset) that this replica has lost; an unknown end is -1."""
 
     time_ms: int
     topic: str
@@ -81,16 +86,16 @@ class Entry:
     reason: Reason
     offset: int
     end_offset: int
-    last_epoch: int  # of the last record that was cut; -1: unknown
+    last_epoch: int  # leader epoch of the last lost record; -1: unknown
     leader_id: int
     leader_epoch: int
-    high_watermark: int  # as this replica knew it before
+    high_watermark: int  # this replica's high watermark before the loss; -1: unknown
     acknowledged: Acknowledged
     detail: str = ""
 
     @property
     def committed_records(self) -> int:
-        """How many offsets are gone that were surely committed."""
+        """Number of lost offsets below the high watermark, which were committed."""
         end = self.high_watermark
         if self.end_offset != UNKNOWN:
             end = min(end, self.end_offset)
@@ -104,23 +109,23 @@ class Entry:
 
 
 def acknowledged(entry_reason: Reason, offset: int, high_watermark: int) -> Acknowledged:
-    """What can be said of a cut at `offset` for that reason."""
+    """Return whether records lost from `offset` on, for that reason, may have been acknowledged."""
     if entry_reason is Reason.LEADER_STARTS_LATER:
-        return Acknowledged.NO  # it was deleted, not lost
+        return Acknowledged.NO  # the records were deleted, not lost
     if offset < high_watermark:
         return Acknowledged.YES
     return Acknowledged.NO if entry_reason is Reason.DIVERGENCE else Acknowledged.PERHAPS
 
 
-# What is written down of what happens
+# Entries for each kind of loss
 
 
 def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
-    """A follower is to cut what its leader has not."""
+    """Return the entry for records that a follower is about to truncate."""
     if cut.starts_anew:
         reason = Reason.LEADER_STARTS_LATER
     elif partition.state.unclean_epoch > cut.last_epoch:
-        reason = Reason.UNCLEAN_ELECTION  # since the last of these records was written
+        reason = Reason.UNCLEAN_ELECTION  # after the last of these records was written
     elif cut.offset < cut.high_watermark:
         reason = Reason.LEADER_LOST_IT
     else:
@@ -144,9 +149,10 @@ def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
 def of_unclean_leader(
     partition: Partition, before: PartitionImage, high_watermark: int, now_ms: int
 ) -> Entry:
-    """A replica leads that may not have everything: what others had behind its end is lost.
+    """Return the entry for an unclean election that made this worker the partition's leader.
 
-    And what they had in place of its last records, unless it has those of the last who led.
+    Records that other replicas have after this log's end are lost. Unless this log ends in the
+    epoch of the previous leader, so are their records in place of its last ones.
     """
     offset, end = partition.log.log_end_offset, partition.log.log_end_offset
     if follower_state.last_epoch(partition) != _last_led(partition, before):
@@ -169,7 +175,7 @@ def of_unclean_leader(
 
 
 def _last_led(partition: Partition, before: PartitionImage) -> int:
-    """The last epoch before this one in which somebody may have led."""
+    """Return the last epoch before the current one in which a worker may have led."""
     epoch = partition.leader_epoch - 1
     was_led_by_nobody = before.leader == NO_LEADER and before.leader_epoch == epoch
     return epoch - 1 if was_led_by_nobody else epoch
@@ -178,25 +184,25 @@ def _last_led(partition: Partition, before: PartitionImage) -> int:
 def _instead(offset: int, end: int) -> str:
     if offset == end:
         return ""
-    return f"its own records up to {end - 1} are of before others led"
+    return f"its own records up to {end - 1} are older than the epochs of other leaders"
 
 
 def _doubt(partition: Partition, before: PartitionImage) -> str:
     if partition.leader_id in (*before.isr, before.last_leader):
-        return "it was in sync, and may have lost the end of its log"
+        return "the leader was in sync and may have lost the end of its log"
     if before.isr:
-        return f"in sync were {', '.join(map(str, before.isr))[:100]}"
+        return f"ISR before: {', '.join(map(str, before.isr))[:100]}"
     if before.elr:
-        return f"eligible were {', '.join(map(str, before.elr))[:100]}"
+        return f"eligible leader replicas before: {', '.join(map(str, before.elr))[:100]}"
     return ""
 
 
 def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | None:
-    """What was missing when the log was opened; None where nothing was, or it is recorded.
+    """Return the entry for records that were missing when the log was opened, if any.
 
-    Checkpoints may know of records that a cut of the whole log was removing when the process was
-    killed. After such a cut the log begins at its end or behind it, so that checkpoints that say
-    no more than its end were made before.
+    Returns None if the loss is recorded already: checkpoints may contain offsets of records that a
+    full truncation was deleting when the process was killed. The log starts at or after the end of
+    that truncation, so checkpoints up to this end are older than the truncation.
     """
     log = partition.log
     end, known_end = log.log_end_offset, max(log.lost_end_offset, partition.known_high_watermark)
@@ -210,8 +216,8 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
             and known_end <= last.end_offset
         ):
             return None
-    # How far it reached beyond that nobody knows.
-    known = f"; it reached offset {known_end} at least" if known_end > end else ""
+    # How many records followed `known_end` is unknown.
+    known = f"; the log reached offset {known_end} at least" if known_end > end else ""
     return Entry(
         now_ms,
         partition.topic,
@@ -231,7 +237,10 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
 
 
 def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Entry:
-    """A log begins anew, of which no more is known than that it ended there or later."""
+    """Return the entry for a missing log that is created again, empty.
+
+    `noted_end` is a checkpointed offset that the lost log had reached, if there is one.
+    """
     return Entry(
         now_ms,
         partition.topic,
@@ -245,7 +254,7 @@ def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Ent
         UNKNOWN,
         UNKNOWN if noted_end is None else noted_end,
         Acknowledged.PERHAPS,
-        "" if noted_end is None else f"it reached offset {noted_end} at least",
+        "" if noted_end is None else f"the log reached offset {noted_end} at least",
     )
 
 
@@ -262,10 +271,10 @@ def encode_line(entry: Entry) -> bytes:
 
 
 def decode_line(line: bytes) -> Entry:
-    """ValueError for what is no line of a ledger."""
+    """Return the entry of a ledger line. Raises ValueError if the line is damaged or invalid."""
     checksum, _, text = line.partition(b" ")
     if len(line) > MAX_LINE_BYTES or int(checksum, 16) != crc32c(text):
-        raise ValueError("not a line, or damaged")
+        raise ValueError("the line is too long, or its checksum is wrong")
     fields: Any = json.loads(text)
     try:
         fields["topic_id"] = uuid_from_text(fields["topic_id"])
@@ -277,7 +286,7 @@ def decode_line(line: bytes) -> Entry:
 
 
 def decode_lines(data: bytes) -> tuple[list[Entry], int]:
-    """The entries that can be read, and how many lines cannot."""
+    """Return the entries of the readable lines, and the number of unreadable lines."""
     entries: list[Entry] = []
     unreadable = 0
     for line in data.split(b"\n"):
@@ -291,7 +300,7 @@ def decode_lines(data: bytes) -> tuple[list[Entry], int]:
 
 
 class TruncationLedger:
-    """Made by `TruncationLedger.open`, beside the loop."""
+    """Ledger of one data directory; `open` reads it."""
 
     def __init__(
         self, disk: Disk, folder: str, entries: Iterable[Entry], size_bytes: int, forgotten: bool
@@ -305,11 +314,14 @@ class TruncationLedger:
         self._writing = trio.Lock()
         self._unwritten = b""
         self._is_failing = False
-        self.has_forgotten = forgotten  # older entries than these were there, perhaps
+        self.has_forgotten = forgotten  # there may have been older entries
 
     @classmethod
     def open(cls, disk: Disk, folder: str) -> "TruncationLedger":
-        """With what was recorded before, as far as it can be read. Slow."""
+        """Return the ledger with the readable entries of its files.
+
+        Blocking: call it in a worker thread.
+        """
         entries: list[Entry] = []
         size_bytes = 0
         has_old = False
@@ -343,11 +355,14 @@ class TruncationLedger:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        """The oldest first."""
+        """Yield the entries, oldest first."""
         return iter(tuple(self._entries))
 
     async def record(self, entries: Iterable[Entry]) -> None:
-        """They are told, and survive a loss of power; a disk that refuses is told of, too."""
+        """Log the entries, write them to the ledger and sync it.
+
+        If the write fails, this is logged and the next `record` of a new entry retries it.
+        """
         new = [entry for entry in entries if not self._is_known(entry)]
         if not new:
             return
@@ -360,7 +375,7 @@ class TruncationLedger:
         async with self._writing:
             data, self._unwritten = self._unwritten, b""
             if not data:
-                return  # somebody has written ours with theirs
+                return  # another task has written these entries with its own
             try:
                 with trio.CancelScope(shield=True):
                     await self._disk.run(partial(self._write, data))
@@ -375,7 +390,7 @@ class TruncationLedger:
                 self._unwritten = (data + self._unwritten)[:MAX_FILE_BYTES]
 
     def knows_election(self, partition: Partition) -> bool:
-        """That the partition's last unclean election made this worker its leader."""
+        """Return whether the partition's last unclean election is recorded for its leader."""
         return any(
             entry.reason is Reason.UNCLEAN_ELECTION
             and (entry.topic_id, entry.partition) == (partition.topic_id, partition.index)
@@ -385,14 +400,14 @@ class TruncationLedger:
         )
 
     def last_of(self, topic_id: Uuid, partition: int) -> Entry | None:
-        """The newest entry of that partition; None: there is none, or it is forgotten."""
+        """Return the newest entry of the partition; None if there is none in memory."""
         for entry in reversed(self._entries):
             if (entry.topic_id, entry.partition) == (topic_id, partition):
                 return entry
         return None
 
     def _is_known(self, entry: Entry) -> bool:
-        """A recovery that was cut short is made again, and finds the same."""
+        """Return whether an interrupted recovery, now repeated, has recorded the same entry."""
         if entry.reason is not Reason.RECOVERY:
             return False
         known = self.last_of(entry.topic_id, entry.partition)
@@ -411,7 +426,7 @@ class TruncationLedger:
             self.has_forgotten = True
         is_new = not self._size_bytes
         if not is_new:
-            data = b"\n" + data  # behind a line that was torn, perhaps
+            data = b"\n" + data  # the last line may be torn
         file = disk.open(self._path, create=True)
         try:
             file.write(data, self._size_bytes)
@@ -424,11 +439,11 @@ class TruncationLedger:
 
 
 def _write_again(disk: Disk, folder: str, path: str, data: bytes) -> None:
-    """The ledger survives a loss of power, as it was read. OSError.
+    """Rewrite and sync the ledger as read, so that its entries survive a loss of power.
 
-    A process that was killed may have written an entry and not synced it, or its sync has failed,
-    after which one that writes nothing succeeds. What an entry tells of happens after it was
-    synced, but a recovery that finds its entry here does not write it again.
+    A killed process may not have synced its last entry, or its sync failed; a sync without a write
+    succeeds after that. Logs are truncated only after their entry is synced, but a recovery that
+    finds its entry in the ledger does not write the entry again. Raises OSError.
     """
     file = disk.open(path)
     try:
@@ -440,9 +455,9 @@ def _write_again(disk: Disk, folder: str, path: str, data: bytes) -> None:
 
 
 _HOW_BAD: Final = {
-    Acknowledged.YES: "%d of them had been committed",
-    Acknowledged.PERHAPS: "some may have been acknowledged",
-    Acknowledged.NO: "none had been committed",
+    Acknowledged.YES: "%d of the records had been committed",
+    Acknowledged.PERHAPS: "some of the records may have been acknowledged",
+    Acknowledged.NO: "no committed records were lost",
 }
 
 
@@ -451,7 +466,7 @@ def _log_entry(entry: Entry) -> None:
     if entry.acknowledged is Acknowledged.YES:
         how_bad %= entry.committed_records
     (log.info if entry.acknowledged is Acknowledged.NO else log.warning)(
-        "%s-%d: %s are gone here (%s%s); leader %d in epoch %d; %s",
+        "%s-%d: this replica loses %s (%s%s); leader %d in epoch %d; %s",
         entry.topic,
         entry.partition,
         entry.range_text,

@@ -49,7 +49,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         (
             state((1, 3)),
             image_of(1, 2, 3),
-            "its worker is going, or is another process",
+            "its worker is shutting down or has restarted",
         ),
         (state((1, 3)), image_of(1, 3), "it is unregistered"),
         (state((1, 3), offline=(2,)), image_of(1, 2, 3), "its log directory failed"),

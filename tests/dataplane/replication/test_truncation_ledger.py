@@ -245,8 +245,8 @@ def test_a_leader_may_lack_what_was_in_place_of_its_own_last_records(
     known = replace(NOWHERE, leader=leader, leader_epoch=leader_epoch, isr=(2,))
     made = of_unclean_leader(partition, known, 8, 1)
     assert (made.offset, made.end_offset) == (offset, -1)
-    own = "; its own records up to 9 are of before others led" if offset == 8 else ""
-    assert made.detail == "in sync were 2" + own
+    own = "; its own records up to 9 are older than the epochs of other leaders"
+    assert made.detail == "ISR before: 2" + (own if offset == 8 else "")
 
 
 # Three nodes
@@ -310,7 +310,11 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         await cluster.until(lambda: len(cluster.worker(2).isr_manager.ledger) == 1)
         (lost,) = await told(cluster, 2)
         assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
-        assert (lost.offset, lost.end_offset, lost.detail) == (1, -1, "eligible were 1")
+        assert (lost.offset, lost.end_offset, lost.detail) == (
+            1,
+            -1,
+            "eligible leader replicas before: 1",
+        )
         await cluster.restart(1)
         await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
         (cut,) = await told(cluster, 1)
@@ -337,7 +341,7 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
         (found,) = await told(cluster, 1)
         assert (found.reason, found.acknowledged) == ("recovery", "yes")
         assert (found.offset, found.end_offset, found.high_watermark) == (4, -1, 5)
-        assert found.detail.endswith("it reached offset 5 at least")
+        assert found.detail.endswith("the log reached offset 5 at least")
 
     together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
 
@@ -378,7 +382,7 @@ def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
         (found,) = await told(cluster, 2)
         assert (found.topic, found.reason, found.acknowledged) == ("t", "lost log", "perhaps")
         assert (found.offset, found.end_offset, found.high_watermark) == (0, -1, RECORDS)
-        assert found.detail == f"it reached offset {RECORDS} at least"
+        assert found.detail == f"the log reached offset {RECORDS} at least"
         await cluster.restart(2)
         assert await told(cluster, 2) == [found]
 
