@@ -2,7 +2,7 @@
 
     data directory opened              cluster id and node id checked; another node's is refused
     listeners bound                    a port in use is reported before anything is written
-    controller: journal replayed       then it votes and answers other nodes
+    controller: journal replayed       from now on the controller votes and answers other nodes
     links to the other controllers
     node without the controller role:  follows the metadata of the active controller
     worker                             see `worker_server`
@@ -44,9 +44,9 @@ if TYPE_CHECKING:  # a role is imported by the nodes that have it
 log = logging.getLogger(__name__)
 
 _LISTEN_ADVICE: Final = {
-    errno.EADDRINUSE: "stop what is listening there or choose another",
-    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose another",
-    errno.EACCES: "ports below 1024 need rights that this user lacks; choose another",
+    errno.EADDRINUSE: "stop the process that listens there, or choose another",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose another",
+    errno.EACCES: "ports below 1024 need rights that this user does not have; choose another",
 }
 
 
@@ -67,8 +67,10 @@ class Node:
         owner: str = "a node",
         process: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`owner` is the process name that the lock file of the data directory gives to operators;
-        `process` returns the values of the process_* metrics."""
+        """Create a node that `run` starts; `process` returns the values of the process_* metrics.
+
+        `owner` names this process in the lock file of the data directory, for error messages.
+        """
         self.config = config
         self._owner = owner
         self._process = process
@@ -90,7 +92,7 @@ class Node:
         return None if self.worker_role is None else self.worker_role.worker
 
     def stop(self) -> None:
-        """Start the shutdown; `run` returns when the node is closed cleanly."""
+        """Start the shutdown; `run` returns after it."""
         self._stop.set()
 
     async def run(self, started: Callable[["Node"], None] = lambda _: None) -> None:
@@ -192,7 +194,7 @@ class Node:
         """Cancel the start on `stop`; a node that does not serve yet needs no clean shutdown."""
         await self._stop.wait()
         if not self._serving:
-            log.info("stopped during the start")
+            log.info("the node was stopped before its start was complete")
             everything.cancel()
 
     def _endpoint(self) -> Endpoint | None:
@@ -298,9 +300,9 @@ def _cannot_listen(address: Address, error: Exception, option: str) -> NodeError
         advice = _LISTEN_ADVICE.get(error.errno or 0, advice)
     host, port = address
     if isinstance(error, socket.gaierror):
-        advice = f"{host!r} has to be an address of this machine, or a name of one; choose another"
+        advice = f"{host!r} must be an address or host name of this machine; choose another"
     elif isinstance(error, OSError) and error.errno == errno.EINVAL and "%" not in host:
-        advice = "where it is link-local, say its interface, as in fe80::1%eth0; or choose another"
+        advice = "add the interface to a link-local address, as in fe80::1%eth0, or choose another"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return NodeError(f"cannot listen on {text}: {reason}; {advice} {option}")
 

@@ -16,8 +16,8 @@ from wire.primitives.frozen import frozen
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 ALL_ROLES: Final = frozenset((CONTROLLER, WORKER))
-# Largest batch under the default message.max.bytes: its write to the page cache takes 0.2 ms.
-# A worker thread would cost as much again.
+# Largest batch under the default message.max.bytes: its write to the page cache takes 0.2 ms, and
+# a switch to a worker thread would take as long.
 INLINE_APPEND_BYTES: Final = 1024 * 1024 + 12
 
 Address = tuple[str, int]
@@ -27,24 +27,24 @@ Address = tuple[str, int]
 class NodeConfig:
     node_id: int
     data_dir: str  # absolute
-    listen: Address  # for clients of a worker; port 0: any free one
-    advertise: tuple[str, int | None]  # None: the port that was bound
+    listen: Address  # for clients of a worker; port 0: any free port
+    advertise: tuple[str, int | None]  # host and port for clients; port None: the bound one
     # Client listeners; empty: one PLAINTEXT listener at `listen`.
     listeners: tuple[ClientListener, ...] = ()
     replicating: ReplicationListener | None = None  # None: the default listener
     # Absolute paths; empty: the data directory is the only log directory.
     log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
-    # Every controller and its quorum address. None: this node alone, and no other knows of it.
+    # Quorum addresses of all controllers, by node id; empty: a single-node cluster.
     controllers: Mapping[int, Address] = field(default_factory=dict)
-    # Where a controller listens to other nodes; None: at its own address above.
+    # Address at which a controller listens to other nodes; None: its own address in `controllers`.
     quorum_listen: Address | None = None
-    cluster_id: str | None = None  # None: as the data directory says; or new, if alone
-    secret: bytes | None = field(default=None, repr=False)  # of nodes that are not alone
-    tls: TlsFiles | None = None  # between nodes
-    host: str = "localhost"  # the machine, for placement
+    cluster_id: str | None = None  # None: the data directory's, or a new id for a new cluster
+    secret: bytes | None = field(default=None, repr=False)  # the cluster's; None in a single node
+    tls: TlsFiles | None = None  # for connections between nodes
+    host: str = "localhost"  # name of the machine, for the placement of replicas
     rack: str | None = None
-    metrics_listen: Address | None = None  # for Prometheus; None: nowhere
+    metrics_listen: Address | None = None  # address of the metrics endpoint; None: disabled
     inline_append_bytes: int = INLINE_APPEND_BYTES  # larger appends run in a worker thread
     # Kafka's worker configs as text, validated by the reader of the file.
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -5,7 +5,7 @@
                                        (KAFKA-10527); after an unclean shutdown it leaves the ISRs
     image holds that registration      so that state of an earlier process is not taken for its own
     logs opened and recovered          heartbeats keep the registration meanwhile
-    image published to the partitions  the quorum knows which logs were recreated empty
+    image published to the partitions  the controller learns which logs were recreated empty
     unfenced                           from now on the worker can lead
     serving
 
@@ -75,7 +75,7 @@ class WorkerRole:
         listeners: Sequence[Listener],
         metrics: "Collector | None" = None,
     ) -> None:
-        """`listeners` are the bound listeners of the config, in its order.
+        """Create the role; `listeners` are the bound listeners of the config, in its order.
 
         `endpoint` holds the cluster's secret; None in a single-node cluster.
         """

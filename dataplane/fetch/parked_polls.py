@@ -4,14 +4,14 @@ A long poll keeps its request and its rows, some hundreds of bytes per partition
 partitions it is as small as the rest of its connection and is not counted. Larger long polls are
 counted here; while they exceed the limit, the oldest is answered at once with the records found so
 far. A consumer must expect such a response at any time, and the oldest would time out first. A
-client that sends many large long polls shortens its own and does not stop others from waiting.
+client that sends many large long polls mostly shortens its own.
 """
 
 from typing import Final
 
 from dataplane.network.delayed import DelayedResponse
 
-# A long poll of so few partitions is not counted.
+# Long polls with at most this many partitions are not counted.
 UNCOUNTED_ROWS: Final = 64
 # Memory per requested partition: its part of the request, its row and its watcher.
 ROW_BYTES: Final = 640
@@ -19,7 +19,7 @@ MAX_PARKED_BYTES: Final = 64 << 20
 
 
 class ParkedRequests:
-    """Large long polls of one worker."""
+    """Long polls of one worker with more than UNCOUNTED_ROWS partitions."""
 
     def __init__(self, limit_bytes: int = MAX_PARKED_BYTES) -> None:
         self.limit_bytes = limit_bytes

@@ -106,8 +106,10 @@ class FetchReader:
         self.names_leaders = False
 
     def end_offset(self, partition: Partition) -> int:
-        """Return the end of the readable records. A debugging consumer (-2) reads like a consumer,
-        as in Kafka."""
+        """Return the end offset of the readable records.
+
+        A debugging consumer (replica id -2) reads like a consumer, as in Kafka.
+        """
         if self.replica_id >= 0:
             return partition.log.log_end_offset
         if self.is_committed:
@@ -201,7 +203,7 @@ class FetchReader:
                 asked.fetch_offset,
                 min(asked.partition_max_bytes, self.left_bytes),
                 end_offset,
-                # The first partition with records gives a batch, however large it is (KIP-74).
+                # The first partition with records returns a batch of any size (KIP-74).
                 min_one=not self.size_bytes,
             )
         except ColdError as cold:

@@ -139,7 +139,7 @@ def _refuse_records(
     partition: object,
     times: tuple[int, int] | None,
 ) -> Generator[int, None, None]:
-    """Raise InvalidRecordsError if a record lacks a required key or is out of the time range."""
+    """Raise InvalidRecordsError if a record has no required key or is out of the time range."""
     refused: list[tuple[int, str]] = []
     count = index = 0
     out_of_range = ""

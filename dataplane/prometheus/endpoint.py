@@ -1,9 +1,9 @@
 """`GET /metrics` over HTTP for Prometheus: h11 parses HTTP, `metaquorum.runtime` does the I/O.
 
-There is no authentication: any host that can connect can read. The number of connections and the
-size and duration of a request are bounded, and one page is made at a time. A connection beyond
-MAX_CONNECTIONS is accepted and another is closed for it: of the host with the most connections, the
-one idle longest. So half-open connections cannot shut Prometheus out.
+There is no authentication: any host that can connect can read the metrics. The number of
+connections and the size and duration of a request are bounded, and one page is collected at a time.
+A connection beyond MAX_CONNECTIONS is accepted and another is closed for it: of the host with the
+most connections, the one idle longest. So half-open connections cannot shut Prometheus out.
 """
 
 import logging
@@ -26,12 +26,12 @@ RECEIVE_BYTES: Final = 16 * 1024
 # a scrape after ten seconds by default.
 HEAD_S: Final = 10.0
 IDLE_S: Final = 120.0  # between two requests of a connection
-ANSWER_S: Final = 60.0  # to make a page and send it
+ANSWER_S: Final = 60.0  # to collect a page and send it
 ACCEPT_RETRY_S: Final = 0.1
 PATH: Final = "/metrics"
 
 _SERVER: Final = ("server", "metaquorum")
-_HINT: Final = b"There is /metrics here.\n"
+_HINT: Final = b"The metrics are at /metrics.\n"
 
 
 class _Client:
@@ -43,7 +43,7 @@ class _Client:
         self.connection = connection
         self.host = connection.peer[0]
         self.scope = trio.CancelScope()
-        self.is_answered = False  # whether a response is being made or sent
+        self.is_answered = False  # whether a response is being prepared or sent
         self.since = trio.current_time()  # start of that response, or end of the last one
 
     def turn(self, *, is_answered: bool) -> None:

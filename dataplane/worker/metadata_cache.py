@@ -24,7 +24,7 @@ from wire.messages.metadata import (
 from wire.primitives.errors import ErrorCode
 from wire.schema.codec import item_encoder
 
-_NO_ERROR: Final = ErrorCode.NONE  # members of an enum are slow to look up by name
+_NO_ERROR: Final = ErrorCode.NONE  # looking up a member of an enum by name is slow
 _NO_LEADER: Final = -1
 # Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
 # ALTER_CONFIGS (KIP-430).
@@ -67,7 +67,7 @@ class MetadataCache:
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
         self._rows: dict[tuple[ResponseFormat, str], _Row] = {}
-        self._workers: object = None  # the `workers` of the image that the rows were made from
+        self._workers: object = None  # `workers` of the image that the rows were encoded from
         self._kept_bytes = 0
 
     def kept(self, view: TopicView, form: ResponseFormat) -> bytes | None:

@@ -150,7 +150,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         told = refused("--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}")
         assert told.count("\n") == 1
         assert f"127.0.0.1:{port}" in told
-        assert "stop what is listening there" in told
+        assert "stop the process that listens there" in told
         told = refused(
             "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}", "--log-format", "json"
         )
@@ -162,7 +162,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     [
         ("nowhere.invalid:0", "nowhere.invalid"),
         ("a..b:0", "a..b"),
-        ("203.0.113.7:0", "not an address of this machine"),
+        ("203.0.113.7:0", "this machine does not have that address"),
     ],
 )
 def test_an_address_that_is_not_ours_is_one_sentence(
