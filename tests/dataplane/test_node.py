@@ -98,7 +98,7 @@ def test_a_stop_says_what_it_waits_for_and_leaves_a_clean_mark(
     ("listen", "said"),
     [
         (("no host", 0), "'no host' must be an address or host name of this machine"),
-        (("192.0.2.1", 0), "cannot listen on 192.0.2.1:0: Cannot assign requested address; it is"),
+        (("192.0.2.1", 0), "cannot listen on 192.0.2.1:0: Cannot assign requested address; this"),
         pytest.param(
             ("2001:db8::1", 9092), "cannot listen on [2001:db8::1]:9092: ", marks=needs_ipv6
         ),
