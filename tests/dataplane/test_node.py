@@ -102,7 +102,11 @@ def test_a_stop_says_what_it_waits_for_and_leaves_a_clean_mark(
         pytest.param(
             ("2001:db8::1", 9092), "cannot listen on [2001:db8::1]:9092: ", marks=needs_ipv6
         ),
-        pytest.param(("fe80::1", 0), "say its interface, as in fe80::1%eth0", marks=needs_ipv6),
+        pytest.param(
+            ("fe80::1", 0),
+            "add the interface to a link-local address, as in fe80::1%eth0",
+            marks=needs_ipv6,
+        ),
     ],
 )
 def test_where_it_cannot_listen_a_node_says_what_to_do(

@@ -154,7 +154,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         told = refused(
             "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}", "--log-format", "json"
         )
-        assert "stop what" in json.loads(told)["message"]
+        assert "stop the process" in json.loads(told)["message"]
 
 
 @pytest.mark.parametrize(
