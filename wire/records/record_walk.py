@@ -62,21 +62,19 @@ RECORD_FIELDS = 8  # numbers per record in `RecordWalk.fields`
 
 _NO_PROBLEM = 0
 _LENGTH = 1
-_TOO_LARGE = 2
-_VARINT = 3
-_DELTA = 4
-_KEY = 5
-_VALUE = 6
-_HEADERS = 7
-_HEADER_KEY = 8
-_HEADER_VALUE = 9
-_FIELDS = 10
-_BEYOND = 11
+_VARINT = 2
+_DELTA = 3
+_KEY = 4
+_VALUE = 5
+_HEADERS = 6
+_HEADER_KEY = 7
+_HEADER_VALUE = 8
+_FIELDS = 9
+_BEYOND = 10
 
 _TEXTS: Final = (
     "",
-    "a length of {0} bytes",
-    "a length of {0} bytes exceeds the limit of {1}",
+    f"a length of {{0}} bytes, which must be {BODY_MIN_BYTES} to {{1}}",
     "a varint is longer than {0} bytes or exceeds {1} bits",
     "offset delta {0} after {1}",
     "a key of {0} bytes, but {1} are left",
