@@ -13,12 +13,9 @@ def _commands(
     command: click.Command, name: str, parent: click.Context | None
 ) -> Iterator[tuple[str, str]]:
     """Yield the full name and the help of `command` and of all commands below it."""
+    settings = command.context_settings | {"max_content_width": _WIDTH}
     context = click.Context(
-        command,
-        info_name=name,
-        parent=parent,
-        terminal_width=_WIDTH,
-        max_content_width=_WIDTH,
+        command, info_name=name, parent=parent, terminal_width=_WIDTH, **settings
     )
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
