@@ -114,7 +114,7 @@ class RawClient:
             return True
         return False
 
-    # What most tests need
+    # Common operations
 
     async def delete(self, name: str) -> int:
         """The topic's error code."""
@@ -157,7 +157,7 @@ class RawClient:
         return answer.responses[0].partitions[0]
 
     async def values(self, topic: str, offset: int = 0) -> list[bytes | None]:
-        """Of all records from `offset` to where the log ended when this began, in order."""
+        """Return the values of all records from `offset` to the log end offset of this moment."""
         found: list[bytes | None] = []
         end = None
         while end is None or offset < end:
@@ -240,15 +240,14 @@ def batch_of(*values: bytes, timestamp: int = WORLD_BEGAN_MS, **options: Any) ->
 
 
 def append_unvalidated(partition: Partition, batch: bytearray) -> None:
-    """The batch stands in the log, whatever is in it: as a version that did not look inside of
-    batches would have taken it."""
+    """Append the batch without validation, as a version that did not check records would."""
     header = parse_header(batch)
     partition.log.append(batch, [header], partition.leader_epoch, header.max_timestamp)
     partition.appended(header.batch_bytes)
 
 
 def records_of(row: Any) -> list[Record]:
-    """Of the whole batches in a partition's row of a fetch answer."""
+    """Return the records of the complete batches in a row of a fetch response."""
     data = bytes(row.records or b"")
     return [record for at, _ in batches(data) for record in decode_records(data, at)]
 
@@ -352,7 +351,7 @@ async def serving(
     metrics: bool = False,
     **configs: object,
 ) -> AsyncIterator[Served]:
-    """A node on this machine, stopped in good order behind the block."""
+    """Run a node on this machine, and stop it cleanly after the block."""
     real = real_runtime()
     runtime = Runtime(real.clock, network or real.network, disk or real.disk, real.random)
     asked = config(data_dir, log_dirs, **configs)
@@ -423,7 +422,7 @@ def simulated(
     dotted: Mapping[str, str] | None = None,
     **configs: object,
 ) -> World:
-    """The story has run from beginning to end, beside a node of its own.
+    """Run the scenario to its end with a node of its own; return the world.
 
     Configs are written with _ for the dots; `dotted` ones as they are.
     """

@@ -81,7 +81,7 @@ def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
 
 @pytest.mark.slow
 def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
-    """Fifty connections wait for the same thousand partitions, and hear of one batch each."""
+    """Fifty connections wait for the same thousand partitions, and each receives one batch."""
 
     async def scenario(sim: Simulated) -> None:
         producer = await sim.connect()

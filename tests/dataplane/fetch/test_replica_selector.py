@@ -112,7 +112,7 @@ def test_followers_serve_consumers_what_is_committed_and_nobody_else() -> None:
         _, row = await fetch(follower, 3, epoch=5)
         assert row.error_code == E.UNKNOWN_LEADER_EPOCH
         await cluster.kill(3)
-        cluster.world.internet.cut("node-2", "node-1")  # 2 has what it gets, and cannot say so
+        cluster.world.internet.cut("node-2", "node-1")  # 2 receives, but cannot send
         await leader.produce("t", batch_of(b"x"), acks=1)
         await cluster.until(lambda: cluster.replica(2, "t").log.log_end_offset == 6)
         _, row = await fetch(follower, 5)

@@ -19,7 +19,7 @@ def wanted(partition: int, offset: int) -> RequestedPartition:
 
 @dataclass
 class Leader:
-    """What it would fetch from by the requests it has seen."""
+    """Model of a leader: the fetch offsets of its session, from the requests received."""
 
     session_id: int = 0
     epoch: int = 0

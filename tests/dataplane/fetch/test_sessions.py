@@ -43,7 +43,7 @@ Asked = Mapping[tuple[str, int], int]  # (topic, partition) to the offset
 
 
 class SessionClient:
-    """Speaks in one session, and knows what it has been told."""
+    """Client of one fetch session that keeps the state of the responses."""
 
     def __init__(self, client: RawClient, version: int, ids: Mapping[str, bytes]) -> None:
         self.client = client
@@ -173,7 +173,7 @@ def test_a_new_high_watermark_and_a_new_log_start_are_told_once() -> None:
         rows = await session.fetch()
         assert rows["u", 0].log_start_offset == 2
         assert await session.fetch() == {}
-        # Somebody who cannot take records, as there is no room for any, still learns of them.
+        # A client without room for records still learns of the new high watermark.
         await other.produce("u", batch_of(b"a"))
         await other.produce("t", batch_of(bytes(1000)))
         rows = await session.fetch(max_bytes=1000)
@@ -303,7 +303,7 @@ def test_a_long_poll_of_a_session_ends_when_enough_has_come() -> None:
 
 
 def test_no_news_is_lost_whenever_it_comes() -> None:
-    """Between requests, while one is on its way, in a long poll: it is heard of soon."""
+    """A change between requests, during a request or in a long poll is reported soon."""
 
     async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         random = Random(3)
@@ -385,7 +385,7 @@ MANY = 130  # partitions: more than two pieces of work
 
 @pytest.mark.parametrize("continues", [False, True])
 def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) -> None:
-    """A topic is deleted after each piece in turn: this answer or the next one tells of it."""
+    """A topic is deleted after each piece in turn: this response or the next one shows it."""
 
     async def scenario(sim: Simulated) -> None:
         other = await sim.connect()

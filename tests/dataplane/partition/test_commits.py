@@ -1,4 +1,4 @@
-"""What producers with acks=all are told, where the test plays the other replica."""
+"""Responses to producers with acks=all; the test plays the other replica."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,7 +90,7 @@ async def test_a_batch_that_is_sent_again_waits_as_the_first_one_did(tmp_path: P
 async def test_a_batch_that_queued_while_the_leader_changed_is_not_appended(
     tmp_path: Path,
 ) -> None:
-    """What comes while an append is under way queues; the news of another leader queues, too."""
+    """Batches queue while another append runs, and so does the change of the leader."""
     async with replicated(tmp_path) as (_, client, partition):
         async with partition.appending:
             await client.ask(ApiKey.PRODUCE, produce_message("t", batch_of(b"x")), PRODUCE_VERSION)

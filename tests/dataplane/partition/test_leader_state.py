@@ -1,4 +1,4 @@
-"""A leader's view of its replicas, alone and beside a naive model of a whole partition."""
+"""A leader's view of its replicas, alone and compared with a simple model of a partition."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,9 +196,9 @@ def test_who_stood_at_the_end_was_caught_up_as_long_as_it_was_heard_of() -> None
 
 
 class WholePartition(RuleBasedStateMachine):
-    """Leader 1 with followers 2 and 3, a controller, and answers that get lost or come late.
+    """Leader 1 with followers 2 and 3, a controller, and responses that are lost or late.
 
-    At every moment everybody who is in sync by the controller's word holds all that is committed.
+    At every moment each member of the controller's ISR holds all committed records.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class WholePartition(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        # Nobody is waited for out of courtesy, which would hide what has to be waited for.
+        # No replica outside the ISR holds back the high watermark: that would hide missing waits.
         high_watermark = self.leadership.committed(
             self.high_watermark, self.held[1], 1, self.now, nobody
         )

@@ -1,7 +1,7 @@
-"""What follows a batch that was refused: real producers with several requests ahead, and by hand.
+"""Batches after a refused one: from real producers with requests in flight, and made by hand.
 
-A disk that takes small writes and no large ones refuses the first batch of a new producer, and
-could take all behind it, every time.
+A disk that accepts only small writes refuses the first batch of a new producer, and could accept
+all later ones, every time.
 """
 
 import errno
@@ -57,7 +57,7 @@ def produced(
     )
 
 
-# What is remembered, and for how long
+# Remembered batches, and for how many requests
 
 
 def may_come(
@@ -207,7 +207,7 @@ async def pipelined(client: RawClient, *batches: bytes) -> list[int]:
 
 
 class TightDisk(FaultyDisk):
-    """Of partition logs it takes no write above `room_bytes`."""
+    """Disk that refuses writes to partition logs larger than `room_bytes`."""
 
     room_bytes = 1 << 40
     refusals = 0
@@ -241,7 +241,7 @@ def test_what_is_behind_a_batch_that_did_not_fit_waits_for_it(
             full = ErrorCode.KAFKA_STORAGE_ERROR
             first = produced(0, large=True)
             assert await pipelined(client, first, produced(1), produced(2)) == [full] * 3
-            # Whoever is known to the log, and who numbers nothing, is not concerned.
+            # A producer known to the log, and one without sequences, is not affected.
             assert await pipelined(client, produced(4, producer_id=8), batch_of(b"x")) == [0, 0]
             assert await pipelined(client, first, produced(1)) == [full] * 2
             assert (
@@ -455,6 +455,6 @@ async def test_javas_producer_splits_what_is_too_large_before_what_follows(tmp_p
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t", max_message_bytes=5000)
-        lines = [b"%d" % number + b"." * 100 for number in range(170)]  # of which 150 fill a batch
+        lines = [b"%d" % number + b"." * 100 for number in range(170)]  # 150 lines fill a batch
         await console_producer(served.node.address, lines, "batch.size=16384", "linger.ms=100")
         assert await client.values("t") == lines

@@ -1,4 +1,4 @@
-"""/metrics: what is told, in a form that Prometheus reads, without holding up the loop."""
+"""/metrics: all metrics in a format that Prometheus parses, without blocking the event loop."""
 
 import re
 import time
@@ -33,7 +33,7 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 async def exchange(served: Served, request: bytes) -> bytes:
-    """What comes back until the other side ends the connection."""
+    """Send the request; return all bytes until the endpoint closes the connection."""
     address = served.node.metrics_address
     assert address is not None
     connection = await real_runtime().network.connect(*address)
@@ -69,7 +69,7 @@ def read(text: str) -> Samples:
         for sample in family.samples:
             assert set(sample.labels) <= set(metric.labels), sample
             key = sample.name, frozenset(sample.labels.items())
-            assert key not in found, f"{key} is told twice"
+            assert key not in found, f"{key} appears twice"
             found[key] = sample.value
     return found
 
@@ -113,7 +113,7 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
         assert value(samples, "kafka_controller_kafkacontroller_activecontrollercount") == 1
         assert value(samples, "kafka_controller_kafkacontroller_globalpartitioncount") == 2
         assert value(samples, "kafka_server_raft_metrics_current_state_info", state="leader") == 1
-        # Of what is deleted, the worker's sums stay.
+        # The worker's totals include deleted topics.
         await client.delete("t")
         samples = await scrape(served)
         assert value(samples, TRAFFIC + "messagesin_total") == 4
@@ -276,7 +276,7 @@ def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
             end = cluster.replica(2, "t").log.log_end_offset
             if lag:
                 lags.append(lag)
-                assert abs(end + lag - (count + 1)) <= 1  # what is under way
+                assert abs(end + lag - (count + 1)) <= 1  # a record in flight
             return end == count + 1 and not lag
 
         await cluster.until(has_caught_up)
@@ -319,7 +319,7 @@ def test_elections_that_are_worth_an_alert_are_counted(
         await seen.publish(delta, image(now))
         assert (seen.from_eligible, seen.unclean) == counts
         late = ElectionCounts()
-        await late.publish(delta, image(now))  # what was there before it began
+        await late.publish(delta, image(now))  # elections before it began
         assert (late.from_eligible, late.unclean) == (0, 0)
 
     trio.run(main)

@@ -1,4 +1,4 @@
-"""Prometheus is answered, whoever else holds connections to /metrics; time is virtual."""
+"""Prometheus gets responses while other hosts hold connections to /metrics; time is virtual."""
 
 from collections.abc import Awaitable, Callable
 

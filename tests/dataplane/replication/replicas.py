@@ -5,7 +5,7 @@ from metaquorum.metadata.image import PartitionImage
 
 
 class Setting:
-    """What a worker gives its partitions: time that stands still, and who may be in sync."""
+    """Context of a worker's partitions: a manual clock, and the ids of ineligible replicas."""
 
     def __init__(self, worker_id: int = 1, *, lag_s: float = 10.0) -> None:
         self.now = 0.0

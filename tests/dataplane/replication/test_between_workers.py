@@ -34,7 +34,7 @@ def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
         client = await cluster.connect(1)
-        for _ in range(5):  # of which most sessions' ends are in between
+        for _ in range(5):  # most sessions end between two rounds
             await fill(client, "t", 5)
             await cluster.world.sleep(1.5)
         assert cluster.state("t", 2).isr == (1, 2, 3)
@@ -43,12 +43,12 @@ def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
 
 
 def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> None:
-    """On trial until they have logged in and fetched; and they stay."""
+    """Their connections are provisional until they have authenticated and fetched, then stay."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
         client = await cluster.connect(1)
-        for _ in range(5):  # over the ends of sessions, and of trials
+        for _ in range(5):  # longer than a session and a provisional connection
             await fill(client, "t", 5)
             await cluster.world.sleep(3)
         assert cluster.state("t", 2).isr == (1, 2, 3)
@@ -60,7 +60,7 @@ def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> Non
 
 
 def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica() -> None:
-    """Who a client is says nothing about replicas: the cluster's secret does."""
+    """A principal does not identify a replica: only the cluster's secret does."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=2)

@@ -1,4 +1,4 @@
-"""What a leader that was replaced, and has not heard of it, tells idempotent producers."""
+"""Responses of a replaced leader, which does not know its successor, to idempotent producers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a follower asks its leader for, request by request."""
+"""Partitions that a follower fetches from its leader, request by request."""
 
 from pathlib import Path
 

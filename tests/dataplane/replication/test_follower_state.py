@@ -118,7 +118,7 @@ def test_a_truncation_tells_of_the_whole_batch_that_goes_across_it(
 def test_a_high_watermark_never_lies_behind_the_end_of_the_log(
     pair: tuple[Partition, Partition],
 ) -> None:
-    """Else what is appended there next would be committed before anybody else has it."""
+    """Otherwise the next append would be committed before another replica has it."""
     leader, follower = pair
     append(leader.log, make_batch(10), epoch=0)
     fetch(follower, leader, 0)
@@ -196,11 +196,11 @@ def test_an_empty_log_takes_a_batch_within_which_its_leaders_log_begins(
 
 TERMS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who leads
-        st.integers(0, 3),  # batches it appends
+        st.integers(0, 2),  # leader
+        st.integers(0, 3),  # batches that the leader appends
         st.lists(
             st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=4
-        ),  # who fetches how often
+        ),  # follower, and number of its fetches
     ),
     min_size=1,
     max_size=8,
@@ -212,7 +212,7 @@ TERMS = st.lists(
 def test_logs_agree_after_any_row_of_leaders(
     terms: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:
-    """Even unclean elections: the last leader's log is everybody's log, byte for byte."""
+    """After unclean elections too, all logs equal the last leader's, byte for byte."""
     with tempfile.TemporaryDirectory() as folder:
         replicas = [replica(Path(folder), number) for number in range(3)]
         for epoch, (leads, batches, fetches) in enumerate([*terms, (terms[-1][0], 1, [])]):

@@ -1,4 +1,4 @@
-"""What a leader's log says of its ISRs."""
+"""Log lines of a leader about ISR changes."""
 
 import logging
 

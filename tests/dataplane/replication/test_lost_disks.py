@@ -26,7 +26,7 @@ async def filled(cluster: Together, replicas: tuple[int, ...]) -> RawClient:
 
 
 def report_lost_logs(cluster: Together, node: int) -> None:
-    """As `rm -r` of the partition's folder, and of nothing else."""
+    """Delete the partition's folder, and nothing else."""
     storage = cluster.nodes[node].machine.storage
     for path in storage.files("/data/t-0"):
         storage.remove(path)
@@ -170,7 +170,7 @@ def test_a_log_that_its_disk_has_changed_is_filled_again_by_who_is_in_sync_as_we
             await cluster.kill(node)
         storage = cluster.nodes[1].machine.storage
         segment = storage.file("/data/t-0/00000000000000000000.log")
-        storage.flip(segment, len(segment.data) - 1, 0)  # of the last record
+        storage.flip(segment, len(segment.data) - 1, 0)  # in the last record
         await come_back(cluster, 1, 3)
         await cluster.until(lambda: not cluster.worker(3).image.is_live(2))
         state = cluster.state("t", 1)

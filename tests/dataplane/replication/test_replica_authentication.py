@@ -59,7 +59,7 @@ def client(listener: str = LISTENER) -> Client:
 
 
 def shake(dialing: DialerHandshake, replicas: ReplicaAuthenticator, who: Client) -> None:
-    """Both requests, and their answers. ReplicaAuthenticationError, HandshakeError."""
+    """Exchange both messages. Raises ReplicaAuthenticationError or HandshakeError."""
     while dialing.established is None:
         dialing.receive(replicas.respond(who, dialing.data_to_send()))
 
@@ -118,7 +118,7 @@ def test_a_proof_for_anything_else_proves_nothing(
         shake(dialing, replicas, who)
     assert who.replica.worker_id == NO_WORKER
     assert words in caplog.text
-    with pytest.raises(HandshakeError):  # the dialer is told why
+    with pytest.raises(HandshakeError):  # the reply has the reason
         dialing.receive(refused.value.answer)
 
 
@@ -133,7 +133,7 @@ def test_a_node_without_a_secret_has_no_followers() -> None:
 
 
 def test_proofs_of_one_connection_are_none_on_another() -> None:
-    """Who overhears a whole handshake can repeat it: the nonce of the leader is another one."""
+    """A replayed handshake is refused, because the leader's nonce has changed."""
     replicas, first, second = authenticator(), client(), client()
     dialing = prove(endpoint(OTHER), ME, ADDRESS)
     hello = dialing.data_to_send()
@@ -207,7 +207,7 @@ def test_names_of_strangers_write_no_lines_of_their_own(caplog: pytest.LogCaptur
     assert "\n" not in caplog.records[0].getMessage()
 
 
-# What may be claimed
+# Claims of replica ids
 
 
 def proven(worker_id: int) -> Client:

@@ -266,7 +266,7 @@ def test_offsets_are_not_told_to_a_client_as_a_replica() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
-    """Nor an ISR, nor what DeleteRecords waits for; and the sessions of others go on."""
+    """Nor do they change an ISR or complete a DeleteRecords; sessions of other clients continue."""
     draw = Random(seed)
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:

@@ -1,4 +1,4 @@
-"""What a follower asks of a leader, request by request; the leader is the test."""
+"""Requests of a follower to its leader, which the test plays."""
 
 import contextlib
 import random
@@ -118,7 +118,7 @@ class Leader:
     async def answer(
         self, error: ErrorCode = ErrorCode.NONE, records: bytes = b"", **codes: ErrorCode
     ) -> None:
-        """These partitions, called p0, p1 ..., say so; nothing has come for any."""
+        """Respond with these partitions, called p0, p1 ..., without new records."""
         rows = [
             PartitionData(
                 partition_index=int(name[1:]), error_code=code, high_watermark=0, records=records

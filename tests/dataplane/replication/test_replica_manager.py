@@ -222,7 +222,7 @@ async def test_a_directory_in_which_a_sync_failed_is_offline_alone(tmp_path: Pat
         answer = await poller.answer(ApiKey.FETCH, 12)  # woken
         assert answer.responses[0].partitions[0].error_code in (0, error)
         disk.faults.clear()
-        await client.produce("synced", batch_of(b"z"), error=error)  # nobody knows what it holds
+        await client.produce("synced", batch_of(b"z"), error=error)  # the file's content is unknown
         assert (await client.fetch("synced")).error_code == error
         await client.produce("other", batch_of(b"x"))
 

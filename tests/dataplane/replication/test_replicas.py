@@ -1,4 +1,4 @@
-"""Three nodes: what replicas of one partition make of each other's news."""
+"""Three nodes: truncation, catch-up and commits among the replicas of one partition."""
 
 import errno
 from typing import Any
@@ -126,11 +126,11 @@ def test_an_empty_replica_follows_a_log_that_begins_within_a_batch() -> None:
 def test_a_record_that_the_leader_never_had_goes_also_where_its_log_begins_behind_it(
     size: int,
 ) -> None:
-    """By epochs alone that cannot be told: the leader has deleted what would tell it.
+    """Epochs alone cannot show the divergence: the leader has deleted the records to compare.
 
-    If it stayed, its producer, which sends the batch again, would be answered with its place by the
-    next leader, and nobody would ever read it. Of a batch of three records the leader's log begins
-    within, which cannot be appended behind it either.
+    If it stayed, the next leader would treat the producer's retry as a duplicate and answer with
+    the old offset, where no consumer could read the record. With three records, the leader's log
+    starts within the batch, which could not be appended after the record either.
     """
 
     async def scenario(cluster: Together) -> None:
@@ -164,7 +164,7 @@ def test_a_record_that_the_leader_never_had_goes_also_where_its_log_begins_behin
 
 
 def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
-    """Else who waits for all in sync would wait behind all that a new replica lacks."""
+    """Otherwise producers with acks=all would wait for the catch-up of a new replica."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("a", (1, 2, 3))

@@ -1,4 +1,4 @@
-"""What a follower's connection tells of its leader's process, before the metadata do."""
+"""Leaders suspected to be dead after a closed connection, before the metadata shows it."""
 
 import random
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_a_torn_line_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) 
 
 
 async def _killed(runtime: Runtime, data: bytes, size_bytes: int, *, fails: bool = False) -> None:
-    """A process wrote so much of `data` and was killed; `fails`: when it had tried to sync it."""
+    """Write the first `size_bytes` of `data` without a sync, or, if `fails`, with a failed one."""
     runtime.disk.make_dirs("/logs")
     runtime.disk.sync_dir("/")
     file = runtime.disk.open(f"/logs/{FILE_NAME}", create=True)
@@ -115,7 +115,7 @@ async def _killed(runtime: Runtime, data: bytes, size_bytes: int, *, fails: bool
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("state", ["whole", "torn", "sync failed"])
 def test_what_a_killed_process_did_not_sync_survives_a_loss_of_power(seed: int, state: str) -> None:
-    """A recovery that finds its entry does not write it again: it must be there for good."""
+    """A recovery that finds its entry does not write it again, so the entry must be durable."""
     lost = entry(1, reason=Reason.RECOVERY)
     line = encode_line(lost)
 
@@ -231,7 +231,7 @@ def test_an_entry_says_why_and_how_bad(
     ("before", "epoch", "offset"),
     [
         ((2, 3), 4, 10),  # its last record is of the leader before
-        ((NO_LEADER, 4), 5, 10),  # or of the one before nobody led
+        ((NO_LEADER, 4), 5, 10),  # or of the leader before an epoch without a leader
         ((2, 4), 5, 8),  # another has led since: what it has committed may have been elsewhere
         ((NO_LEADER, 5), 6, 8),
         ((NO_LEADER, -1), 5, 8),  # nothing is known of the time before

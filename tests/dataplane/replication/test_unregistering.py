@@ -1,4 +1,4 @@
-"""Three nodes: a worker is unregistered, and its process, which never stopped, registers anew."""
+"""Three nodes: a worker is unregistered, and its running process registers again."""
 
 from typing import Any
 
@@ -171,7 +171,7 @@ def test_a_log_that_failed_stays_offline_through_a_second_registration() -> None
 
 
 def test_logs_that_begin_anew_are_told_under_the_registration_that_is_in_force() -> None:
-    """A worker without its logs is unregistered before it could say so: it does, and then leads."""
+    """A worker with lost logs is unregistered before it reports them; it reports, then leads."""
 
     async def scenario(cluster: Together) -> None:
         await filled(cluster, (2,))
@@ -187,7 +187,7 @@ def test_logs_that_begin_anew_are_told_under_the_registration_that_is_in_force()
             cluster.world.internet.cut(other, "node-2")
         await cluster.world.sleep(6.0)
         assert (await unregister(await cluster.connect(1), 2)).error_code == E.NONE
-        assert cluster.state("t", 1).blank == (), "it has not come to say so"
+        assert cluster.state("t", 1).blank == (), "the lost log is not reported yet"
         cluster.world.internet.heal_all()
         await cluster.until(lambda: cluster.nodes[2].serving)
         await cluster.until(lambda: cluster.state("t", 1).leader == 2)

@@ -50,7 +50,7 @@ class Together:
         return found
 
     async def until(self, condition: Callable[[], object], limit_s: float = 30.0) -> None:
-        """The condition holds; AssertionError if it does not within so much virtual time."""
+        """Wait for the condition. Raises AssertionError after `limit_s` of virtual time."""
         with trio.move_on_after(limit_s):
             while not condition():
                 await self.world.sleep(0.01)
@@ -65,7 +65,7 @@ class Together:
             await self.nodes[node_id].stop()
         return await self.nodes[node_id].start()
 
-    # What clients do
+    # Client operations
 
     async def create(
         self, topic: str, replicas: tuple[int, ...] = NODES, **configs: object
@@ -113,7 +113,7 @@ class Together:
 def together(
     scenario: Callable[[Together], Awaitable[None]], *, seed: int = 1, **options: object
 ) -> World:
-    """The story has run from beginning to end beside three nodes that serve.
+    """Run the scenario to its end with three running nodes; return the world.
 
     Options are worker configs with _ for the dots, and `node_options`: fields of each NodeConfig.
     """

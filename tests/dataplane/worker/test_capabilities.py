@@ -16,14 +16,14 @@ from tests.nodes import ROOT
 
 CAPABILITIES = "dataplane.worker.capabilities"
 DISPATCHER = "dataplane.handlers.dispatcher"
-# What handlers give their worker to, besides each other.
+# Modules, besides the handlers, that handlers pass their worker to.
 OTHERS = (CAPABILITIES, "dataplane.worker.mutation_limits", "dataplane.fetch.reader")
 # Parts that a Protocol has of its own, and Protocols that it joins, together.
 MOST_PARTS = 6
-# With all that it joins: as many as Fetch needs, which reads, waits and keeps sessions.
+# Inherited parts included: as many as Fetch needs, which reads, waits and keeps sessions.
 MOST_IN_ALL = 13
 
-Name: TypeAlias = tuple[str, str]  # of a module, and in it
+Name: TypeAlias = tuple[str, str]  # module, and name in it
 
 
 def module_name(path: Path) -> str:
@@ -54,7 +54,7 @@ class Unit:
     takes: set[Name] = field(default_factory=set)  # the annotations of workers
     touched: set[str] = field(default_factory=set)
     gives_to: set[Name] = field(default_factory=set)  # units that get the worker, too
-    attributes: set[str] = field(default_factory=set)  # of anything
+    attributes: set[str] = field(default_factory=set)  # attributes of any object
 
 
 class Handlers:
@@ -79,7 +79,7 @@ class Handlers:
                     self.units[module, node.name] = self._unit(module, node)
 
     def _resolve(self, module: str, node: ast.expr) -> Name | None:
-        """What a name, or a name in an imported module, is."""
+        """Return the definition of a name, or of a name in an imported module."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             parent = self._names[module].get(node.value.id)
             return parent and (".".join(parent), node.attr)
@@ -201,7 +201,7 @@ class Handlers:
 
 
 def _names(module: str, tree: ast.Module) -> dict[str, Name]:
-    """What is defined or imported in a module, by its name there."""
+    """Return the definitions and imports of a module, by their names in it."""
     found: dict[str, Name] = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
@@ -255,7 +255,7 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "    @property\n    def disk(self) -> Disk: ...",
             "nothing that takes dataplane.handlers.elections.ElectsLeaders touches disk",
         ),
-        (  # what Produce calls touches it
+        (  # a function that Produce calls uses it
             "produce_outcome",
             "known.leader_id != worker.worker_id",
             "known.leader_id",
