@@ -28,7 +28,7 @@ OTHER = 2
 
 @asynccontextmanager
 async def replicated(folder: Path) -> AsyncIterator[tuple[Served, RawClient, Partition]]:
-    """Worker 1 leads t-0 in epoch 1; worker 2, which is in sync, has nothing."""
+    """Run worker 1 as leader of t-0 in epoch 1; worker 2 is in sync and has no records."""
     async with serving(folder) as served:
         client = await served.connect()
         await client.create("t")
@@ -38,7 +38,7 @@ async def replicated(folder: Path) -> AsyncIterator[tuple[Served, RawClient, Par
 
 
 def holds(partition: Partition, offset: int) -> None:
-    """The other replica shows that it has everything before `offset`."""
+    """Fetch as the other replica, which has all records before `offset`."""
     leadership = partition.leader_state
     assert leadership is not None
     leadership.fetched(OTHER, -1, offset, 0, partition.log.log_end_offset, trio.current_time())
@@ -54,7 +54,7 @@ async def until_waiting(partition: Partition, count: int = 1) -> None:
 async def test_what_was_appended_in_one_epoch_is_not_acknowledged_in_another(
     tmp_path: Path,
 ) -> None:
-    """Others have led meanwhile: what is committed there by now may be other records."""
+    """Another worker has led meanwhile: other records may be committed at these offsets."""
     async with replicated(tmp_path) as (_, client, partition):
         await client.ask(ApiKey.PRODUCE, produce_message("t", batch_of(b"x")), PRODUCE_VERSION)
         await until_waiting(partition)

@@ -104,7 +104,7 @@ def test_a_replica_joins_at_the_high_watermark_and_the_start_of_the_epoch() -> N
 
 
 def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
-    """Below min.insync.replicas what is committed stands still, and the log grows."""
+    """Below min.insync.replicas the high watermark does not advance while the log grows."""
     leadership = led(isr=(1,))
     fetch(leadership, 2, 4, 1000, 50.0)
     assert leadership.propose(4, 1000, 50.0, anybody) is not None
@@ -256,7 +256,7 @@ class WholePartition(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), refuse=st.booleans(), told=st.booleans())
     def decide(self, data: st.DataObject, refuse: bool, told: bool) -> None:
-        """The controller meets one of the requests, in any order."""
+        """Decide one of the controller's pending requests, in any order."""
         at = data.draw(st.integers(0, len(self.in_flight) - 1))
         change = self.in_flight.pop(at)
         if change.partition_epoch != self.true_epoch:

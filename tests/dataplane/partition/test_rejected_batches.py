@@ -196,7 +196,7 @@ def test_who_cannot_be_remembered_has_to_connect_again() -> None:
 
 
 async def pipelined(client: RawClient, *batches: bytes) -> list[int]:
-    """The error codes of requests that are sent one behind the other."""
+    """Send the requests without waiting between them; return their error codes."""
     for batch in batches:
         await client.ask(ApiKey.PRODUCE, produce_message("t", batch), PRODUCE_VERSION)
     rows = [
@@ -318,7 +318,7 @@ def test_a_new_producer_connects_again_where_too_much_was_refused(
 
 
 class Sending:
-    """A librdkafka that sends each record as a batch of its own, five requests ahead."""
+    """A librdkafka producer with one record per batch and five requests in flight."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.outcomes: dict[int, Any] = {}  # by the record's number: its error, or None
@@ -418,7 +418,7 @@ def test_librdkafka_goes_on_behind_a_first_batch_that_can_never_be_taken(
 
 
 async def console_producer(address: tuple[str, int], lines: list[bytes], *config: str) -> None:
-    """Java's producer has sent the lines, or has given up."""
+    """Send the lines with Java's console producer; return when it has ended."""
     tool = [str(KAFKA / "tool"), "console-producer", "--topic", "t"]
     tool += ["--bootstrap-server", f"{address[0]}:{address[1]}"]
     for each in config:

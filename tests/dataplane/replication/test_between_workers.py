@@ -1,4 +1,4 @@
-"""Workers that log in to each other."""
+"""Workers that authenticate to each other with SASL."""
 
 from tests.dataplane.replication.test_replica_claims import claim, row_of
 from tests.dataplane.replication.test_replicas import fill
@@ -14,7 +14,7 @@ MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 
 
 def logging_in(node_id: int, password: str = "a password") -> dict[str, object]:
-    """Between workers by a listener with PLAIN; clients in plain text, where `Together` asks."""
+    """Configure a listener with SASL PLAIN between workers, and PLAINTEXT for clients."""
     return listening(
         {
             "listeners": f"PLAINTEXT://node-{node_id}:{PORT},INSIDE://node-{node_id}:19093",

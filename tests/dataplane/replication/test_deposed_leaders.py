@@ -20,14 +20,14 @@ def produced(sequence: int, *, size_bytes: int = 10) -> bytearray:
 
 
 def cut_off(cluster: Together, node: int) -> None:
-    """Only clients still reach it."""
+    """Cut the node's links to the other nodes; clients still reach it."""
     for other in set(NODES) - {node}:
         cluster.world.internet.cut(f"node-{node}", f"node-{other}")
         cluster.world.internet.cut(f"node-{other}", f"node-{node}")
 
 
 async def deposed(cluster: Together) -> RawClient:
-    """A client of worker 1, which led `t`, and does not know that another has led it since."""
+    """Return a client of worker 1, the former leader of `t`, which does not know its successor."""
     await cluster.create("t")
     client = await cluster.connect(1)
     await client.produce("t", produced(0))

@@ -28,7 +28,7 @@ class Follower:
             self.followed.add(partition, leader_epoch=0)
 
     def asks(self, now: float) -> dict[int, int]:
-        """The offsets that the next request names, by partition; answered with nothing."""
+        """Return the fetch offsets of the next request, by partition; respond without records."""
         self.followed.look(now)
         request = self.session.request()
         self.session.answered(FetchResponse(session_id=5))

@@ -1,4 +1,4 @@
-"""A follower's rules, on real logs: it cuts what its leader has not, and nothing else."""
+"""A follower's truncation rules, on real logs: it truncates only what its leader does not have."""
 
 import tempfile
 from pathlib import Path
@@ -30,12 +30,12 @@ def lead(partition: Partition, epoch: int) -> None:
 
 
 def contents(partition: Partition) -> list[BatchHeader]:
-    """Headers hold offsets, epochs and checksums: all there is to compare."""
+    """Return the batch headers, whose offsets, epochs and checksums identify the contents."""
     return read_headers(partition.log)
 
 
 def fetch(follower: Partition, leader: Partition, epoch: int, max_bytes: int = EVERYTHING) -> bool:
-    """One fetch and what follows from it, without the network; whether there was more to do."""
+    """Do one fetch and apply the response, without a network; return whether more are needed."""
     want = follower_state.wanted(follower, epoch, max_bytes)
     asked = FetchPartition(
         partition=0, fetch_offset=want.fetch_offset, last_fetched_epoch=want.last_fetched_epoch
@@ -44,7 +44,7 @@ def fetch(follower: Partition, leader: Partition, epoch: int, max_bytes: int = E
     if diverging is not None:
         cut = follower_state.diverging_cut(follower, epoch, diverging)
         assert follower_state.truncate(follower, cut, follower_state.offsets_after(follower, cut))
-        assert cut.offset < cut.end_offset, "a cut that cuts nothing is asked for again for ever"
+        assert cut.offset < cut.end_offset, "an empty truncation would be repeated without end"
         return True
     end = leader.log.log_end_offset
     data = leader.log.read(want.fetch_offset, max_bytes, end, min_one=True).read()
@@ -98,7 +98,7 @@ def test_a_truncation_tells_what_had_been_committed(pair: tuple[Partition, Parti
 def test_a_truncation_tells_of_the_whole_batch_that_goes_across_it(
     pair: tuple[Partition, Partition],
 ) -> None:
-    """Where retention has removed the start of the leader's epoch, that is said to begin later."""
+    """If retention deleted the start of the leader's epoch, the leader reports a later start."""
     old, new = pair
     for partition in pair:
         append(partition.log, make_batch(2), epoch=0)

@@ -1,4 +1,4 @@
-"""Three nodes: who is in sync, and who leads, when a worker comes back with less than it had."""
+"""Three nodes: the ISR and the leader after a worker restarts with lost records."""
 
 from metaquorum.config.definition import Scope
 from metaquorum.metadata.image import NO_LEADER
@@ -13,7 +13,7 @@ EVERYTHING = [b"%d" % number for number in range(RECORDS)]
 
 
 async def filled(cluster: Together, replicas: tuple[int, ...]) -> RawClient:
-    """All replicas of `t` have its records; a client of the first, which leads."""
+    """Fill `t` on all its replicas; return a client of the first one, the leader."""
     await cluster.create("t", replicas, flush_messages=RECORDS)  # as if each were old
     client = await cluster.connect(replicas[0])
     await fill(client, "t", RECORDS)

@@ -1,4 +1,4 @@
-"""Which worker a connection has proved to be, as plain state; and what it may claim then."""
+"""Authentication of followers as plain state, and the replica ids that a connection may claim."""
 
 import logging
 import random
@@ -148,7 +148,7 @@ def test_proofs_of_one_connection_are_none_on_another() -> None:
 
 
 def test_what_a_worker_says_when_it_dials_cannot_be_sent_back_to_it() -> None:
-    """A mirror is dialed by worker 1 in the belief that it is worker 2, and dials worker 1."""
+    """Worker 1 dials an attacker as worker 2; the attacker reflects its messages to worker 1."""
     victim = endpoint(ME)
     replicas = ReplicaAuthenticator(victim, LISTENER, ADDRESS, lambda: 0.0)
     dialed = prove(victim, OTHER, ADDRESS)
@@ -280,7 +280,7 @@ def test_a_fetch_without_an_epoch_is_no_replicas() -> None:
 
 
 async def prove_over(raw: RawClient, worker_id: int, leader_id: int = LEADER) -> None:
-    """The connection has proved that it is that worker's: with the secret of `Together`."""
+    """Authenticate the connection as that worker, with the secret of `Together`."""
     secret = b"a secret of the cluster, and long"
     dialing = prove(endpoint(worker_id, secret, CLUSTER_ID), leader_id, (f"node-{leader_id}", PORT))
     while dialing.established is None:
@@ -320,7 +320,7 @@ def test_a_proven_worker_is_believed_as_far_as_the_metadata_go() -> None:
 
 
 def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone() -> None:
-    """The proof itself is paid for like any request; what comes after it is not."""
+    """The proof counts like any request; later requests of the connection do not."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, 2, 3))

@@ -1,4 +1,4 @@
-"""Three nodes, and a client that says it is a replica: nothing it sends is evidence of anything.
+"""Three nodes, and a client that claims to be a replica: its fetches must have no effect.
 
 `dataplane.replication.replica_authentication` has the rules. These tests speak only the wire
 protocol.
@@ -48,7 +48,7 @@ async def claim(
     log_start_offset: int = 0,
     **others: int,
 ) -> Any:
-    """The answer to a fetch as that replica; `epoch`: None for the true one, which is no secret."""
+    """Return the response to a fetch as that replica; `epoch` None is the real, public one."""
     state = ReplicaState(replica_id=replica_id)
     registered = cluster.worker(LEADER).image.workers.get(replica_id)
     if epoch is not None:
@@ -88,7 +88,7 @@ def row_of(answer: Any) -> Any:
 def without_followers(
     scenario: Callable[[Together, RawClient, RawClient], Awaitable[None]], **options: object
 ) -> None:
-    """Ten records are everywhere; then the leader is alone. With two clients of the leader."""
+    """Run `scenario` with two clients of a leader whose followers, with ten records, are down."""
 
     async def whole(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=2)
@@ -106,7 +106,7 @@ def without_followers(
     ("version", "epoch"), [(BY_STATE, FUTURE_EPOCH), (BY_STATE, None), (BY_STATE, -1), (BY_NAME, 0)]
 )
 def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int | None) -> None:
-    """02_forged_acks: 50 of 50 were acknowledged, and lost with the leader."""
+    """02_forged_acks: 50 of 50 records were acknowledged, and lost with the leader."""
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         message = produce_message("t", batch_of(b"not replicated"), acks=-1)
@@ -130,7 +130,7 @@ def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int 
 
 
 def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower() -> None:
-    """01_epoch_poison: the true follower's fetches counted for nothing until the leader changed."""
+    """01_epoch_poison: the real follower's fetches were ignored until the leader changed."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
@@ -159,7 +159,7 @@ def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
 
 
 def test_made_up_replica_ids_leave_nothing_behind() -> None:
-    """06_exhaust heard: 400,000 of them kept 45 MB."""
+    """06_exhaust heard: 400,000 replica ids occupied 45 MB."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
@@ -225,7 +225,7 @@ def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota() -> None:
 
 
 def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None:
-    """Replica id -2 is a consumer's in Kafka, too, and so is every other negative one here."""
+    """Replica id -2 is a consumer's, as in Kafka; here all other negative ids are, too."""
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         await fill(client, "t", 3, acks=1)

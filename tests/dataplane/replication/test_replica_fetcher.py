@@ -54,7 +54,7 @@ TOPIC_ID = bytes(16)
 
 
 class Leader:
-    """One connection of the follower's."""
+    """Leader's side of one connection of the follower."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class Leader:
         self._correlation_id = 0
 
     async def _frame(self, api: ApiKey) -> tuple[int, memoryview]:
-        """The version of the next request, which is one of that API, and its body."""
+        """Return the version and the body of the next request, which must be of that API."""
         room = bytearray(1 << 16)
         while len(self._received) < 4 or len(self._received) < 4 + self._size:
             count = await self._connection.receive_into(room)
@@ -92,7 +92,7 @@ class Leader:
         await self._connection.send(data)
 
     async def authenticate(self, address: tuple[str, int]) -> None:
-        """The follower has proved which worker it is, and this leader has too."""
+        """Complete the handshake with the follower: both sides prove their worker ids."""
         replicas = ReplicaAuthenticator(
             endpoint(1, runtime=real_runtime()), "IN", address, lambda: 0.0
         )
@@ -102,7 +102,7 @@ class Leader:
         assert client.replica.worker_id == 2
 
     async def token(self) -> bytes:
-        """The follower's next message of the handshake."""
+        """Return the follower's next message of the handshake."""
         version, body = await self._frame(ApiKey.AUTHENTICATE_REPLICA)
         return bytes(decode(AuthenticateReplicaRequest, version, body).auth_bytes)
 
@@ -129,7 +129,7 @@ class Leader:
         await self.answer_rows(topics, error)
 
     async def parts(self, index: int, end_offset: int) -> None:
-        """The logs of that partition may part there."""
+        """Respond with a diverging epoch for that partition."""
         row = PartitionData(
             partition_index=index,
             high_watermark=0,
@@ -239,7 +239,7 @@ def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
 
 
 def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_path: Path) -> None:
-    """On the same connection, with a whole request: its session, if any, was not touched."""
+    """The follower retries on the same connection with a full request."""
 
     async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         fetcher.add(replica(tmp_path, 0), leader_epoch=1)
@@ -283,7 +283,7 @@ def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
 def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
     tmp_path: Path, lost_during: str
 ) -> None:
-    """Before it is made it is written down, and checkpoints know: this worker may lead by then."""
+    """The ledger and the checkpoints are written first; meanwhile this worker may become leader."""
     partition = replica(tmp_path, 0)
     append_many(partition.log, 5)
     fetchers: list[ReplicaFetcher] = []

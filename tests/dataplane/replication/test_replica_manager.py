@@ -1,4 +1,4 @@
-"""Topics come, go and come again, on disks that fail; the node lives where it can."""
+"""Topics created, deleted and created again, on failing disks; the node continues if possible."""
 
 import errno
 import logging
@@ -31,7 +31,7 @@ from wire.protocol.apis import ApiKey
 
 @in_trio
 async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_path: Path) -> None:
-    """Not even where the predecessor's folder could not be moved out of the way."""
+    """Not even if the predecessor's folder could not be renamed."""
     disk = FaultyDisk()
     async with serving(tmp_path, disk=disk) as served:
         client = await served.connect()
@@ -56,7 +56,7 @@ async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_pat
 
 @pytest.mark.slow
 def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
-    """Deletion and creation come together, between appends small and large, and flushes."""
+    """Deletion and creation arrive together, between small and large appends and flushes."""
 
     async def scenario(sim: Simulated) -> None:
         producers = [await sim.connect() for _ in range(3)]
@@ -147,7 +147,7 @@ async def test_a_topic_whose_folder_a_full_disk_left_unfinished_can_be_deleted_a
 async def test_a_topic_whose_epoch_a_full_disk_kept_from_being_written_can_be_deleted(
     tmp_path: Path,
 ) -> None:
-    """Its log forgets an epoch without a record then, and the file of epochs cannot be written."""
+    """Its log drops an epoch without records, but the leader epoch checkpoint cannot be written."""
     disk = FaultyDisk()
     async with serving(tmp_path, disk=disk) as served:
         client = await served.connect()
@@ -281,7 +281,7 @@ async def test_unknown_topics_are_made_when_asked_for_where_both_sides_want_it(
 
 @in_trio
 async def test_min_isr_and_isr_of_one_publication_are_in_force_together(tmp_path: Path) -> None:
-    """A record that no other replica has is not committed by the new ISR and the old minimum."""
+    """The new ISR and the old min.insync.replicas do not commit a record of the leader alone."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")

@@ -56,7 +56,7 @@ async def latest(client: RawClient, topic: str, replica_id: int = -1) -> Any:
 
 
 def test_quotas_of_clients_do_not_slow_down_replication() -> None:
-    """Q5: their fetches are exempt from every quota that each client has a share of."""
+    """Q5: fetches of followers are exempt from all default quotas of clients."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
@@ -186,7 +186,7 @@ def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
 
 
 def fetched_together(cluster: Together, node: int) -> list[set[str]]:
-    """The topics of each of the worker's fetchers."""
+    """Return the topics of each of the worker's fetchers."""
     fetchers = [fetcher for fetcher, _ in cluster.worker(node).isr_manager._fetchers.values()]
     return sorted(({each.topic for each in one.partitions()} for one in fetchers), key=sorted)
 
@@ -241,7 +241,7 @@ TWO_DISKS = {"log_dirs": ("/data", "/disk-1")}
 
 
 async def on_the_second_disk(cluster: Together) -> RawClient:
-    """A client of worker 1, which leads `t`; all replicas of `t` are on /disk-1."""
+    """Return a client of worker 1, the leader of `t`; all replicas of `t` are on /disk-1."""
     await cluster.create("filler", (1, 2, 3))
     await cluster.create("t", (1, 2, 3))
     for node in (1, 2, 3):

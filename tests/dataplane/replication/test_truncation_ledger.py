@@ -1,4 +1,4 @@
-"""The truncation ledger: what replicas lose is written down before it is cut, and stays so."""
+"""The truncation ledger: an entry for each lost range, synced before the truncation."""
 
 import errno
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ LAG = {"replica_lag_time_max_ms": 2000}
 
 
 async def allow(client: RawClient, scope: Scope, name: str, value: str = "true") -> None:
-    """Unclean elections are allowed (or not) for that resource."""
+    """Allow or forbid unclean elections for that resource."""
     config = AlterableConfig(name=UNCLEAN, config_operation=0, value=value)
     resource = AlterConfigsResource(resource_type=int(scope), resource_name=name, configs=[config])
     answer = await client.call(
@@ -32,7 +32,7 @@ async def allow(client: RawClient, scope: Scope, name: str, value: str = "true")
 
 
 async def led_by_one_alone(cluster: Together, **configs: object) -> RawClient:
-    """Worker 1 has five records of `t`, the others three of them, as their disks are full."""
+    """Give worker 1 five records of `t`, and the others, whose disks are full, three of them."""
     await cluster.create("t", (1, 2, 3), **configs)
     client = await cluster.connect(1)
     for number in range(3):

@@ -28,7 +28,7 @@ async def unregister(client: RawClient, worker_id: int) -> Any:
 
 
 async def pause_and_unregister(cluster: Together, paused: int, other: int) -> None:
-    """Worker `paused` stands still, is fenced, and then unregistered through worker `other`."""
+    """Pause worker `paused` until it is fenced, then unregister it through worker `other`."""
     cluster.nodes[paused].machine.pause()
     await cluster.until(lambda: paused in cluster.worker(other).image.fenced_workers())
     client = await cluster.connect(other)
@@ -117,7 +117,7 @@ def test_the_only_replica_of_a_partition_leads_again_and_no_loss_is_recorded() -
 
 
 def test_a_kill_after_a_second_registration_is_no_loss_of_power() -> None:
-    """The start marks of the log directories name the broker epoch that the controllers know."""
+    """The start markers of the log directories have the broker epoch of the registration."""
 
     async def scenario(cluster: Together) -> None:
         await filled(cluster, (3,))
@@ -154,7 +154,7 @@ def test_a_worker_that_was_stopped_and_unregistered_comes_back_with_all_that_it_
 
 
 def test_a_log_that_failed_stays_offline_through_a_second_registration() -> None:
-    """Else the controllers could have a replica lead whose log cannot be written."""
+    """Otherwise the controller could elect a replica whose log cannot be written."""
 
     async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)

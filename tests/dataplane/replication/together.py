@@ -1,4 +1,4 @@
-"""Three whole nodes in a simulated world, each controller and worker; their time is virtual."""
+"""Three complete nodes, each controller and worker, in a simulated world with virtual time."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -70,7 +70,7 @@ class Together:
     async def create(
         self, topic: str, replicas: tuple[int, ...] = NODES, **configs: object
     ) -> None:
-        """One partition, at those workers, visible to all that are live."""
+        """Create a topic with one partition on those workers; wait until all live nodes know it."""
         live = [node_id for node_id in self.nodes if self.nodes[node_id].serving]
         client = await self.connect(live[0])
         asked = CreatableTopic(
@@ -97,7 +97,7 @@ class Together:
         await self.until(is_everywhere)
 
     async def described(self, node_id: int, topic: str) -> Any:
-        """The first partition of the topic, as that worker describes it."""
+        """Return the first partition of the topic, as that worker describes it."""
         client = await self.connect(node_id)
         asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
         answer = await client.call(ApiKey.METADATA, asked)
@@ -105,7 +105,7 @@ class Together:
         return answer.topics[0].partitions[0]
 
     def state(self, topic: str, seen_by: int) -> Any:
-        """The first partition's state in the metadata of that worker; None for no such topic."""
+        """Return the first partition's state in the worker's metadata; None without the topic."""
         found = self.worker(seen_by).image.topic(topic)
         return None if found is None else found.partitions[0]
 
