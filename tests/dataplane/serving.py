@@ -1,4 +1,4 @@
-"""Nodes and servers in the test's own process, and a client that speaks in whole frames.
+"""Nodes and servers in the test's own process, and a client that sends and receives frames.
 
 `serving` runs the shipped node on this machine, on a free port; `simulated` runs it on a simulated
 machine, where time is virtual: a test of a timeout takes no time, and none of it needs luck.
@@ -49,7 +49,7 @@ FETCH_VERSION = 12
 
 
 def in_trio(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """A test that is a coroutine, ended when it takes suspiciously long."""
+    """Run a coroutine test under trio, with a timeout."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -63,7 +63,7 @@ def in_trio(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 class RawClient:
-    """One connection: bytes out, frames in."""
+    """Client with one connection to a node."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -75,13 +75,13 @@ class RawClient:
         await self.connection.send(data)
 
     async def ask(self, api: int, message: Message, version: int | None = None) -> int:
-        """The request is on its way; its correlation id."""
+        """Send the request; return its correlation id."""
         self._next_id += 1
         await self.send(request(api, message, version, self._next_id))
         return self._next_id
 
     async def frame(self) -> bytes:
-        """The next answer, without its size; EOFError when the connection has ended."""
+        """Return the next response, without its size. Raises EOFError at the connection's end."""
         received = self._received
         while True:
             if len(received) >= 4:
@@ -107,7 +107,7 @@ class RawClient:
         return await self.answer(api, version)
 
     async def is_closed(self) -> bool:
-        """Waits for the end of the connection; False if an answer comes instead."""
+        """Wait for the end of the connection; return False if a response arrives instead."""
         try:
             await self.frame()
         except (EOFError, OSError):
@@ -117,13 +117,13 @@ class RawClient:
     # Common operations
 
     async def delete(self, name: str) -> int:
-        """The topic's error code."""
+        """Delete the topic; return its error code."""
         asked = DeleteTopicsRequest(topic_names=[name], timeout_ms=100_000)
         answer = await self.call(ApiKey.DELETE_TOPICS, asked, 5)
         return int(answer.responses[0].error_code)
 
     async def create(self, name: str, partitions: int = 1, **configs: object) -> Any:
-        """The topic's row of the answer. Configs are written with _ for the dots."""
+        """Create the topic; return its row. Configs are written with _ for the dots."""
         texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
         topic = CreatableTopic(
             name=name,
@@ -143,7 +143,7 @@ class RawClient:
         acks: int = -1,
         error: int = ErrorCode.NONE,
     ) -> Any:
-        """The partition's row of the answer, which says `error`."""
+        """Produce to the partition; return its row, which must have `error`."""
         message = produce_message(topic, batch, partition=partition, acks=acks)
         answer = await self.call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
         row = answer.responses[0].partition_responses[0]
@@ -151,7 +151,7 @@ class RawClient:
         return row
 
     async def fetch(self, topic: str, offset: int = 0, **options: int) -> Any:
-        """The partition's row of the answer."""
+        """Fetch from the partition; return its row of the response."""
         message = fetch_message({topic: [(0, offset)]}, **options)
         answer = await self.call(ApiKey.FETCH, message, FETCH_VERSION)
         return answer.responses[0].partitions[0]
@@ -183,7 +183,7 @@ def request(
 
 
 def frame(api: int, version: int, correlation_id: int, body: bytes) -> bytes:
-    """A request with any content, in a version that is not flexible."""
+    """Return a request with any content, in a version that is not flexible."""
     header = struct.pack(">hhih", api, version, correlation_id, 4) + b"test"
     return struct.pack(">i", len(header + body)) + header + body
 
@@ -265,14 +265,14 @@ def config(data_dir: Path | str, log_dirs: Sequence[Path] = (), **configs: objec
 
 
 class FaultyDisk(RealDisk):
-    """This machine's disk, but that what a test says fails."""
+    """This machine's disk, with failures that a test injects."""
 
     def __init__(self) -> None:
         self.faults: dict[str, tuple[str, int]] = {}  # action to (part of the path, errno)
         self.synced: list[str] = []
 
     def fail(self, action: str, path_part: str, number: int) -> None:
-        """From now on; `action` is open, write, sync, rename, sync_dir or read."""
+        """Make `action` fail from now on: open, write, sync, rename, sync_dir or read."""
         self.faults[action] = path_part, number
 
     def check(self, action: str, path: str) -> None:
@@ -323,7 +323,7 @@ class FaultyFile(RealFile):
 
 
 class Served:
-    """A running node and who talks to it."""
+    """A running node and its clients."""
 
     def __init__(self, node: Node, network: Network) -> None:
         self.node = node

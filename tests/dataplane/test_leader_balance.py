@@ -5,7 +5,7 @@ from tests.dataplane.serving import batch_of
 
 
 async def roll(cluster: Together) -> list[int]:
-    """All nodes were restarted, one by one; who leads `a`, `b` and `c` then."""
+    """Restart all nodes, one by one; return the leaders of `a`, `b` and `c` afterwards."""
     topics = {"a": (1, 2, 3), "b": (2, 3, 1), "c": (3, 1, 2)}
     for topic, replicas in topics.items():
         await cluster.create(topic, replicas)

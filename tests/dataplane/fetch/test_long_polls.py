@@ -1,4 +1,4 @@
-"""Fetches that are held open, without a worker: each is woken by a stop, or at its time."""
+"""Long polls without a worker: each is woken by a stop, or at its timeout."""
 
 import trio
 import trio.testing

@@ -1,4 +1,4 @@
-"""Consumers that read from followers: sent there by leaders, served there what is committed."""
+"""Consumers directed by leaders to followers, which serve committed records."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The asking side of a fetch session: a leader that keeps count knows what a follower wants."""
+"""Follower's side of a fetch session, compared with a model of the leader's session."""
 
 from dataclasses import dataclass, field
 

@@ -52,7 +52,7 @@ def get(path: str = "/metrics", method: str = "GET") -> bytes:
 
 
 async def scrape(served: Served) -> Samples:
-    """Every sample, by its name and labels; all of it as the table says."""
+    """Return all samples by name and labels, after a check against the catalog."""
     head, _, body = (await exchange(served, get())).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert b"content-type: text/plain; version=0.0.4" in head

@@ -1,7 +1,7 @@
-"""The signature of a handler names what it may touch of its worker, and no more.
+"""The signature of a handler lists the parts of its worker that the handler uses, and no others.
 
-mypy holds handlers to what their Protocols list, and the worker to have all of it. Here the reverse
-is checked, by their syntax: that nothing is listed that no handler touches.
+mypy checks that handlers use only parts of their Protocols and that the worker has all of them.
+These tests check the reverse by syntax: each listed part is used by a handler.
 """
 
 import ast

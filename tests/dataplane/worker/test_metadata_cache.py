@@ -1,4 +1,4 @@
-"""Rows of topics: equal to what the tables say, kept while nothing about them changes."""
+"""Cached topic rows: equal to rows encoded from the metadata, valid until it changes."""
 
 from dataclasses import replace
 
