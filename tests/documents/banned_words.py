@@ -40,7 +40,9 @@ WORDS = (
     _word(r"anew", "again, empty, from scratch"),
     _word(r"once more", "again"),
     _word(r"any more", "no longer"),
-    _word(r"ours(?!=)|theirs|of its own accord", "name the owner: this worker's, the client's"),
+    _word(
+        r"(?<!=)ours(?!=)|theirs|of its own accord", "name the owner: this worker's, the client's"
+    ),
     _word(r"(?:is|are|was|were) gone|has gone|have gone", "is deleted, is closed, has stopped"),
     _word(r"news", "change, notification, event"),
     _word(r"wish(?:es)?|wished", "request, requested"),
