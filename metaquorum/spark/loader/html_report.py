@@ -162,7 +162,8 @@ def _gaps(row: RangeRow) -> Iterator[str]:
     total = sum(report.missing.values())
     is_loss = any(reason in DATA_LOSS for reason in report.missing)
     kind = " open" if is_loss else ""
-    yield f"<details{kind}><summary>{report.gap_count:,} gap{'s' * (report.gap_count != 1)}, {total:,} offsets</summary>\n"
+    gaps = "gap" if report.gap_count == 1 else "gaps"
+    yield f"<details{kind}><summary>{report.gap_count:,} {gaps}, {total:,} offsets</summary>\n"
     yield "<table>\n<tr><th>offsets</th><th>reason</th><th></th></tr>\n"
     for gap in report.gaps[:MAX_SHOWN_GAPS]:
         loss = " class=loss" if gap.reason in DATA_LOSS else ""

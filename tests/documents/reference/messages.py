@@ -253,8 +253,8 @@ def page() -> str:
     text = f"""# Messages
 
 Every log line above INFO, and the errors that carry a message. Names in braces are values. Log
-lines and the output of commands quote errors after the name of the thing that failed. A message says what
-happens next, or what to do if something has to be done; [Recover from
+lines and the output of commands quote errors after the name of the thing that failed. A message
+says what happens next, or what to do if something has to be done; [Recover from
 failures](../howto/recover-from-failures.md) has the steps. Codes in capitals are error codes that a
 client receives, with the message if the API has a field for it.
 
