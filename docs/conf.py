@@ -1,7 +1,7 @@
 """Sphinx settings of the documentation site: `make docs` builds it into build/docs.
 
 The pages are Markdown that GitHub renders as well. Warnings are errors, so that a link to a page,
-a heading or a picture that is not there fails the build.
+a heading or a picture that does not exist fails the build.
 """
 
 from importlib.metadata import version as installed_version

@@ -41,7 +41,7 @@ main.add_command(gates)
 
 @main.command("list")
 def list_scenarios() -> None:
-    """List the scenarios and the planted defects."""
+    """List the scenarios and the mutants (defects that can be planted)."""
     for scenario in SCENARIOS.values():
         click.echo(f"{scenario.name:<20} {scenario.about}")
     click.echo("\nplanted defects:")
@@ -92,7 +92,7 @@ def run(
 def work(
     scenario: str, defect: str | None, seconds: float | None, always: int, enough: int | None
 ) -> None:
-    """Play the seeds named on standard input; print one outcome per line.
+    """Play the seeds read from standard input; print one outcome per line, as JSON.
 
     With `--enough`, stop once that number of seeds has found the defect.
     """

@@ -3,11 +3,13 @@
 The word after a fence selects how: `sh` and `python` blocks run one after the other in an empty
 folder, and 127.0.0.1:9092 in them means a node that was started for the document; `sh server` is a
 node in the foreground, started on a free port and stopped; `sh make` and `sh long` name targets and
-scripts that must exist, but would take too long here; `text` and `toml` are not commands. Other
-blocks are refused.
+scripts that must exist, but would take too long here; `python excerpt` is a part of a module, whose
+syntax and imports are checked; `text` and `toml` are not commands. Other blocks are refused.
 """
 
+import ast
 import contextlib
+import importlib
 import os
 import re
 import shlex
@@ -15,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,9 @@ from simulations.__main__ import main as simulator
 from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A fence may be indented, as a part of a list item.
+FENCE = re.compile(r"^([ ]*)```([^`\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+FENCE_LINE = re.compile(r"^[ \t>]*(?:```|~~~)", re.MULTILINE)
 ADDRESS = "127.0.0.1:9092"
 TIMEOUT_S = 3 * PATIENCE_S  # time limit of one block
 
@@ -39,7 +44,8 @@ class Block:
 
 
 def blocks(document: Path) -> list[Block]:
-    return [Block(document, how, text) for how, text in FENCE.findall(document.read_text())]
+    fences = FENCE.findall(document.read_text())
+    return [Block(document, how, textwrap.dedent(text)) for _, how, text in fences]
 
 
 def all_blocks(*how: str) -> list[object]:
@@ -52,8 +58,14 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_every_block_says_how_it_is_run() -> None:
-    known = {"sh", "python", "sh server", "sh make", "sh long", "text", "toml"}
+    known = {"sh", "python", "sh server", "sh make", "sh long", "python excerpt", "text", "toml"}
     assert {one.how for document in DOCUMENTS for one in blocks(document)} <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_every_fence_belongs_to_a_block(document: Path) -> None:
+    fences = FENCE_LINE.findall(document.read_text())
+    assert len(fences) == 2 * len(blocks(document))
 
 
 @pytest.fixture
@@ -161,8 +173,18 @@ def test_what_takes_long_is_there(block: Block) -> None:
             assert command[1] in targets
         elif command[:2] == [".venv/bin/python", "-m"]:
             assert_names_exist(command[2:])
+        elif command[0] == ".venv/bin/python":
+            assert (ROOT / command[1]).is_file()
         else:
             assert os.access(ROOT / command[0], os.X_OK)
+
+
+@pytest.mark.parametrize("block", all_blocks("python excerpt"))
+def test_excerpts_parse_and_import_names_that_exist(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, "__future__"):
+            module = importlib.import_module(str(node.module))
+            assert not [name.name for name in node.names if not hasattr(module, name.name)]
 
 
 def assert_names_exist(words: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -18,23 +18,41 @@ if TYPE_CHECKING:
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 MAX_PASSWORD_BYTES: Final = 4096
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+class Setting(NamedTuple):
+    """Metavar and help text of an option."""
+
+    metavar: str
+    help: str
+
+
 # Keys of a profile; also names of options, and of environment variables (MQ_ and capitals).
-KEYS: Final[Mapping[str, str]] = {
-    "security-protocol": "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.  [default: from the others]",
-    "mechanism": f"PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.  [default: {DEFAULT_MECHANISM}]",
-    "username": "User name for SASL.",
-    "password-file": "FILE with the password for SASL (or MQ_PASSWORD).",
-    "tls-authorities": "PEM file: trusted certificate authorities.  [default: the system's]",
-    "tls-certificate": "PEM file: client certificate, if the cluster requires one.",
-    "tls-key": "PEM file: key of the client certificate.  [default: the same file]",
+KEYS: Final[Mapping[str, Setting]] = {
+    "security-protocol": Setting(
+        "TEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.  [default: from the others]"
+    ),
+    "mechanism": Setting(
+        "TEXT", f"PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.  [default: {DEFAULT_MECHANISM}]"
+    ),
+    "username": Setting("TEXT", "User name for SASL."),
+    "password-file": Setting("FILE", "FILE with the password for SASL (or MQ_PASSWORD)."),
+    "tls-authorities": Setting(
+        "FILE", "PEM file: trusted certificate authorities.  [default: the system's]"
+    ),
+    "tls-certificate": Setting(
+        "FILE", "PEM file: client certificate, if the cluster requires one."
+    ),
+    "tls-key": Setting(
+        "FILE", "PEM file: key of the client certificate.  [default: the same file]"
+    ),
 }
 _OF_TLS: Final = ("tls-authorities", "tls-certificate", "tls-key")
 
 
 def security_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for key, text in reversed(list(KEYS.items())):
-        kind = "FILE" if "file" in text or "FILE" in text or "PEM" in text else "TEXT"
-        function = click.option(f"--{key}", metavar=kind, help=text)(function)
+    for key, setting in reversed(list(KEYS.items())):
+        function = click.option(f"--{key}", metavar=setting.metavar, help=setting.help)(function)
     return function
 
 

@@ -47,8 +47,6 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
 
 def fail(what: object, code: int, hint: str = "") -> NoReturn:
     click.echo(f"mq-load: {printable(str(what))}", err=True)
-    if "failOnDataLoss" in str(what):
-        click.echo("  --allow-data-loss is the option for failOnDataLoss=false", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)
     sys.exit(code)

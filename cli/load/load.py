@@ -191,6 +191,7 @@ def _job(options: dict[str, Any]) -> LoadJob:
         ),
         read_committed=options["read_committed"],
         fail_on_data_loss=not options["allow_data_loss"],
+        data_loss_option="--allow-data-loss",
         sizes=RangeSizes(
             options["min_ranges"],
             options["max_records_per_range"],

@@ -204,7 +204,11 @@ def _run_node(invocation: "Invocation") -> int:
         return_code = FAILED if is_ready else BAD_USAGE
         _complain(invocation, str(_first(errors)))
     except* Exception as errors:  # a bug, logged in the requested format
-        log.critical("the node stopped because of an unexpected error", exc_info=errors)
+        log.critical(
+            "the node stopped because of an unexpected error; this is a bug: report it with the"
+            " traceback",
+            exc_info=errors,
+        )
     return return_code
 
 

@@ -79,7 +79,7 @@ class FetchReader:
         *,
         from_followers: bool = False,
     ) -> None:
-        """`listener` is the name of the client's listener.
+        """Create the reader of one request from a client of `listener` (a listener's name).
 
         `from_followers`: whether the consumer may read from followers (KIP-392).
         """
@@ -119,7 +119,7 @@ class FetchReader:
     def read(
         self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
     ) -> PartitionData:
-        """Return the row of one partition; `code` is the error if its lookup gave None."""
+        """Return the row of one partition; `code` is the error if its lookup found none."""
         if partition is None:
             return self._refuse(asked, partition, code)
         code = partition.leader_error(asked.current_leader_epoch)
@@ -144,7 +144,7 @@ class FetchReader:
                 partition.bytes_out += size_bytes
 
     def endpoints(self) -> list[NodeEndpoint]:
-        """Return the endpoints of the leaders that the rows name (KIP-951)."""
+        """Return the endpoints of all live workers if a row names a leader (KIP-951)."""
         if not self.names_leaders:
             return []
         return [
@@ -243,10 +243,10 @@ def size_of(answer: PartitionData) -> int:
 
 
 def diverging_epoch(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
-    """Return where the follower's log diverges from this log, by its last epoch (KIP-595).
+    """Return the epoch, and its end offset, after which the follower's log diverges (KIP-595).
 
-    Returns None if the logs match. Raises KafkaError (OFFSET_OUT_OF_RANGE) if this log knows no
-    epoch up to the follower's.
+    Returns None if the logs match. Raises KafkaError (OFFSET_OUT_OF_RANGE) if this log has no epoch
+    up to the follower's last one.
     """
     epoch, end_offset = partition.log.epochs.end_offset_for(
         asked.last_fetched_epoch, partition.log.log_end_offset

@@ -58,7 +58,7 @@ class FetchLimits(NamedTuple):
 
 
 class FetchSessionClient:
-    """One follower's session with one leader; unchanged partitions cost nothing."""
+    """One follower's session with one leader; unchanged partitions are not sent again."""
 
     def __init__(self, replica_id: int, broker_epoch: BrokerEpoch, limits: FetchLimits) -> None:
         self._broker_epoch: Final = broker_epoch
@@ -124,7 +124,7 @@ class FetchSessionClient:
         return request
 
     def answered(self, response: FetchResponse) -> ErrorCode:
-        """Return NONE if the response's partitions are valid, else restart the session."""
+        """Apply the response's session id; return its error, which restarts the session."""
         if response.error_code:
             self.restart()
             return ErrorCode(response.error_code)

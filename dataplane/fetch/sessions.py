@@ -164,7 +164,7 @@ class SessionPartition:
             session.waiter.wake()
 
     def is_quiet(self, end_offset: int) -> bool:
-        """Return whether nothing is to be read before `end_offset` and all state has been sent."""
+        """Return whether nothing can be read before `end_offset` and all state has been sent."""
         partition = self.partition
         return (
             partition is not None
@@ -292,7 +292,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         finish_in_background: Callable[[Work[None]], object] = at_once,
     ) -> None:
-        """Create the table; `finish_in_background` runs the end of large sessions."""
+        """Create the table; `finish_in_background` runs the cleanup of large closed sessions."""
         self._slots = slots
         self._finish_unawaited = finish_in_background
         self._random = random
@@ -308,7 +308,7 @@ class FetchSessions:
     def create(
         self, partition_count: int, now_s: float, *, has_topic_ids: bool
     ) -> FetchSession | None:
-        """Return a new empty session; None if there is no room for `partition_count` partitions.
+        """Return a new empty session; None without partitions, or without room for them.
 
         The caller adds the partitions and then calls `resized`.
         """

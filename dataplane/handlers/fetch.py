@@ -1,9 +1,10 @@
-"""Fetch: slices of segment files up to the high watermark, with long polls.
+"""Fetch: slices of segment files, with long polls.
 
-A response holds no records, only their position in segment files: `connection` copies small slices
-and sends large ones by sendfile. A fetch that finds less than `min_bytes` watches its partitions
-and reads again when enough bytes have been appended, its wait time is over, or another event
-happens to one of the partitions.
+Consumers read up to the high watermark, followers up to the log end. A response does not hold
+records, only their position in segment files: `connection` copies small slices and sends large ones
+by sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again when
+enough bytes have been appended, its wait time is over, or another event happens to one of the
+partitions.
 
 A request is a full fetch, or continues a fetch session (`dataplane.fetch.sessions`). Its partitions
 are a set, as in Apache Kafka: a repeated partition is fetched once, with its last row, and answered
@@ -85,21 +86,21 @@ _T = TypeVar("_T")
 
 
 class LimitsFetches(FetchedWorker, HasQuotas, Protocol):
-    """Capability to read partitions, and count the bytes against a client's quota."""
+    """Parts for reading partitions and counting the bytes against a client's quota."""
 
     @property
     def fetch_max_bytes(self) -> int: ...
 
 
 class AnswersFetches(ReadsPartitions, HasDisk, HasImage, Protocol):
-    """Capability to look up partitions, hold long polls, and read uncached pages in a thread."""
+    """Parts for looking up partitions, long polls, and reading uncached pages in a thread."""
 
     @property
     def long_polls(self) -> LongPolls: ...
 
 
 class KeepsSessions(AnswersFetches, HasClock, Protocol):
-    """`AnswersFetches`, and the capability to open, continue and close fetch sessions."""
+    """`AnswersFetches`, and parts for opening, continuing and closing fetch sessions."""
 
     @property
     def fetch_sessions(self) -> FetchSessions: ...
@@ -115,7 +116,7 @@ class FollowerContacts(Protocol):
 
 
 class Fetches(LimitsFetches, KeepsSessions, Protocol):
-    """All that Fetch may use: it reads partitions, and records contacts of followers."""
+    """All parts that Fetch may use."""
 
     @property
     def loader(self) -> NewestMetadata:
@@ -168,7 +169,7 @@ def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
 
 
 class _Allowed:
-    """The bytes that the quotas allow a fetch to return. Followers are not limited (KIP-13).
+    """Bytes that the quotas allow a fetch to return. Followers are not limited (KIP-13).
 
     If `throttle_ms` is not 0, the fetch reads nothing.
     """
@@ -209,7 +210,7 @@ class _Allowed:
         )
 
     def ask_again(self) -> int:
-        """Return `throttle_ms` after a wait, in which other clients may have used the quota."""
+        """Return the new `throttle_ms` after a wait: other clients may have used the quota."""
         request = self._request
         if request is not None:
             quotas = self._worker.quotas
@@ -224,12 +225,12 @@ class _Allowed:
 
 
 def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
-    """Return the bytes to wait for: at most `max_bytes`, because no response has more."""
+    """Return the bytes to wait for, at most `max_bytes`, the limit of the response."""
     return min(message.min_bytes, allowed.max_bytes)
 
 
 class _DelayedFetch(DelayedResponse):
-    """A long poll: ready when enough bytes are available, its time is over, or at another event."""
+    """Long poll: ready when enough bytes are available, at its timeout, or at another event."""
 
     __slots__ = ("_answer", "_dropped", "_parked", "_polls", "_timer", "_unwatch", "waiter")
 
@@ -313,7 +314,7 @@ class _Rows:
 
 
 def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
-    """Remove `waiter` from all sets in `watched`, and empty `watched`, in pieces."""
+    """Remove `waiter` from all sets in `watched` and empty `watched`, in pieces."""
     while watched:
         for watchers in watched[-FORGOTTEN_ROWS:]:
             watchers.discard(waiter)
@@ -798,10 +799,7 @@ class _IncrementalFetch:
         return reader
 
     def _read_as(self) -> Work[None]:
-        """Mark all partitions for a read if the previous request read them differently.
-
-        That is with another replica id or isolation level.
-        """
+        """Mark all partitions for a read if replica id or isolation level have changed."""
         session = self.session
         reader = (replica_of(self.message), self.message.isolation_level)
         if session.reader == reader:
@@ -828,7 +826,7 @@ class _IncrementalFetch:
     def _look(
         self, reader: FetchReader, parts: Iterable[SessionPartition], *, is_first: bool = True
     ) -> list[Looked]:
-        """Read partitions that may have changed. Return those that have changed."""
+        """Read partitions that may have changed; return those that have changed."""
         session = self.session
         looked = []
         for part in parts:
@@ -837,7 +835,7 @@ class _IncrementalFetch:
             if partition is None or not partition.is_served:
                 partition, code = self._resolve(part)
             part.watch(partition)
-            # A topic created during a follower's wait is reported to it for the first time.
+            # For a topic created during a follower's wait, this read is the first of the request.
             reader.is_first = is_first or partition is not before
             row = reader.read(part.asked, partition, code)
             if (
@@ -862,7 +860,7 @@ class _IncrementalFetch:
         except KafkaError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_ID or not part.topic:
                 return None, error.code
-            # The session knew the topic: it was deleted, perhaps recreated with the same name.
+            # The topic was deleted after the session found it, and may have been recreated.
             if self.worker.image.topic(part.topic) is not None:
                 return None, ErrorCode.INCONSISTENT_TOPIC_ID
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -900,7 +898,7 @@ class _IncrementalFetch:
             size_bytes = size_of(row)
             if part.update(row, size_bytes):
                 changed_rows.append((part.topic, part.topic_id, row))
-            if size_bytes:  # move to the end, so that other partitions are read before it
+            if size_bytes:  # move it to the end: other partitions are read first
                 session.news.pop(part, None)
                 session.news[part] = None
             elif (

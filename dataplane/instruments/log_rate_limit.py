@@ -41,7 +41,7 @@ class LogRateLimiter:
         self._left_out = 0
 
     def take(self, address: str, now: float) -> str | None:
-        """Count a line. Return the text to append to it, or None if it is to be omitted."""
+        """Count a line. Return the text to append to it, or None to omit the line."""
         own = self._addresses.pop(address, None) or _Bucket(ADDRESS_LINES, ADDRESS_LINES_PER_S, now)
         if len(self._addresses) >= MAX_ADDRESSES:
             del self._addresses[next(iter(self._addresses))]

@@ -9,6 +9,7 @@ failed change of several files, the content of the disk is unknown: every later 
 fails with the same error.
 """
 
+import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, Segment
 from dataplane.log.segments.segment_list import Segments
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
 
 NO_TIMESTAMP: Final = -1
 
@@ -549,6 +552,19 @@ class LocalLog:
             active.seal()
             self._unsynced_segments.append(active)
             self._folder.names_changed()
+
+    def _remove_wrong_indexes(self) -> None:
+        """Remove the files of indexes that were found wrong and could not be removed then."""
+        for segment in self._segments:
+            try:
+                segment.remove_wrong_indexes()
+            except OSError as error:
+                logger.warning(
+                    "cannot remove the wrong indexes of %s: %s; remove them before the next start, "
+                    "which rebuilds missing indexes only",
+                    segment.file.path,
+                    error,
+                )
 
     def _is_changed(self) -> bool:
         return self.log_end_offset != self._opened_end_offset or self._truncations > 0

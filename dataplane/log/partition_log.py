@@ -222,7 +222,7 @@ class PartitionLog(LocalLog):
         try:
             self._clean_tail()
         except StorageError as second:
-            logger.warning("after a failed append: %s; the next append tries again", second)
+            logger.warning("%s; the next append truncates what the failed one left", second)
         return storage_error(error, "append to", write.segment.file.path)
 
     def _commit(
@@ -257,12 +257,12 @@ class PartitionLog(LocalLog):
         return True
 
     def forget_damage(self) -> None:
-        """Remove the marker of damage, once the controller knows of the lost records.
+        """Remove the marker of damage. Call it once the controller has recorded the loss.
 
         Raises StorageError if the directory fails.
         """
-        self.was_damaged = False
         self._folder.remove(DAMAGED)
+        self.was_damaged = False
 
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
         """Record that `leader_epoch` begins at `start_offset`, by default the log end offset.
@@ -502,6 +502,7 @@ class PartitionLog(LocalLog):
             raise StorageError(self._failure)
         with self._failing("close"):
             self._complete_active()
+            self._remove_wrong_indexes()
             if self._needs_snapshot():
                 self._folder.write_snapshot(self.log_end_offset, self.producers)
             self._folder.write_epochs()

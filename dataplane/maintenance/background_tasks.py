@@ -84,7 +84,10 @@ class BackgroundTasks:
             try:
                 await duty()
             except StorageError as error:
-                log.error("a background task failed and runs again at its next interval: %s", error)
+                task = duty.__name__.strip("_")
+                log.error(
+                    "background task %s failed: %s; it runs again in %d ms", task, error, period_ms
+                )
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
         """Yield the partitions that are not offline; let other tasks run from time to time."""

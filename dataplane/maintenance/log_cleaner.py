@@ -202,7 +202,7 @@ class LogCleaner:
             self._set_uncleanable(partition, str(error))
             return True
         except DiskFullError as error:
-            log.warning("%s: cannot clean the log; the cleaner tries again: %s", partition, error)
+            log.warning("%s: cannot clean the log: %s; the cleaner tries again", partition, error)
             return False
         except StorageError as error:
             self._worker.partition_failed(partition, error)

@@ -165,7 +165,10 @@ class Server:
                     return
                 if not isinstance(error, OSError) or error.errno in _NO_LISTENER:
                     raise
-                self._log_refusal(f"cannot accept connections: {error.strerror}; retrying")
+                name = listener_context.listener
+                self._log_refusal(
+                    f"cannot accept connections on listener {name}: {error.strerror}; retrying"
+                )
                 await sleep(self._clock, ACCEPT_RETRY_SECONDS)
                 continue
             if (lack := self._exceeded_limit(connection, listener_context)) is not None:

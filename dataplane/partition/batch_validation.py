@@ -42,8 +42,8 @@ _SHOWN_RECORDS: Final = 3
 # the interpreted walk, and by the compiled one, for which a switch to a thread would cost more.
 INLINE_RECORDS: Final = 1000
 INLINE_COMPILED_RECORDS: Final = 20_000
-# Decompressed bytes of a batch's records: clients count them in 31 bits. Bounds the cost of a
-# decompression bomb.
+# Limit on the decompressed bytes of a batch's records: clients count them in 31 bits. Also limits
+# the cost of a decompression bomb.
 MAX_RECORDS_BYTES: Final = (1 << 31) - 1
 # Batches with more bytes of records than this, decompressed, are validated one at a time.
 COMMON_BYTES: Final = 4 << 20
@@ -100,7 +100,7 @@ def validation(
         for size in check_records(batch, 0, header, walk):
             walked += size
             if walked > MAX_RECORDS_BYTES:
-                raise WireError(f"more than {MAX_RECORDS_BYTES} bytes of records")
+                raise WireError(f"the batch has more than {MAX_RECORDS_BYTES} bytes of records")
             yield size
     except WireError as error:
         text = str(error)

@@ -130,7 +130,7 @@ class LeaderState:
         self.isr: tuple[int, ...] = ()
         self.partition_epoch = UNKNOWN
         self.proposed: IsrChange | None = None
-        self.made: IsrChange | None = None  # the proposal that gave the current ISR
+        self.made: IsrChange | None = None  # the proposal that led to the current ISR
         self._perhaps: frozenset[int] = frozenset()  # members of proposals with unknown outcome
 
     @property
@@ -226,8 +226,8 @@ class LeaderState:
     ) -> int:
         """Return the new high watermark, never less than `high_watermark`.
 
-        A caught-up follower outside the ISR holds it back like an ISR member; otherwise the high
-        watermark of a small ISR would always stay ahead of it.
+        A caught-up follower outside the ISR limits the high watermark like an ISR member; otherwise
+        the high watermark of a small ISR would always stay ahead of that follower.
         """
         if len(self.isr) < min(min_isr, len(self.replicas)):
             return high_watermark
@@ -273,7 +273,7 @@ class LeaderState:
     def propose(
         self, high_watermark: int, log_end_offset: int, now: float, eligible: Eligible
     ) -> IsrChange | None:
-        """Return a new proposal; None if the ISR is right or a proposal is pending."""
+        """Return a new proposal; None if the ISR needs no change or a proposal is pending."""
         if self.proposed is not None:
             return None
         gone = self.lagging(log_end_offset, now)

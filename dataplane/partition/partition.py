@@ -44,13 +44,13 @@ class Watcher(Protocol):
     """Receiver of a partition's notifications."""
 
     def note(self, new_bytes: int) -> bool:
-        """Receive that `new_bytes` more can be read, or (0) that the log start offset moved.
+        """Handle `new_bytes` more readable bytes; 0 means that the log start offset moved.
 
         Returns False to stop watching.
         """
 
     def wake(self) -> None:
-        """Receive any other change, such as a new leader or a failed log directory."""
+        """Handle any other change, such as a new leader or a failed log directory."""
 
 
 class FetchWaiter:
@@ -284,14 +284,14 @@ class Partition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a consumer waits and the high watermark is behind the log end."""
+        """Whether a consumer waits and the high watermark is below the log end offset."""
         return bool(self.waiters) and self.high_watermark < self.log.log_end_offset
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether a new leader does not know yet all records committed before its epoch (KIP-207).
+        """Whether a new leader may not know all records committed before its epoch yet (KIP-207).
 
-        Its high watermark may be behind the one that its predecessor reported.
+        Its high watermark may be below the one that its predecessor reported.
         """
         leadership = self.leader_state
         return leadership is not None and self.high_watermark < leadership.epoch_start_offset
@@ -493,7 +493,7 @@ class Partition:
     def wait_committed(self, offset: int, woken: Callable[[], object]) -> CommitWaiter:
         """Call `woken()` when the high watermark reaches `offset` or the leadership changes.
 
-        The call comes in the middle of the change, so `woken` must not read this partition.
+        `woken` is called during the change and must not read this partition.
         """
         waiter = CommitWaiter(offset, woken)
         at = len(self.commit_waiters)
@@ -537,7 +537,7 @@ class Partition:
         self._note(self.end_waiters, 0)
 
     def notify_log_start(self) -> None:
-        """Wake the followers, so that they get the new log start offset at once."""
+        """Wake the followers' waiting fetches, so that they get the new log start offset now."""
         for watcher in tuple(self.end_waiters):
             watcher.wake()
 

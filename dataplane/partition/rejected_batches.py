@@ -71,7 +71,7 @@ class RejectedBatches:
         ] = {}  # the first refused one of each producer
         self._request = 0
         self._last_request = 0  # last request in which any batch is remembered
-        self._forgotten_until = -1  # last request affected by a full memory
+        self._forgotten_until = -1  # last request affected by a forgotten batch
 
     def next_request(self) -> "RejectedBatches | None":
         """Count a produce request; return None if no remembered batch affects it."""
@@ -123,7 +123,7 @@ class RejectedBatches:
     def check(self, place: Place, header: BatchHeader) -> None:
         """Check that a producer unknown to the log may start with this batch.
 
-        Raises KafkaError after an earlier refused batch, TooManyRejectedError if memory was full.
+        Raises KafkaError if an earlier batch was refused, TooManyRejectedError if that is unknown.
         """
         first = self._first(place, header)
         if first is not None and _is_after(header.base_sequence, first.sequence):

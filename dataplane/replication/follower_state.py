@@ -79,7 +79,7 @@ def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOf
 
 
 def full_truncation(partition: Partition, leader_epoch: int) -> Truncation:
-    """Return the truncation of the whole log, if the leader's log starts after its end."""
+    """Return the truncation of the whole log, for a leader whose log starts after its end."""
     log = partition.log
     return Truncation(
         log.log_start_offset,
@@ -120,9 +120,10 @@ def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
 
 
 def start_anew(partition: Partition, offset: int) -> bool:
-    """Delete all records and start the log at `offset`; the checkpoints were limited before.
+    """Delete all records, start the log at `offset` and return True.
 
-    The caller flushes the log before the next append. Raises StorageError if the directory fails.
+    The caller has limited the checkpoints, and flushes the log before the next append. Raises
+    StorageError if the directory fails.
     """
     partition.log.truncate_fully_and_start_at(offset)
     partition.cut_to(offset)

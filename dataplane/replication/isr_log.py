@@ -30,7 +30,7 @@ class _Row:
 
 
 class IsrLog:
-    """`note` each change of an ISR, then `log_changes` of them together."""
+    """ISR changes to be logged: `note` adds those of a partition, `log_changes` logs them all."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, str, str], _Row] = {}
@@ -43,7 +43,7 @@ class IsrLog:
         own: IsrChange | None,
         image: MetadataImage,
     ) -> None:
-        """`own` is this leader's proposal, if it caused the change."""
+        """Add the change of one ISR; `own` is this leader's proposal if it caused the change."""
         for replica_id in before:
             if replica_id in after.isr:
                 continue
@@ -55,7 +55,7 @@ class IsrLog:
                 row.behind_s = max(row.behind_s, lag.seconds)
         for replica_id in after.isr:
             if replica_id not in before:
-                self._note(name, replica_id, "joined", "it has caught up")
+                self._note(name, replica_id, "joined", "caught up")
 
     def _note(self, name: str, replica_id: int, what: str, why: str) -> _Row:
         row = self._rows.setdefault((replica_id, what, why), _Row())
@@ -94,11 +94,11 @@ def _removal_reason(replica_id: int, state: PartitionImage, image: MetadataImage
     if replica_id in state.blank:
         return "its log is lost"
     if replica_id not in state.replicas:
-        return "it is no longer a replica"
+        return "no longer a replica"
     if worker is None:
-        return "it is unregistered"
+        return "its worker is unregistered"
     if worker.in_controlled_shutdown:
-        return "it is shutting down"
+        return "its worker is shutting down"
     if worker.fenced:
-        return "it is fenced"
-    return "its worker is shutting down or has restarted"  # it leaves ISRs before it is fenced
+        return "its worker is fenced"
+    return "its worker is shutting down or has restarted"  # fenced after its removal

@@ -63,9 +63,9 @@ SLICE_PARTITIONS: Final = 500
 # Bytes per partition in a response to a replica that is catching up: one append in the event loop.
 CATCH_UP_BYTES: Final = 256 * 1024
 
-# Final refusals under the leader's current metadata: the leader may propose another ISR.
+# Errors that a retry of the same proposal cannot change: the leader may propose another ISR.
 _REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
-# A metadata change of the partition is on its way and ends the proposal.
+# Results after which a metadata change of the partition arrives and ends the proposal.
 _OVERTAKEN: Final = frozenset(
     (
         ErrorCode.NONE,
@@ -163,7 +163,7 @@ class IsrManager:
         )
 
     def suspects(self) -> frozenset[int]:
-        """Return the leaders whose process seems to have ended but that are not fenced yet."""
+        """Return the leaders that have just closed a connection: their process may have ended."""
         return frozenset(
             [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
         )
@@ -238,7 +238,10 @@ class IsrManager:
         return True
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Apply changes of workers; runs after the partitions were updated."""
+        """Record unclean elections, log ISR changes and apply changes of workers.
+
+        Called after the partitions were updated.
+        """
         if self._losses:
             losses, self._losses = self._losses, []
             await self.ledger.record(losses)
@@ -276,7 +279,7 @@ class IsrManager:
             scope.cancel()
 
     def max_lag(self) -> int:
-        """Return the largest number of committed records that a follower replica has to fetch."""
+        """Return the largest number of committed records that a follower here has not fetched."""
         return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
 
     def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
@@ -331,8 +334,8 @@ class IsrManager:
         """Schedule a ledger entry for lost records if this worker was elected leader uncleanly.
 
         `high_watermark` is the one before the election: as the only ISR member, the new leader
-        commits its whole log. The unclean election may be of an earlier epoch that this worker did
-        not see or not record: then it is still the only ISR member.
+        commits its whole log. The unclean election may have been in an earlier epoch that this
+        worker did not see or record; this worker is then still the only ISR member.
         """
         state = partition.state
         if state.unclean_epoch < 0:
@@ -349,14 +352,17 @@ class IsrManager:
         )
 
     async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
-        """Record logs that were recreated empty, with their smallest possible end if known."""
+        """Add ledger entries for logs that were recreated empty.
+
+        Each pair has an offset that the lost log had reached, by a checkpoint; None if unknown.
+        """
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record(
             [truncation_ledger.of_lost_log(each, end, now_ms) for each, end in lost]
         )
 
     async def recovered(self, partitions: Sequence[Partition]) -> None:
-        """Record the records that these logs lost in recovery."""
+        """Add ledger entries for records that these logs lost in recovery."""
         now_ms = self._runtime.clock.now_ms()
         found = [
             truncation_ledger.of_recovery(partition, now_ms, self.ledger.last_of)
@@ -383,7 +389,7 @@ class IsrManager:
                 self._nursery = None  # partitions assigned during the shutdown are not fetched
 
     async def _report(self, logs: Sequence[Key], *, recreated: bool) -> list[KafkaError | None]:
-        """Report lost logs; return None per log once committed, or its error.
+        """Report lost logs; return for each log its error, or None if the report is committed.
 
         Raises KafkaError if the request as a whole fails.
         """

@@ -89,7 +89,8 @@ class LeaderConnection:
     def answer_nowait(self) -> tuple[FetchResponse, int] | None:
         """Return the response and its size in bytes; None if it is not complete yet.
 
-        Its records are views of a buffer, valid until the next call.
+        Its records are views of a buffer, valid until the next call. Raises EOFError if the leader
+        closed the connection, WireError for an invalid response, and any error of `proved`.
         """
         frames = self._frames
         count = self._connection.receive_nowait(frames.writable())

@@ -9,7 +9,7 @@
 Every other request is handled in any state: the proof decides only what a request may claim, and
 `claim_error` is the one place that decides it:
 
-    replica id in the request   this connection proved    broker epoch in the request    answer
+    replica id in the request   this connection proved    broker epoch in the request    treated as
     < 0                         anything                  -                              a consumer
     >= 0                        nothing, or another id    anything                       refused
     >= 0                        that id                   a fetch to v14, which has none refused
@@ -23,11 +23,11 @@ does not know.) stale: STALE_BROKER_EPOCH for the whole request. Either side may
 registration first, so the follower retries: one metadata delta later both have the same state.
 
 The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
-for a stream to a controller proves nothing here, and the other way round. Both hellos name the
-cluster and both node ids, and the follower's covers the address that it dialed: a proof that a
-program at a former address of the leader passes on is refused. The proof holds for its connection
-alone. An attacker who alters packets of a plaintext connection can still use it; TLS prevents
-that.
+for a stream to a controller is refused here, and vice versa. Both hellos name the cluster and both
+node ids, and the follower's hello covers the address that it dialed: a proof that a program at a
+former address of the leader passes on is refused. The proof holds for its connection alone. An
+attacker who alters packets of a plaintext connection can still use that connection; TLS prevents
+this.
 
 A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES and has one attempt,
 which costs two HMACs if it fails. Every node with the cluster's secret is trusted; a node without
@@ -133,7 +133,9 @@ class ReplicaAuthenticator:
 
     def _begin(self, client: Client) -> AcceptorHandshake:
         if self._endpoint is None:
-            raise ReplicaAuthenticationError("this node has no cluster secret, so no followers")
+            raise ReplicaAuthenticationError(
+                "this node has no cluster secret and accepts no followers"
+            )
         if client.listener != self._listener:
             raise ReplicaAuthenticationError(
                 f"followers connect to the listener {self._listener}, not {client.listener}"

@@ -1,4 +1,4 @@
-"""Replica fetchers: each fetches, from one leader, all partitions that follow this leader.
+"""Replica fetchers: each fetches from one leader the partitions that `isr_manager` assigns to it.
 
 `followed_partitions` decides which partitions to fetch and from which offsets. The fetcher sends
 the requests, then appends the records or truncates the logs. It has one request pending at a time.
@@ -536,7 +536,7 @@ class ReplicaFetcher:
         partition = followed.partition
         async with partition.appending:
             if self._followed.get(key) is not followed:
-                return False  # it has another leader now
+                return False  # the partition has another leader now
             try:
                 if (failure := uncut.get(partition)) is not None:
                     raise failure
@@ -550,7 +550,7 @@ class ReplicaFetcher:
         return True
 
     async def _begin_anew(self, key: Key, followed: Followed, offset: int) -> bool:
-        """Empty the log and start it at `offset`; return False if that was not done."""
+        """Empty the log and start it at `offset`; return False if not emptied or not flushed."""
         partition = followed.partition
         kept = partition.log.offsets_after_full_truncation(offset)
         async with self._events.cutting({partition: kept}) as uncut:
@@ -576,7 +576,7 @@ class ReplicaFetcher:
 
         An empty log that ends after the leader's has no epoch to compare either: retention or
         DeleteRecords removed its records, then a replica with a shorter log was elected uncleanly.
-        It loses no records.
+        Such a log loses no records.
         """
         partition = followed.partition
         plog = partition.log

@@ -34,7 +34,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 
 class NotLeaderOrFollowerError(KafkaError):
-    """Raised if the partition has no replica here; the client gets its leader (KIP-951)."""
+    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
 
     def __init__(self, partition: str, state: PartitionImage) -> None:
         super().__init__(
@@ -349,11 +349,11 @@ class ReplicaManager:
         return await self.replication.report_recreated(unreported)
 
     async def _report_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
-        """Report logs that a disk has damaged to the controller before this worker may lead.
+        """Report logs with disk damage to the controller before this worker may lead.
 
-        The previous process was stopped or killed, so all that it wrote should be on disk, as this
-        worker's registration states (`previous_broker_epoch`). Other replicas in sync, or eligible,
-        have the missing records.
+        The previous process was stopped or killed without a power failure, so all that it wrote
+        should be on disk, as this worker's registration states (`previous_broker_epoch`). Other
+        replicas in the ISR or ELR have the missing records.
         """
         # After a power failure the controller does not rely on this worker's logs.
         is_relied_on = self.log_dirs.previous_broker_epoch >= 0
@@ -405,7 +405,7 @@ class ReplicaManager:
         )
         partitions = self._by_id.setdefault(topic.topic_id, {})
         partitions[index] = partition
-        self._by_name[topic.name] = partitions  # one mapping under all its names
+        self._by_name[topic.name] = partitions  # the mapping of `_by_id`
         self._by_raw_name[topic.name.encode()] = partitions
         return partition
 
@@ -456,7 +456,10 @@ class ReplicaManager:
     # When a log directory fails
 
     def fail(self, partition: Partition, error: StorageError) -> None:
-        """Handle a failed read or write of the partition's log: log it, or go offline."""
+        """Handle a failed read or write of the partition's log.
+
+        A transient failure is logged; after any other one the partition is offline.
+        """
         if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
             return  # deleted meanwhile
         self.log_dirs.failed_at((partition.topic, partition.index), error)
@@ -507,7 +510,7 @@ class ReplicaManager:
 
 
 def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:
-    """Return whether `image` has no partition for the log; an offline log has only its name."""
+    """Return whether `image` has no partition for the log; an offline log is compared by name."""
     known = image.topic(at[0])
     if known is None or at[1] >= len(known.partitions):
         return True

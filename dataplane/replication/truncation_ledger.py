@@ -151,8 +151,9 @@ def of_unclean_leader(
 ) -> Entry:
     """Return the entry for an unclean election that made this worker the partition's leader.
 
-    Records that other replicas have after this log's end are lost. Unless this log ends in the
-    epoch of the previous leader, so are their records in place of its last ones.
+    Records of other replicas after this log's end are lost. If this log does not end in the epoch
+    of the previous leader, other replicas may have had different records at its last offsets; these
+    are lost, too.
     """
     offset, end = partition.log.log_end_offset, partition.log.log_end_offset
     if follower_state.last_epoch(partition) != _last_led(partition, before):
@@ -184,16 +185,16 @@ def _last_led(partition: Partition, before: PartitionImage) -> int:
 def _instead(offset: int, end: int) -> str:
     if offset == end:
         return ""
-    return f"its own records up to {end - 1} are older than the epochs of other leaders"
+    return f"its records up to offset {end - 1} are from an earlier epoch than the last leader's"
 
 
 def _doubt(partition: Partition, before: PartitionImage) -> str:
     if partition.leader_id in (*before.isr, before.last_leader):
         return "the leader was in sync and may have lost the end of its log"
     if before.isr:
-        return f"ISR before: {', '.join(map(str, before.isr))[:100]}"
+        return f"previous ISR: {', '.join(map(str, before.isr))[:100]}"
     if before.elr:
-        return f"eligible leader replicas before: {', '.join(map(str, before.elr))[:100]}"
+        return f"previous eligible leader replicas: {', '.join(map(str, before.elr))[:100]}"
     return ""
 
 
@@ -217,7 +218,7 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
         ):
             return None
     # How many records followed `known_end` is unknown.
-    known = f"; the log reached offset {known_end} at least" if known_end > end else ""
+    known = f"; the log had reached at least offset {known_end}" if known_end > end else ""
     return Entry(
         now_ms,
         partition.topic,
@@ -231,7 +232,7 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
         log.epochs.latest,
         partition.known_high_watermark,
         acknowledged(Reason.RECOVERY, end, partition.known_high_watermark),
-        (f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "the log is shorter")
+        (f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "its end is missing")
         + known,
     )
 
@@ -254,7 +255,7 @@ def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Ent
         UNKNOWN,
         UNKNOWN if noted_end is None else noted_end,
         Acknowledged.PERHAPS,
-        "" if noted_end is None else f"the log reached offset {noted_end} at least",
+        "" if noted_end is None else f"the log had reached at least offset {noted_end}",
     )
 
 
@@ -314,7 +315,7 @@ class TruncationLedger:
         self._writing = trio.Lock()
         self._unwritten = b""
         self._is_failing = False
-        self.has_forgotten = forgotten  # there may have been older entries
+        self.has_forgotten = forgotten  # older entries may have been dropped
 
     @classmethod
     def open(cls, disk: Disk, folder: str) -> "TruncationLedger":
@@ -441,9 +442,10 @@ class TruncationLedger:
 def _write_again(disk: Disk, folder: str, path: str, data: bytes) -> None:
     """Rewrite and sync the ledger as read, so that its entries survive a loss of power.
 
-    A killed process may not have synced its last entry, or its sync failed; a sync without a write
-    succeeds after that. Logs are truncated only after their entry is synced, but a recovery that
-    finds its entry in the ledger does not write the entry again. Raises OSError.
+    A killed process may not have synced its last entry, or its sync failed; after a failed sync,
+    the next one reports success even if nothing was written again. Logs are truncated only after
+    their entry is synced, but a recovery that finds its entry in the ledger does not write the
+    entry again. Raises OSError.
     """
     file = disk.open(path)
     try:

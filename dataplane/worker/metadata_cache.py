@@ -147,7 +147,7 @@ def describe(
     """Return the partitions from `first` up to `end`; lost replicas of this worker are offline.
 
     A partition whose leader has just closed its connections is described without a leader: the
-    client then asks again soon instead of trying to connect to that worker.
+    client then retries soon instead of trying to connect to that worker.
     """
     live = frozenset(id for id, worker in view.image.workers.items() if not worker.fenced)
     unled, lost = live & view.suspects, view.lost

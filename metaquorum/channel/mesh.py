@@ -106,7 +106,7 @@ class PeerMesh:
             except (OSError, HandshakeError) as error:
                 line = f"{voter_id} at {host}:{port}: {error}"
                 if self._log_throttle.is_due(line):
-                    log.warning("cannot connect to voter %s", line)
+                    log.warning("cannot connect to voter %s; retrying", line)
             else:
                 since = clock.monotonic()
                 await self.serve(stream)

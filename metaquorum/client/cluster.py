@@ -183,9 +183,26 @@ class Cluster:
                     ) from error
                 if not await self.back_off(attempt, deadline):
                     raise UnreachableError(
-                        f"{where} did not answer {_api_name(request)}: {_reason(error)}"
+                        f"{where} did not answer {_api_name(request)}: {_reason(error)}", [error]
                     ) from error
             attempt += 1
+
+    async def send_unanswered(
+        self, request: Message, *, to: int, deadline: float, max_version: int | None = None
+    ) -> None:
+        """Send a produce request with acks=0, which has no response, to node `to`.
+
+        Raises InterruptedChangeError if the connection fails, and the errors of `connection`.
+        """
+        connection = await self.connection(to, deadline)
+        try:
+            await connection.send_unanswered(request, deadline, max_version=max_version)
+        except BROKEN as error:
+            self._drop(connection)
+            raise InterruptedChangeError(
+                f"the connection to {address_text(connection.address)} failed while records were "
+                f"sent ({_reason(error)}); they may have been appended"
+            ) from error
 
     async def connection(self, to: int, deadline: float) -> BrokerConnection:
         """Return an open connection with negotiated versions.
@@ -214,7 +231,8 @@ class Cluster:
         except BROKEN as error:
             raise UnreachableError(
                 f"node {to} cannot be reached at its advertised address {node.address}: "
-                f"{_reason(error)}"
+                f"{_reason(error)}",
+                [error],
             ) from error
         self._connections[to] = opened
         return opened
@@ -239,6 +257,7 @@ class Cluster:
             try:
                 self._first = await self._first_open(attempts)
             except AllFailedError as error:
+                causes = error.failures
                 failures = [
                     f"{address_text(address)}: {_reason(failure)}"
                     for address, failure in zip(tried, error.failures, strict=True)
@@ -246,7 +265,7 @@ class Cluster:
             else:
                 return self._first
             if not await self.back_off(attempt, patience):
-                raise UnreachableError("no broker could be reached: " + "; ".join(failures))
+                raise UnreachableError("no broker could be reached: " + "; ".join(failures), causes)
             attempt += 1
 
     async def _first_open(self, attempts: Sequence[Attempt[BrokerConnection]]) -> BrokerConnection:
@@ -344,6 +363,10 @@ class Cluster:
             if missing or not error.retriable or not await self.back_off(attempt, deadline):
                 raise error
             attempt += 1
+
+    def forget_topic(self, name: str) -> None:
+        """Drop the cached metadata of a topic: its next use fetches them."""
+        self._topics.pop(name, None)
 
     async def partition(
         self, where: TopicPartition, *, refresh: bool = False, deadline: float | None = None

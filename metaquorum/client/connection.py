@@ -9,7 +9,14 @@ from math import inf
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from metaquorum.client.errors import BrokerError, NotServedError, UnsendableError, broker_error
+from metaquorum.client.errors import (
+    BrokerError,
+    LoginExpectedError,
+    NotServedError,
+    TlsExpectedError,
+    UnsendableError,
+    broker_error,
+)
 from metaquorum.client.security import Login
 from metaquorum.client.throttling import ThrottleTimes
 from metaquorum.client.transport import Stream
@@ -243,17 +250,18 @@ class BrokerConnection:
         while (frame := received.next_frame()) is None:
             count = await self._stream.receive_into(received.writable(), deadline)
             if not count:
-                raise EOFError(f"the broker closed the connection{self._close_reason()}")
+                raise self._closed()
             received.received(count)
         return frame
 
-    def _close_reason(self) -> str:
-        """Return a likely reason, since brokers close connections without giving one."""
+    def _closed(self) -> EOFError:
+        """Return an error with the likely reason: brokers close connections without giving one."""
+        text = "the broker closed the connection"
         if not self.versions:
-            return " at the first request; it may expect TLS"
+            return TlsExpectedError(f"{text} at the first request; it may expect TLS")
         if self._login is None and not self._is_served:
-            return " after the version negotiation; it may require SASL"
-        return ""
+            return LoginExpectedError(f"{text} after the version negotiation; it may require SASL")
+        return EOFError(text)
 
     def close(self) -> None:
         self._stream.close()

@@ -195,7 +195,7 @@ class Consumer:
                     failures.append(error)
                 except BROKEN as error:
                     cluster.drop(connection)
-                    failures.append(UnreachableError(f"node {node_id}: {error}"))
+                    failures.append(UnreachableError(f"node {node_id}: {error}", [error]))
                 else:
                     asked.append((connection, led))
             while asked:
@@ -205,7 +205,9 @@ class Consumer:
                     records += await self._take(led, response, failures)
                 except BROKEN as error:
                     cluster.drop(connection)
-                    failures.append(UnreachableError(f"node at {connection.address}: {error}"))
+                    failures.append(
+                        UnreachableError(f"node at {connection.address}: {error}", [error])
+                    )
                 asked.pop(0)
         finally:
             for connection, _ in asked:  # their responses will not be read

@@ -1,5 +1,6 @@
 """Errors of the client."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -12,7 +13,26 @@ class AdminError(Exception):
 
 
 class UnreachableError(AdminError):
-    """Raised if no broker answered: connections were refused, failed or timed out."""
+    """Raised if no broker answered: connections were refused, failed or timed out.
+
+    `causes`: the errors of these connections.
+    """
+
+    def __init__(self, message: str, causes: Sequence[Exception] = ()) -> None:
+        super().__init__(message)
+        self.causes = tuple(causes)
+
+
+class TlsHandshakeError(ConnectionError):
+    """Raised if the TLS handshake of a connection failed."""
+
+
+class TlsExpectedError(EOFError):
+    """Raised if a broker closed the connection at the first request, as one that expects TLS."""
+
+
+class LoginExpectedError(EOFError):
+    """Raised if a broker closed the connection after the version negotiation, without a login."""
 
 
 class InterruptedChangeError(AdminError):

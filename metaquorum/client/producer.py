@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
-from metaquorum.client.errors import BrokerError, broker_error
+from metaquorum.client.errors import BrokerError, InterruptedChangeError, broker_error
 from metaquorum.client.partitioning import partition_of
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.messages.produce import (
@@ -106,7 +106,8 @@ class Producer:
 
         Returns the appended batches. Raises BrokerError or UnreachableError if a batch fails; some
         of the records may then be in the log. Without `idempotent`, InterruptedChangeError means
-        that a batch may have been appended; with acks=0, a failed connection raises OSError.
+        that the connection failed and a batch may have been appended; with acks=0, this error may
+        come from an earlier `send` whose batch the broker refused.
         """
         if self._idempotent and self._producer[0] == NO_PRODUCER_ID:
             await self._init_producer()
@@ -220,8 +221,14 @@ class Producer:
         )
         max_version = _NAMES_UNTIL if topic_id == ZERO_UUID else None
         if self._acks == 0:
-            connection = await self.cluster.connection(node_id, deadline)
-            await connection.send_unanswered(request, deadline, max_version=max_version)
+            try:
+                await self.cluster.send_unanswered(
+                    request, to=node_id, deadline=deadline, max_version=max_version
+                )
+            except InterruptedChangeError:
+                # A broker that refuses a batch, as it is not the leader, can only disconnect.
+                self.cluster.forget_topic(name)
+                raise
             return {batch.where: _appended(batch, -1) for batch in batches}
         response: ProduceResponse = await self.cluster.call(
             request,

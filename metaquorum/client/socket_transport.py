@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, 
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import DEFAULT_TIMEOUT_S, Cluster
 from metaquorum.client.consumer import Consumer
+from metaquorum.client.errors import TlsHandshakeError
 from metaquorum.client.producer import Producer
 from metaquorum.client.security import PLAINTEXT, Security, Tls
 from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Closable
@@ -194,7 +195,7 @@ def _shake_hands(sock: "ssl.SSLSocket") -> None:
         sock.do_handshake()
     except OSError as error:
         sock.close()
-        raise ConnectionError(f"TLS handshake failed: {_why(error)}") from None
+        raise TlsHandshakeError(f"TLS handshake failed: {_why(error)}") from None
 
 
 # Reasons that OpenSSL gives if the peer does not answer, or not with TLS.

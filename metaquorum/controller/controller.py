@@ -290,7 +290,12 @@ class Controller:
         reported = changed.answer.count(None)
         if reported:
             how = "lost and recreated" if recreated else "took offline"
-            logger.warning("worker %d %s its replicas of %d partitions", worker_id, how, reported)
+            logger.warning(
+                "worker %d %s its replicas of %d partitions; its log has the cause",
+                worker_id,
+                how,
+                reported,
+            )
         return changed
 
     # The cluster

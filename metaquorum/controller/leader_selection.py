@@ -62,8 +62,8 @@ words of KIP-966. The others left the ISR before it, so it was live last.)
 A replica that returns without its log has no records. In the ISR it could become the leader, and
 the others would truncate their logs to nothing. So it leaves the ISR. If no other replica was in
 sync or eligible, the partition has no leader, because other replicas may have most of the records:
-an operator must decide, or unclean.leader.election.enable. Only if all replicas have lost their
-logs, for example the single replica of a partition, is there nothing to decide.
+an operator must decide, or unclean.leader.election.enable. Nothing has to be decided if all
+replicas have lost their logs, for example the single replica of a partition.
 
 `unclean_epoch` is the last leader epoch that began without certainty that its leader had all
 committed records: after an unclean election, a power loss of the last replica, or with an empty

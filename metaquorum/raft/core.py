@@ -281,14 +281,15 @@ class RaftCore:
         self, voter_id: int, message: AppendEntries | Heartbeat | SnapshotChunk
     ) -> bool:
         if message.term < self.term:
-            # A deposed leader may not know of the later term; the answer makes it step down.
+            # A deposed leader may not know the later term; the answer makes it step down.
             number = 0 if isinstance(message, SnapshotChunk) else message.round
             self.send(voter_id, AppendResponse(self.term, number, LogMatch.HEARD, 0))
             return False
         term, leader_id = self._term_leader
         if (message.term == term and voter_id != leader_id) or self._leads_in(message.term):
             logger.error(
-                "voters %d and %d both lead in term %d; messages of the second one are ignored",
+                "voters %d and %d both lead in term %d; messages of the second one are ignored; a "
+                "voter may have lost its vote with its data directory",
                 leader_id,
                 voter_id,
                 term,

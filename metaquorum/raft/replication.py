@@ -210,7 +210,7 @@ class Replication:
     # Snapshot transfers
 
     def wanted_pieces(self, now: float) -> list[tuple[int, Transfer]]:
-        """Return the transfers whose next chunk is to be sent now, each once per chunk."""
+        """Return the transfers whose next chunk is due now, each once per chunk."""
         found = []
         for voter_id, progress in self.progress.items():
             transfer = progress.transfer

@@ -273,7 +273,10 @@ class WorkerSession:
 
     def _note(self, answer: HeartbeatAnswer) -> None:
         if answer.is_fenced and not self.is_fenced and not self._wants_shutdown:
-            log.warning("the controller has fenced this worker; catching up")
+            log.warning(
+                "the controller has fenced this worker (the controller's log has the reason); the"
+                " worker is unfenced once it has caught up with the metadata"
+            )
         self.is_fenced = answer.is_fenced
         if answer.is_fenced:
             if self._unfenced.is_set():

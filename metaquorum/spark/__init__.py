@@ -5,10 +5,10 @@ the report. A plan (`planning`) fixes the ranges, the topic ids and the leader e
 reads its range (`range_reader`) by the plan alone, so that a repeated task reads the same records.
 `source` is a PySpark data source, `loader` writes Parquet files.
 
-Imports `metaquorum.client` over blocking sockets, `metaquorum.security`, `wire` and pyarrow;
-pyspark only in `source` and `loader.spark_runner`. I/O: network through `metaquorum.client`, files
-in `loader` only. Start with `range_reader`. Deliberately absent: trio, pysyncobj and all other
-dependencies of a node, because this package runs on Spark's executors without them.
+Imports `metaquorum.client` over blocking sockets, `metaquorum.runtime`, `wire` and pyarrow; pyspark
+only in `source` and `loader.spark_runner`. I/O: network through `metaquorum.client`, files in
+`loader` only. Start with `range_reader`. Deliberately absent: trio, pysyncobj, msgpack, click,
+rich, yaml and h11, because this package runs on Spark's executors without a node's dependencies.
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ class FetchOptions:
     include_headers: bool = False
     columns: tuple[str, ...] | None = None  # None: all columns
     fetch_max_bytes: int = DEFAULT_FETCH_BYTES
+    # How the user sets `fail_on_data_loss` to false, for errors
+    data_loss_option: str = "failOnDataLoss=false"
 
 
 @frozen

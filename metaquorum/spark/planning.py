@@ -159,11 +159,11 @@ def resolve(
     lost = _not_in_log(start, end, snapshot)
     if lost and options.fetch.fail_on_data_loss:
         raise PlanError(
-            f"partition {where}: {lost}; choose offsets that the log has, or set failOnDataLoss "
-            "to false to read those of the range that exist"
+            f"partition {where}: {lost}; choose offsets that the log has, or use "
+            f"{options.fetch.data_loss_option} to read those of the range that exist"
         )
     if lost:
-        log.warning("partition %s: %s; failOnDataLoss is false: the rest is read", where, lost)
+        log.warning("partition %s: %s; data loss is allowed: the rest is read", where, lost)
     end = min(end, max(snapshot.end, snapshot.log_start))
     return min(start, end), end
 

@@ -313,7 +313,7 @@ class RangeReader:
         if end > self._position:
             gap = Gap(self._position, end, reason, detail)
             if reason in DATA_LOSS and self._options.fail_on_data_loss:
-                raise DataLossError(self._range, gap)
+                raise DataLossError(self._range, gap, self._options.data_loss_option)
             self._gaps.add(gap)
             self._position = end
 

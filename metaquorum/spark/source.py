@@ -144,7 +144,12 @@ class RangesReader(DataSourceReader):
         if reader.report is not None:
             for reason in sorted(DATA_LOSS & reader.report.missing.keys(), key=str):
                 count = reader.report.missing[reason]
-                log.warning("%s: %d offsets are %s", partition.range.name, count, reason.value)
+                log.warning(
+                    "%s: %d offsets are %s; data loss is allowed: the rest is read",
+                    partition.range.name,
+                    count,
+                    reason.value,
+                )
 
 
 class RangePartition(InputPartition):

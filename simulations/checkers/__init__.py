@@ -1,5 +1,5 @@
-"""Checkers of one node: one small class each, with the name of its invariant.
+"""Checkers of one node: small classes, each with the id of the invariant that it checks.
 
-Imports `harness` and `kernel`. No I/O. `all` lists the checkers; those of clusters are in `cluster`
-and `replication`.
+Decision 015 states the invariants. Imports `harness` and `kernel`. No I/O. `all` lists the
+checkers; those of clusters are in `cluster` and `replication`.
 """

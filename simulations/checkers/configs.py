@@ -45,7 +45,7 @@ class ConfigsStay(Checker):
     # Changes
 
     def created(self, name: str, configs: dict[str, str]) -> None:
-        """Note a new topic; unanswered changes of an older topic of its name may still apply."""
+        """Record a new topic; unanswered changes of an older topic of its name may still apply."""
         known = self._known.setdefault(Resource(TOPIC, name), {})
         for one in known.values():
             one.value = None
@@ -57,7 +57,7 @@ class ConfigsStay(Checker):
         one.unanswered.append((self.environment.node.runs, value))
 
     def answered(self, resource: Resource, key: str, value: str | None, *, done: bool) -> None:
-        """Note the response to the newest change of this config; a refused one has no effect."""
+        """Record the response to the newest change of this config; `done`: it was accepted."""
         one = self._known[resource][key]
         one.unanswered.pop()
         if done:
@@ -100,7 +100,7 @@ class ConfigsStay(Checker):
 
 
 class ConfigsInForce(Checker):
-    """The largest accepted batch is that of the topic's, worker's or cluster's config."""
+    """The limit for batches is the topic's config, else the worker's, else the cluster's."""
 
     invariant = "M3"
 

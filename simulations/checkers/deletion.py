@@ -22,7 +22,7 @@ class DeletedStaysDeleted(Checker):
         self._asked.setdefault((topic, partition), []).append(offset)
 
     def answered(self, topic: bytes, name: str, partition: int, start: int) -> None:
-        """Note the response to the newest request; `start` is the log start offset in it."""
+        """Record the response to the newest request; `start` is the log start offset in it."""
         known = self._acknowledged.setdefault((topic, partition), [])
         for _, earlier in known[-1:]:
             self.compare(

@@ -14,7 +14,7 @@ from wire.primitives.errors import ErrorCode
 
 
 class OneRecordPerOffset(Checker):
-    """(leader epoch, offset) names one record for ever."""
+    """A leader epoch and an offset identify one record, which never changes."""
 
     invariant = "R4"
 
@@ -101,7 +101,7 @@ class NothingInvented(Checker):
 
 
 class AckedOffsetIsIts(Checker):
-    """A record is read at the offset of its acknowledgement, also during the run."""
+    """A record that was sent once is read at the offset that its acknowledgement returned."""
 
     invariant = "L1"
 
@@ -221,7 +221,7 @@ class AcknowledgedIsKept(Checker):
                 assert first_cut is not None
                 self.compare(
                     oldest_left_above > first_cut,
-                    "{} is lost, but a later record, acknowledged at {}, is there: a hole",
+                    "{} is lost, but a later record, acknowledged at {}, exists: a hole in the log",
                     attempt,
                     oldest_left_above,
                 )
@@ -290,7 +290,7 @@ class LastOfEachKey(AcknowledgedIsKept):
         if attempt.is_deletion and quick and (attempt.flush_promised or not lost):
             self.compare(
                 attempt.key not in last_read,
-                "{} deleted its key, and an older record is there at {}",
+                "{} deleted its key, but an older record exists at offset {}",
                 attempt,
                 last_read.get(attempt.key),
             )
@@ -311,7 +311,7 @@ class DeliveredOnce(Checker):
                 if attempt is None:
                     continue
                 allowed = 1 if attempt.idempotent else attempt.times_sent
-                self.compare(times <= allowed, "{} is there {} times", attempt, times)
+                self.compare(times <= allowed, "{} exists {} times", attempt, times)
 
 
 class OrderOfSending(Checker):
@@ -335,10 +335,10 @@ class OrderOfSending(Checker):
 class NoGaps(Checker):
     """If a batch of an idempotent producer exists, so do all its earlier ones of that producer id.
 
-    If a batch is refused with a retriable error, the batches behind it must be refused, too; after
-    another error, its producer does not wait for the responses to those. Not compared if records
-    and the producer state of the log may have been removed: by a power loss, damage, deletion or
-    compaction.
+    If a batch is refused with a retriable error, the batches after it must be refused, too; after
+    another error, the producer does not wait for the responses to later batches. Not compared if
+    records and the producer state of the log may have been removed: by a power loss, damage,
+    deletion or compaction.
     """
 
     invariant = "T1"
@@ -370,7 +370,7 @@ class NoGaps(Checker):
             if attempt.number < min(end, given_up.get(attempt.incarnation, end)):
                 self.compare(
                     attempt.value in there,
-                    "{} is not there, and record {} of the same producer id is",
+                    "{} is missing, but record {} of the same producer id exists",
                     attempt,
                     last[attempt.incarnation],
                 )

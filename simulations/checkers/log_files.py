@@ -1,4 +1,4 @@
-"""Checkers of the files of a log, read by an implementation of their own."""
+"""Checkers of the files of a log, with a parser that shares no code with the shipped one."""
 
 import struct
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ class NaiveBatch(NamedTuple):
 
 
 def naive_batches(data: bytes) -> Iterator[NaiveBatch]:
-    """Yield the sound batches at the start of a segment, parsed by the protocol's field table."""
+    """Yield the valid batches at the start of a segment, parsed by the protocol's field table."""
     position = 0
     while position + 61 <= len(data):
         base_offset, length = struct.unpack_from(">qi", data, position)
@@ -51,7 +51,7 @@ def naive_segments(storage: Storage, folder: str, *, swapping: bool = False) -> 
     try:
         files = {path.rsplit("/", 1)[1]: inode for path, inode in storage.files(folder).items()}
     except FileNotFoundError:
-        return []  # the first append makes the folder of a log
+        return []  # the first append creates the folder of a log
     if swapping:
         settled = {name.removesuffix(".swap"): inode for name, inode in files.items()}
         files = settled | {name: inode for name, inode in files.items() if name in settled}
@@ -91,7 +91,7 @@ class LookupsFindEverything(Checker):
         first = next((r.offset for r in final.reads if r.timestamp_ms >= timestamp_ms), -1)
         self.compare(
             found == first,
-            "{}-{}: the first record of {} or later is at {}, the node says {}",
+            "{}-{}: the first record of {} or later is at {}, the node returned {}",
             final.topic,
             final.partition,
             timestamp_ms,
@@ -104,7 +104,7 @@ class LookupsFindEverything(Checker):
         first = next((r.offset for r in final.reads if r.timestamp_ms == newest), -1)
         self.compare(
             found == first,
-            "{}-{}: the youngest record, of {}, is at {}, the node says {}",
+            "{}-{}: the youngest record, of {}, is at {}, the node returned {}",
             final.topic,
             final.partition,
             newest,
@@ -126,7 +126,7 @@ class ScansLogs(Comparing):
         restarts: int,
         rotten_indexes: Collection[str] = (),
     ) -> int:
-        """Compare that segments are sound and match their indexes; return the log end offset.
+        """Check that segments are valid and match their indexes; return the log end offset.
 
         `may_skip`: compaction may have left gaps. An index has an entry after at most
         `sparse_bytes` and one batch; each of `restarts` may reset that count once.
@@ -146,7 +146,7 @@ class ScansLogs(Comparing):
         end = sum(batch.size for batch in segment.batches)
         self.compare(
             end == segment.size,
-            "{} segment {}: sound to byte {} of {}",
+            "{} segment {}: valid up to byte {} of {}",
             name,
             segment.base_offset,
             end,
@@ -177,7 +177,7 @@ class ScansLogs(Comparing):
         ):
             self.compare(
                 position > last and ends.get(position) == segment.base_offset + relative,
-                "{} segment {}: its index says offset {} at {}, the scan {}",
+                "{} segment {}: its index has offset {} at byte {}, the scan found {}",
                 name,
                 segment.base_offset,
                 segment.base_offset + relative,
@@ -217,7 +217,7 @@ class ScansLogs(Comparing):
             first = next((b.last_offset for b in upto if b.max_timestamp == youngest), -1)
             self.compare(
                 timestamp > last_timestamp and (timestamp, offset) == (youngest, first),
-                "{} segment {}: its time index says {} at offset {}, the scan {} at {}",
+                "{} segment {}: its time index has {} at offset {}, the scan found {} at {}",
                 name,
                 segment.base_offset,
                 timestamp,
@@ -238,7 +238,7 @@ class ScansLogs(Comparing):
 
 
 class IndexIsScan(ScansLogs, Checker):
-    """After a clean stop every segment is sound to its end and matches its indexes."""
+    """After a clean stop every segment is valid to its end and matches its indexes."""
 
     invariant = "L5"
 
@@ -266,7 +266,7 @@ def _whole(data: bytes, size: int) -> int:
 
 
 class RetentionLeavesTheActive(Checker):
-    """Retention removes whole old segments: never the active one, nothing from the log start on."""
+    """Retention removes whole segments before the log start offset, never the active one."""
 
     invariant = "L3"
 
@@ -284,7 +284,7 @@ class RetentionLeavesTheActive(Checker):
             )
         self.compare(
             final.log_start_offset <= final.log_end_offset,
-            "{} starts at {} behind its end {}",
+            "{} starts at offset {}, after its end {}",
             name,
             final.log_start_offset,
             final.log_end_offset,

@@ -1,8 +1,8 @@
 """Checkers of quotas: for clients that have one, and for the others.
 
-They determine the quota of a client by an implementation of their own (`resolved`): the eight
-levels of precedence, tried one by one against plain tuples. They compare rates with plain sums of
-what clients received.
+They determine the quota of a client without the shipped code (`resolved`): the eight levels of
+precedence, tried one by one against plain tuples. They compare rates with plain sums of the bytes
+that clients sent or received.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 ANY: Final = "<any>"
-# Values by (user, client-id), then by quota key; None in an entity: it has no such part.
+# Values by (user, client-id), then by quota key; None: the entity has no user or no client id.
 Rules = Mapping[tuple[str | None, str | None], Mapping[str, float]]
 SLACK_S: Final = 0.5  # between an action of the node and its observation by a client
 
@@ -57,7 +57,7 @@ class RateHolds(Comparing):
         self._accounts.clear()
 
     def used(self, of: Resolved, window_s: float, clients: int, amount: float) -> None:
-        """Note that one of `clients` connections that share the quota got `amount`."""
+        """Record that one of `clients` connections that share the quota got `amount`."""
         now = self.world.now
         account = self._accounts.get(of.sharers)
         if account is None or account.quota != of.quota:
@@ -70,7 +70,7 @@ class RateHolds(Comparing):
         most = of.quota * (window_s + SLACK_S) + 2 * account.clients * account.largest
         self.compare(
             account.level <= most,
-            "{} got {:g} more than {:g} per second gives; {:g} is allowed for {} clients",
+            "{} got {:g} more than {:g} per second allow, above the limit of {:g} for {} clients",
             of.sharers,
             account.level,
             of.quota,
@@ -100,7 +100,7 @@ class MutesEnd(Comparing):
 
 
 class NobodyStarves(Comparing):
-    """A client with a quota above zero always progresses, also with batches above the window's."""
+    """A client with a quota above zero always progresses, even if a batch exceeds the window."""
 
     invariant = "Q3"
 

@@ -92,7 +92,7 @@ class RetentionIsDue(Checker):
     def _due_to(self, topic: Topic, end: int, later: list[Segment]) -> int:
         """Return the end of the segments that may be deleted with the one that ends at `end`.
 
-        The log start offset moves behind all of them at once, also for the next process, but their
+        The log start offset moves past all of them at once, also for the next process, but their
         files are deleted one by one: the log may be much smaller when the last one is deleted.
         """
         ordered = sorted(later, key=lambda segment: segment.base_offset)

@@ -1,4 +1,4 @@
-"""Checkers of a whole cluster: the metadata of all nodes, and the answers to clients."""
+"""Checkers of a whole cluster: the metadata of all nodes, and the responses to clients."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from wire.primitives.errors import ErrorCode
 
 
 class AnswersInTheirOrder(ClusterChecker):
-    """One response per request, in order, per connection."""
+    """Each connection gets one response per request, in order."""
 
     invariant = "P1"
 
@@ -77,14 +77,14 @@ class ClusterImagesAreOne(ClusterChecker):
 
 
 class AnswersHold(ClusterChecker):
-    """Answers to administrators are true and stay true: created topics exist, others do not."""
+    """Acknowledged changes stay: created topics exist, deleted and refused topics do not."""
 
     invariant = "M3"
 
     def answered(self, name: str, code: ErrorCode) -> None:
-        """Check the answer to the only request that creates a topic of this name."""
+        """Check the response to the only request that creates a topic of this name."""
         self.compare(
-            code is not ErrorCode.TOPIC_ALREADY_EXISTS, "{} was created once, and existed", name
+            code is not ErrorCode.TOPIC_ALREADY_EXISTS, "{} was requested once, but existed", name
         )
 
     def images(self, images: dict[str, MetadataImage]) -> None:
@@ -113,7 +113,7 @@ class AnswersHold(ClusterChecker):
 
 
 class CreatedIsVisible(ClusterChecker):
-    """The worker that answered that a topic is created shows it at once."""
+    """The worker that acknowledged the creation of a topic returns it in Metadata at once."""
 
     invariant = "M3"
 
@@ -124,7 +124,10 @@ class CreatedIsVisible(ClusterChecker):
 
 
 class RecordsAreKept(ClusterChecker):
-    """Each acknowledged record is in the log once, at its offset; it was flushed before."""
+    """Each acknowledged record is in the log once, at the acknowledged offset.
+
+    All topics flush each record before its acknowledgement.
+    """
 
     invariant = "R6"
 

@@ -1,4 +1,4 @@
-"""Clients of a cluster: they know all workers, find leaders by Metadata, and note all answers."""
+"""Clients of a cluster: they know all workers, find leaders by Metadata, and record responses."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -55,7 +55,7 @@ class ClusterClient:
     async def connected(
         self, runtime: Runtime, worker_id: int | None = None
     ) -> AsyncIterator[ClientConnection]:
-        """Connect to a worker, or to a random one if None. Raises an error of `BROKEN`."""
+        """Hold a connection to a worker, a random one if None. Raises an error of `BROKEN`."""
         known = {worker.config.node_id: worker for worker in self.cluster_state.workers}
         if worker_id is None:
             worker_id = self._draw.choice(sorted(known))
@@ -132,7 +132,7 @@ class Administrator(ClusterClient):
         replicas: int,
         overrides: Mapping[str, str],
     ) -> bytes | None:
-        """Create a topic; return its id, or None if the answer is an error."""
+        """Create a topic; return its id, or None if the response has an error."""
         topic_outcomes, world = self.cluster_state.topic_outcomes, self.cluster_state.world
         topic_outcomes.asked.add(name)
         for outcomes in (
@@ -158,7 +158,7 @@ class Administrator(ClusterClient):
             topic_outcomes.created[name] = topic_id, partitions
             world.count("topics created")
             world.count("commits")
-            if world.now - asked_at > PATIENCE_S / 2:  # a late answer may precede visibility
+            if world.now - asked_at > PATIENCE_S / 2:  # a late response may precede visibility
                 return topic_id
             shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}

@@ -124,7 +124,7 @@ def _start_clients(cluster_state: ClusterState) -> _Clients:
 
 
 async def _inspect(cluster_state: ClusterState) -> None:
-    """Read all partitions from their leaders, and check that all acknowledged records are there."""
+    """Read all partitions from their leaders; check that all acknowledged records exist."""
     if cluster_state.world.violations:
         return
     inspector = Inspector(cluster_state, cluster_state.world.stream("inspector"))

@@ -74,7 +74,7 @@ def _member(cluster_state: ClusterState, config: NodeConfig) -> Member:
     member: Member
 
     def program() -> Program:
-        member.node = member.loader = None  # forget those of the previous process
+        member.node = member.loader = None  # those of the previous process
         member.serves = False
 
         def served(_: object) -> None:
@@ -96,7 +96,10 @@ def _member(cluster_state: ClusterState, config: NodeConfig) -> Member:
 def watched(
     cluster_state: ClusterState, on_batch: Callable[[Batch], None] = lambda _: None
 ) -> Iterator[None]:
-    """Report every batch that takes effect on a node to the checker, and to `on_batch`."""
+    """Report every batch that takes effect on a node to the checker and to `on_batch`.
+
+    In force while the block runs.
+    """
     members = {member.name: member for member in cluster_state.members.values()}
 
     class WatchedLoader(MetadataLoader):
@@ -194,7 +197,9 @@ async def stop(cluster_state: ClusterState, nursery: trio.Nursery) -> None:
                     text = f"{member.name} does not stop cleanly: {machine.fate.error!r}"
                     cluster_state.world.violate("liveness", text)
     if limit.cancelled_caught:
-        cluster_state.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+        cluster_state.world.violate(
+            "liveness", f"the nodes do not stop within {STOP_LIMIT_S:.0f} s"
+        )
 
 
 def compare(cluster_state: ClusterState) -> None:

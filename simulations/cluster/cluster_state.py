@@ -1,4 +1,4 @@
-"""State of one simulated cluster: its nodes, the answers to clients, and the checkers."""
+"""State of one simulated cluster: its nodes, the responses to clients, and the checkers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ class ClusterSettings:
     records: int  # per producer
     administrators: int
     changes: int  # per administrator
-    think_s: float
-    fault_s: float
-    peace_s: float
-    delay_s: float
+    think_s: float  # longest pause of an administrator between two changes
+    fault_s: float  # time within which faults begin
+    peace_s: float  # time before the faults
+    delay_s: float  # delay of every link
     disk_delay_s: float
     session_timeout_ms: int
     faults: tuple[PlannedFault, ...] = ()
@@ -68,7 +68,7 @@ C = TypeVar("C", bound=ClusterChecker)
 
 @dataclass(slots=True)
 class TopicOutcomes:
-    """Requests of administrators and their answers, by unique topic names."""
+    """Requests of administrators and their responses, by unique topic names."""
 
     asked: set[str] = field(default_factory=set)
     created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # id, partitions

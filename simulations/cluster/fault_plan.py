@@ -1,4 +1,4 @@
-"""The faults that a seed draws before a world of several machines begins.
+"""Faults that a seed draws before a world of several machines begins.
 
 Swarm testing: a seed draws which kinds of faults occur at all, and not only how many of each. A
 world with all kinds explores less than many worlds with a few kinds each: a machine that loses its

@@ -1,7 +1,7 @@
 """Faults of machines and of the network between them, by kind; several may run at once.
 
-A fault ends when its coroutine returns, and counts itself if it took effect. It chooses its victim
-when it begins, the leader more often than others: faults of a leader find the most mistakes.
+A fault ends when its coroutine returns, and is counted if it took effect. It chooses its victim
+when it begins, the leader more often than others: faults of a leader find the most bugs.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class FaultTargets:
         weak: Iterable[Supervisor] = (),
         rots: Callable[[Supervisor], None] = lambda _: None,
     ) -> None:
-        """Note the machines; `victims` may have any fault.
+        """Record the machines; `victims` may have any fault.
 
         `others` are only cut off from the network. `weak` may lose durable data. `rots` is called
         with a victim before bits of its disk flip.
@@ -212,7 +212,7 @@ async def pause(fault: ActiveFault) -> None:
 
 
 async def wall_jump(fault: ActiveFault) -> None:
-    """Set the wall clock of a machine wrong, and right again later."""
+    """Let the wall clock of a machine jump, and jump back later."""
     victim = fault.victim()
     seconds = fault.draw.choice([-86_400, -3.0, 0.5, 3600.0])
     victim.machine.clock.jump(seconds)
@@ -382,7 +382,7 @@ async def isolate(fault: ActiveFault) -> None:
 
 
 async def isolate_one_way(fault: ActiveFault) -> None:
-    """Drop all packets from a machine, or all packets to it."""
+    """Hold back all packets from a machine, or all packets to it."""
     one = fault.victim().name
     outward = [(one, host) for host in fault.targets.hosts if host != one]
     await _cut(fault, fault.draw.choice([outward, [(b, a) for a, b in outward]]))
@@ -439,7 +439,7 @@ async def long_sync(fault: ActiveFault) -> None:
     """Delay a sync of the leader until another leader is elected.
 
     The old leader neither sends nor reads until the sync ends. A read barrier after the sync must
-    not count answers from before the sync as confirmation of the leadership.
+    not count answers from before the sync as confirmations of its leadership.
     """
     leader = fault.targets.leader()
     if leader is None:
@@ -512,7 +512,7 @@ async def play_faults(
     faults: Sequence[PlannedFault],
     kinds: Mapping[str, FaultFunction] = CLUSTER_FAULTS | NARROW_FAULTS,
 ) -> None:
-    """Play all faults, each from its time on, and wait until all have ended."""
+    """Play all faults, each at its planned time, and wait until all have ended."""
     began = targets.world.now
 
     async def play(fault: PlannedFault) -> None:
@@ -527,7 +527,7 @@ async def play_faults(
 
 
 async def calm(targets: FaultTargets) -> None:
-    """End all faults; machines that are down restart soon."""
+    """End all faults, and let machines that are down restart soon."""
     targets.world.internet.heal_all()
     for victim in targets.victims:
         victim.machine.faults.stop_in = None

@@ -1,4 +1,4 @@
-"""Checkers of the voters of a quorum (invariants.md, M1 to M5)."""
+"""Checkers of the voters of a quorum: the invariants of the metadata log (M1 to M5), and L4."""
 
 from typing import Final
 
@@ -13,9 +13,9 @@ from simulations.kernel.storage import Storage
 
 
 class OneLeaderPerTerm(VoterGroupChecker):
-    """A term has one leader, among voters that lead and among proposers of applied batches.
+    """A term has at most one leader, and the proposers of applied batches are leaders.
 
-    A majority has voted for it, and the votes are durable.
+    A majority has voted for the leader, and the votes are durable.
     """
 
     invariant = "M1"
@@ -179,8 +179,10 @@ class StrangersStayOut(VoterGroupChecker):
     invariant = "M5"
 
     def stranger(self, reached: int, seen: list[int]) -> None:
-        """Check the stranger: its connection attempts, and the maxima of its term, image end offset
-        and linked peers over time.
+        """Check a voter of another cluster.
+
+        `reached`: its connection attempts that reached a listener. `seen`: over time, the maximum
+        of its term, its image's end offset and its number of linked peers; all must be 0.
         """
         if reached:
             self.world.count("strangers knocked", reached)
@@ -212,7 +214,7 @@ class OutcomesAreTrue(VoterGroupChecker):
 
 
 class ReadsAreCurrent(VoterGroupChecker):
-    """A read after a barrier sees everything acknowledged before the barrier was requested."""
+    """A read after a barrier sees all changes acknowledged before the barrier was requested."""
 
     invariant = "M5"
 

@@ -1,4 +1,4 @@
-"""Scenario `quorum`: three or five voters whose drivers create and delete topics.
+"""Scenario `quorum`: three or five Raft voters; drivers in their processes change topics.
 
 no faults -> faults, several at a time -> no faults: within `LIVENESS_S` a leader is active, all
 running voters have all entries, and a topic can be created -> clean stop -> images, logs and disks
@@ -253,7 +253,7 @@ async def _stop(voter_group: VoterGroup, nursery: trio.Nursery) -> None:
                 if fate.error is not None:
                     voter_group.world.violate("liveness", f"{voter.name} ended: {fate.error!r}")
     if limit.cancelled_caught:
-        voter_group.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+        voter_group.world.violate("liveness", f"the voters do not stop within {STOP_LIMIT_S:.0f} s")
 
 
 async def _compare(voter_group: VoterGroup) -> None:
@@ -268,7 +268,7 @@ async def _compare(voter_group: VoterGroup) -> None:
 
 
 async def _from_disk(voter_group: VoterGroup, voter: Voter, end_offset: int) -> MetadataImage:
-    """Return the image from a voter's newest snapshot and journal, read in the simplest way."""
+    """Return the image of a voter's newest snapshot and journal, without the code of recovery."""
     images: list[MetadataImage] = []
 
     async def read(runtime: Runtime) -> None:

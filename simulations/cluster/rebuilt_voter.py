@@ -1,10 +1,10 @@
-"""Scenario `rebuilt-voter`: a voter loses its disk, and is rebuilt as the documentation prescribes.
+"""Scenario `rebuilt-voter`: a voter loses its disk and is rebuilt as the documentation prescribes.
 
 The voter has forgotten its votes and the entries that it acknowledged. It therefore starts on an
 empty disk (or on an older image of its disk, which is equally unsafe) only while all other voters
 run and have all committed entries, and the quorum has no faults until the voter has them, too
-(docs/explanation/replication.md). From then on it counts as any other voter, and committed entries
-must survive the second round of faults.
+(docs/explanation/replication.md). After that the checkers treat it as any other voter: committed
+entries must survive the second round of faults.
 
 no faults -> faults -> all have all entries -> the disk is lost -> the others have all entries ->
 the voter starts -> it has all entries -> faults -> no faults: as in `quorum`
@@ -26,7 +26,7 @@ from simulations.harness.scenario import Scenario
 from simulations.kernel.storage import Storage
 from simulations.kernel.world import World
 
-# Scenario `quorum` has flipping bits of the journal.
+# Scenario `quorum` has bit rot of the journal.
 _KINDS: Final = tuple(kind for kind in KINDS if kind != "bit rot")
 FILLED_WITHIN_S: Final = 10.0
 # After this time, no acknowledgement of the lost disk is in flight to the leader.
@@ -114,7 +114,9 @@ async def _all_have(voter_group: VoterGroup, voters: list[Voter], when: str) -> 
             await world.sleep(0.05)
     if limit.cancelled_caught:
         lacking = [voter.name for voter in voters if not has_all(voter)]
-        world.violate("liveness", f"{when}: {lacking} miss entries after {FILLED_WITHIN_S:.0f} s")
+        world.violate(
+            "liveness", f"{when}: {lacking} do not have all entries after {FILLED_WITHIN_S:.0f} s"
+        )
 
 
 REBUILT_VOTER: Final = Scenario(

@@ -1,8 +1,7 @@
-"""A machine whose program is restarted whenever it ends, as by an init system.
+"""Supervisor of a machine: restarts its program whenever it ends, as an init system does.
 
-A program that ends by itself is a violation, unless its disk has failed: then it is restarted until
-it stays up. A program that a damaged disk keeps from starting is given up after three failed
-starts.
+An error that ends a program is a violation, unless its disk has failed: then it is restarted until
+it stays up. A program that cannot start on a damaged disk is given up after three failed starts.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ RESTARTS_S: Final = (0.02, 0.1, 0.5, 1.5)
 CALM_RESTART_S: Final = 0.02
 # Failed starts on a damaged disk before the machine is given up.
 MAX_FAILED_STARTS: Final = 3
-# Least running time of a program that had started.
+# A program that ran at least this long had started.
 STARTED_S: Final = 0.5
 
 

@@ -1,6 +1,6 @@
-"""The durable metadata log of a voter: the part that a loss of power would leave on its disk.
+"""Durable metadata log of a voter: the part that a power loss would leave on its disk.
 
-It is read from the durable bytes and file names of the simulated disk, never from the voter's
+The log is read from the durable bytes and file names of the simulated disk, never from the voter's
 memory. The decoders are the shipped ones; other tests check them.
 """
 
@@ -33,7 +33,7 @@ METADATA_DIR: Final = "/data/metadata"
 
 @dataclass(slots=True)
 class DurableLog:
-    """Metadata log of one voter, as a loss of power at this moment would leave it."""
+    """Metadata log of one voter, as a power loss at this moment would leave it."""
 
     base: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
     entries: dict[int, Entry] = field(default_factory=dict)

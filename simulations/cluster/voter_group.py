@@ -1,4 +1,4 @@
-"""The voters of one world, their reported events, and the checkers."""
+"""Voters of one world, the events that they report, and the checkers of these events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class QuorumSettings:
     drivers: int
     think_s: float  # longest pause of a driver between two changes
     acts: int  # changes after which drivers pause much longer
-    fault_s: float  # duration of the faults
+    fault_s: float  # time within which faults begin
     peace_s: float  # time before the faults
     segment_bytes: int
     snapshot_interval_bytes: int
@@ -95,7 +95,7 @@ class Voter:
 
 @dataclass(slots=True)
 class Topics:
-    """Requests and their answers, by unique topic names."""
+    """Requests and their outcomes, by unique topic names."""
 
     asked: set[str] = field(default_factory=set)
     created: dict[str, int] = field(default_factory=dict)  # offset from which it is visible

@@ -1,4 +1,4 @@
-"""The program of one voter: the shipped voter, channels, loader and controller, and its clients."""
+"""Program of one voter: the shipped voter, channels, loader and controller, and clients of them."""
 
 import math
 from random import Random
@@ -118,7 +118,7 @@ async def _make_data_dir(runtime: Runtime) -> None:
 
 
 def voter_program(voter_group: VoterGroup, voter: Voter) -> Program:
-    voter.loader = voter.quorum = None  # forget those of the previous process
+    voter.loader = voter.quorum = None  # those of the previous process
     return VoterProgram(voter_group, voter).run
 
 
@@ -159,7 +159,7 @@ def stranger_program(
 
 
 class Driver:
-    """Client that changes the metadata through its voter while that is the active controller."""
+    """Client in a voter's process that changes topics while that voter is the active controller."""
 
     name = ""
 
@@ -276,7 +276,7 @@ class Driver:
 
 
 class Reader:
-    """Client that reads after a barrier while its voter considers itself leader."""
+    """Client in a voter's process, which reads after a barrier while that voter is active."""
 
     def __init__(
         self, voter_group: VoterGroup, quorum: RaftVoter, loader: MetadataLoader, draw: Random

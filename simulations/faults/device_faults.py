@@ -294,7 +294,7 @@ async def broken_device(fault_context: FaultContext) -> None:
     broken = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
     number = draw.choice([errno.EIO, errno.EIO, errno.ENOSPC])
     before = faults.happened.get("changes refused", 0)
-    fault_context.machine.say(f"{broken} answers {errno.errorcode[number]}")
+    fault_context.machine.say(f"{broken} fails with {errno.errorcode[number]}")
     faults.refusing = lambda path: number if path.startswith(f"{broken}/") else 0
     if draw.random() < 0.3:
         fault_context.machine.kill()
@@ -318,9 +318,9 @@ async def broken_device(fault_context: FaultContext) -> None:
 
 
 async def failing_log(fault_context: FaultContext) -> None:
-    """Let a write to a log fail, of a request with further partitions in the same log directory.
+    """Let a log write of a Produce request fail; later rows are for the same log directory.
 
-    It draws from a separate random stream, so it does not change the draws of other faults.
+    The fault draws from a separate random stream, so the draws of other faults do not change.
     """
     world = fault_context.environment.world
     draw, faults = world.stream(FAILING_LOG), fault_context.machine.faults

@@ -73,7 +73,7 @@ class ClientConnection:
         (correlation_id,) = struct.unpack_from(">i", frame)
         self._order.answered(self._who, expected, correlation_id)
         if correlation_id != expected:
-            raise EOFError("an answer out of order")
+            raise EOFError("a response out of order")
         self._waiting.popleft()
         try:
             return decode_response(api, version, frame)[1]
@@ -97,7 +97,7 @@ class ClientConnection:
                 continue
             count = await self._connection.receive_into(self._buffer)
             if count == 0:
-                raise EOFError("the node ended the connection")
+                raise EOFError("the node closed the connection")
             received += self._buffer[:count]
         frame = bytes(received[4 : size + 4])
         del received[: size + 4]
@@ -117,7 +117,8 @@ def draw_versions(draw: Random) -> dict[int, int]:
             "newest": api.max_version,
             "mixed": draw.randint(api.min_version, api.max_version),
         }[age]
-    # Clients that fetch or produce by topic id need it; simulated ones get it from CreateTopics.
+    # Simulated clients learn topic ids, which newer versions of Fetch and Produce need, from
+    # CreateTopics (since version 7) or Metadata (since version 10).
     versions[ApiKey.CREATE_TOPICS] = max(versions[ApiKey.CREATE_TOPICS], 7)
     versions[ApiKey.METADATA] = max(versions[ApiKey.METADATA], 10)
     return versions

@@ -33,7 +33,7 @@ class Settings:
     max_batch_records: int = 6
     max_value_bytes: int = 300
     big_value: float = 0.02
-    big_value_bytes: int = 270_000  # more than is appended or copied in the loop
+    big_value_bytes: int = 270_000  # above INLINE_APPEND_BYTES: appended in a worker thread
     pipeline: int = 3
     think_s: float = 0.01
     flush: float = 0.5
@@ -65,7 +65,8 @@ class Settings:
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4
     node_configs: dict[str, str] = field(default_factory=dict)
-    # Not drawn if set: fields of `DiskFaults`; the number of logs from which `sync_all` is used.
+    # Instead of drawn values, if set: fields of `DiskFaults`; the number of logs from which
+    # `sync_all` is used.
     syncs_all: bool | None = None
     interleaved: float | None = None
     many_logs: int | None = None
@@ -97,6 +98,8 @@ def draw_settings(draw: Random) -> Settings:
 
 
 class Environment:
+    """State that the clients, faults and checkers of one node share."""
+
     def __init__(
         self, world: World, settings: Settings, checkers: Sequence[type["Checker"]]
     ) -> None:
@@ -181,7 +184,7 @@ class Checker(Comparing):
         """Check a partition of a fetch response."""
 
     def finished(self) -> None:
-        """Check `history.finals`, the records that are left in the end."""
+        """Check `history.finals`, the records that can be read at the end of the run."""
 
 
 class AnswersInOrder(Checker):

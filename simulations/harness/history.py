@@ -9,13 +9,13 @@ class Topic:
     name: str
     topic_id: bytes
     partitions: int
-    # Configs at its creation; `ConfigsStay` knows later changes.
+    # Configs at the topic's creation; `ConfigsStay` records later changes.
     configs: dict[str, str]
     # Whether its deletion was requested: the topic may no longer exist.
     delete_asked: bool = False
     # Time since which every record is flushed before its acknowledgement; None if uncertain.
     flushes_since: float | None = None
-    # Whether retention was configured since.
+    # Whether a retention config was set after the creation.
     may_expire: bool = False
 
     def __post_init__(self) -> None:
@@ -53,9 +53,9 @@ class Attempt:
     topic: Topic
     partition: int
     producer: str
-    # Number of the producer's producer id; order is guaranteed within one.
+    # Producer id of the record; order is guaranteed only between records with the same id.
     incarnation: int
-    # Counts this producer's records of this partition.
+    # Number of the record among those of this producer in this partition, from 0.
     number: int
     value: bytes
     timestamp_ms: int
@@ -67,7 +67,7 @@ class Attempt:
     times_sent: int = 0
     # Whether its producer gave up: this batch, or one before it, was refused with a final error.
     given_up: bool = False
-    # Sent in a version without topic ids: it may reach a later topic of the same name.
+    # Whether a version without topic ids was used: the record may reach a later topic of that name.
     sent_by_name: bool = False
     first_sent_at: float = 0.0
     acked_at: float | None = None
@@ -117,7 +117,7 @@ class Fetched(NamedTuple):
 
 @dataclass(slots=True)
 class Final:
-    """Partition in the end: all records that can be read."""
+    """Partition at the end of the run: all records that can be read."""
 
     topic: Topic
     partition: int

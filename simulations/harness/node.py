@@ -25,6 +25,8 @@ STOP_LIMIT_S: Final = 60.0
 
 
 class NodeOnMachine:
+    """The shipped node with one configuration, over all runs of its process."""
+
     def __init__(
         self,
         world: World,
@@ -33,9 +35,9 @@ class NodeOnMachine:
         configs: Mapping[str, str],
         **others: Any,
     ) -> None:
-        """`others`: fields of a NodeConfig with the node's id and the other nodes.
+        """Create the node. `others`: fields of NodeConfig, such as its id and the other nodes.
 
-        Without them it is node 1, and alone.
+        Without `others` it is node 1 of a cluster with one node.
         """
         self.machine = machine
         self.node: Node | None = None
@@ -83,7 +85,7 @@ class NodeOnMachine:
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
         if limit.cancelled_caught:
-            self._world.violate("liveness", f"no start within {START_LIMIT_S:.0f} s")
+            self._world.violate("liveness", f"the node does not start within {START_LIMIT_S:.0f} s")
         return fate
 
     async def _await_end(self, fate: Fate) -> None:
@@ -99,7 +101,7 @@ class NodeOnMachine:
         with trio.move_on_after(STOP_LIMIT_S) as limit:
             await self.machine.fate.done.wait()
         if limit.cancelled_caught:
-            self._world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+            self._world.violate("liveness", f"the node does not stop within {STOP_LIMIT_S:.0f} s")
             self.machine.kill()
 
 

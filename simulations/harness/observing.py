@@ -1,7 +1,8 @@
-"""Changes of the shipped code for the simulator, none of its behaviour: observers and small sizes.
+"""Observers in the shipped code, and small sizes for it; its behaviour does not change.
 
-Observers: a callback gets every batch of metadata records that takes effect in a node. Small
-sizes: a journal segment or a snapshot interval of 16 MiB would take days to fill.
+Observers: a callback gets every batch of metadata records that takes effect in a node, or every
+segment that a log is about to delete. Small sizes: a journal segment or a snapshot interval of
+16 MiB would take days to fill.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ Seen = Callable[[Batch], None]
 
 @contextmanager
 def watched(seen: Seen) -> Iterator[None]:
+    """Call `seen` for every batch of metadata records that takes effect while the block runs."""
+
     class WatchedLoader(MetadataLoader):
         async def apply(self, term: int, batch: Batch) -> bool:
             took_effect = await super().apply(term, batch)
@@ -59,7 +62,7 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
 
 @contextmanager
 def few_recent_batches(most: int) -> Iterator[None]:
-    """Limit the batches that controllers keep for observers: later ones need a snapshot."""
+    """Limit the batches that controllers keep for observers; a slow observer needs a snapshot."""
     recent: Any = RecentBatches.__init__
     before = recent.__defaults__
     recent.__defaults__ = before[0], most

@@ -16,6 +16,6 @@ class Scenario:
     about: str
     play: Play
     checkers: Sequence[type[Comparing]]
-    # Counters that must not stay zero over a run that is large enough
+    # Counters that must be above zero after a batch with enough seeds
     # (`simulations.scenarios.gates`).
     gates: tuple[str, ...] = ()

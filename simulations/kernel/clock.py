@@ -7,7 +7,7 @@ from simulations.kernel.timeline import Timeline
 
 # 2024-01-01 UTC: every world begins on this day, so that it does not depend on the real date.
 EPOCH_S: Final = 1_704_067_200.0
-# Seconds of CPU reported between two calls of `cpu_s`.
+# CPU seconds that each call of `cpu_s` adds.
 PIECE_CPU_S: Final = 20e-6
 # The same in a worker thread, which gets the functions that take long.
 THREAD_PIECE_CPU_S: Final = 2e-3
@@ -26,11 +26,11 @@ class MachineClock:
         self._uptime_s = uptime_s
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward by `seconds`; the monotonic clock is not affected."""
+        """Add `seconds`, which may be negative, to the wall clock; the monotonic clock stays."""
         self._skew_s += seconds
 
     def run_at(self, rate: float) -> None:
-        """Change the seconds of this clock per second of the timeline; neither clock jumps."""
+        """Change the rate of the clock; neither wall clock nor monotonic clock jumps."""
         lead = self._timeline.now * (self._rate - rate)
         self._skew_s += lead
         self._uptime_s += lead
@@ -65,8 +65,8 @@ class ProcessClock:
     def cpu_s(self) -> float:
         """Return a CPU time that grows by the same amount with each call.
 
-        Work takes no virtual time. May be called by a dead process: its `finally` blocks
-        continue without an exception.
+        Work takes no virtual time. Unlike the other methods it does not raise MachineStopped:
+        `finally` blocks of a dead process may call it.
         """
         if self._process.is_in_thread:
             self._thread_cpu_s += THREAD_PIECE_CPU_S

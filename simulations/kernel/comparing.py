@@ -9,6 +9,8 @@ from simulations.kernel.world import World
 
 
 class Comparing:
+    """Checker of one invariant; creating it adds it to the checkers of the world."""
+
     invariant: ClassVar[str]
 
     def __init__(self, world: World) -> None:

@@ -30,9 +30,12 @@ HOW_TO_STOP: Final = ("before", "torn", "after")
 class DiskFaults:
     """Faults of a machine's disk; scenarios and faults set them while the machine runs."""
 
+    # Longest delay of `run` before its function, and again after it.
     delay_s: float = 0.0005
+    # Share of the functions of `run` that are slow, and their longest additional delay.
     slow: float = 0.02
     slow_s: float = 0.15
+    # Share of the reads that would miss the page cache (`is_cached`).
     uncached: float = 0.1
     # Share of the functions in worker threads that pause for the loop to run; share of their
     # operations before which they pause.
@@ -145,6 +148,8 @@ class SimulatedLock:
 
 
 class ProcessDisk:
+    """`Disk` interface of one process; `stop` kills the machine or cuts its power."""
+
     def __init__(
         self,
         storage: Storage,

@@ -1,4 +1,4 @@
-"""Distinguish exits of a program that a disk failure explains from bugs."""
+"""Distinction between bugs and exits of a program that a disk failure explains."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,15 +7,15 @@ from dataplane.node import NodeError
 from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.runtime.interfaces import StorageError
 
-# `Node.run` raises NodeError with an explanation; a voter alone raises the others.
+# `Node.run` raises NodeError with an explanation; a program with only a voter raises the others.
 _EXPLAINED: Final = (NodeError, StorageError, RaftFatalError)
 
 
 def bug_in(error: BaseException) -> BaseException | None:
-    """Return the first exception of a group that no disk failure explains, or None.
+    """Return the first exception in `error`, perhaps a group, that no disk failure explains.
 
-    A node whose disk fails exits with an error that names the failure; an AssertionError, for
-    example, is a bug.
+    None if there is no such exception. A node whose disk fails exits with an error that names the
+    failure; an AssertionError, for example, is a bug.
     """
     return next((one for one in _leaves(error) if not isinstance(one, _EXPLAINED)), None)
 

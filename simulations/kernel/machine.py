@@ -43,6 +43,8 @@ class Fate:
 
 
 class Machine:
+    """One machine: at most one process at a time, and the clock and disk that outlive it."""
+
     def __init__(
         self,
         name: str,
@@ -113,7 +115,7 @@ class Machine:
         try:
             with process.scope:
                 await program(self.runtime(process))
-        except BaseException as raised:  # noqa: BLE001 - a program's end is a fact here
+        except BaseException as raised:  # noqa: BLE001 - recorded in `fate`
             error = raised
         if process.alive:
             fate.error = error

@@ -1,4 +1,4 @@
-"""Plant a mutant, a mistake, into the shipped code while a world runs."""
+"""Mutation testing: a mutant is a bug planted into the shipped code while a world runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -80,6 +80,7 @@ class Pipe:
 
     @property
     def environment(self) -> int:
+        """Number of bytes that the pipe has room for; negative if its capacity was lowered."""
         return self.link.capacity_bytes - self.arrived_bytes - self.travelling_bytes
 
     def put(self, data: memoryview) -> int:
@@ -418,7 +419,7 @@ class Internet:
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.connections: dict[SimulatedConnection, None] = {}
         self.up: dict[str, bool] = {}
-        # Number of connections made, by (source, target).
+        # Number of connection attempts that reached a listener, by (source, target).
         self.made: dict[tuple[str, str], int] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._healed: dict[tuple[str, str], list[Callable[[], None]]] = {}

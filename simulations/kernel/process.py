@@ -63,7 +63,7 @@ class Wait:
                 self.release()
 
     def release(self) -> None:
-        """Reschedule the task if its wait is over: after a pause, or when the result is there."""
+        """Reschedule the task if its wait is over: after a pause, or when it has a result."""
         task = self._task
         if task is not None and self._result is not None:
             self._task = None
@@ -92,6 +92,8 @@ class Wait:
 
 
 class Process:
+    """One run of a program: its parked waits, and the resources that its death releases."""
+
     def __init__(self, timeline: Timeline, name: str, number: int) -> None:
         self.timeline = timeline
         self.name = name

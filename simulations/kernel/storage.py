@@ -10,7 +10,7 @@ A power loss draws, from the world's seed, the fate of the pending parts. For ea
 nothing reached the medium; a prefix of the writes did, the last one torn at any byte; single pages
 did, in any order, missing ones reading as before or as zeros; everything did. For the pending names
 one of: none survived, or all; a prefix of them did, as in a file system that journals them in
-order; each has a fate of its own, as POSIX allows: a removal is kept, the rename before it is lost.
+order; each has a fate of its own, as POSIX allows: a removal may survive and an earlier rename not.
 The effect of one call is kept whole (a rename is atomic), and never without the earlier changes of
 the same names. Then cache and medium are equal again.
 
@@ -311,7 +311,7 @@ class Storage:
                 folder.entries[name] = node
         self.pending_names.append(NameChange(edits))
 
-    # Disasters
+    # Power losses and damage
 
     def lose_power(self, draw: random.Random) -> Lost:
         lost = Lost()

@@ -1,13 +1,13 @@
 """A function in a worker thread that pauses between two disk operations, so that the loop runs.
 
-The function has a thread of its own, but only one of the two ever runs: the one that has the turn
-hands it over and waits. So draws and trace events have one order.
+The function has a thread of its own, but thread and loop never run at the same time: each hands
+its turn to the other and waits. So draws and trace events have one order.
 
     loop  --step--> function  --pause--> loop  --step--> function  --(ends)--> loop
 
-If the function paused while it holds a lock, a task of the loop that needs the lock would block
-the loop, and with it the world, for ever. So the function does not pause while it holds a
-`TurnLock`, which replaces `threading.Lock` in the shipped code.
+If the function paused while it holds a lock, a task of the loop that needs the lock would deadlock
+the world. So the function does not pause while it holds a `TurnLock`, which replaces
+`threading.Lock` in the shipped code.
 """
 
 import threading
@@ -76,7 +76,7 @@ class ThreadSteps:
         _here.steps = self
         try:
             self.result = self._context.run(self._function)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the function was given
+        except BaseException as error:  # noqa: BLE001 - `Disk.run` raises it
             self.error = error
         self.is_done = True
         self._has_stopped.release()

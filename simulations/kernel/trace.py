@@ -25,7 +25,7 @@ class Trace:
         self._hash.update(f"{time!r} {who} {text} {self._checksum:x}\n".encode())
 
     def mix(self, data: bytes | bytearray | memoryview, mark: int = 0) -> None:
-        """Add bytes to the digest that are too many to print: they must repeat, too."""
+        """Add bytes to the digest that are too many for an event, such as sent or written data."""
         self._checksum = zlib.crc32(data, self._checksum ^ mark)
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""One seed, one world: everything that is drawn in a world comes from its seed.
+"""A world: one run of the simulation, in which the seed determines every random choice.
 
 A world runs under trio with virtual time and a seeded scheduler. trio's hook for Hypothesis sorts
 the runnable tasks by age before it shuffles them, so that a set ordered by object ids has no
@@ -52,6 +52,8 @@ class Counting(Protocol):
 
 
 class World:
+    """Timeline, network, machines, checkers and trace of one run, which `seed` determines."""
+
     def __init__(self, seed: int, *, mutated: str = "") -> None:
         self.seed = seed
         self.mutated = mutated
@@ -88,7 +90,7 @@ class World:
             self.say("VIOLATION", f"{invariant}: {text}")
 
     def machine(self, name: str, *, skew_s: float = 0.0, rate: float = 1.0) -> Machine:
-        assert self._nursery is not None, "machines are made while the world runs"
+        assert self._nursery is not None, "a machine can be created only while the world runs"
         draw = self.stream(f"machine {name}")
         clock = MachineClock(
             self.timeline, skew_s=skew_s, rate=rate, uptime_s=draw.uniform(1000, 100_000)
@@ -115,7 +117,7 @@ class World:
         with (
             seeded_scheduler(self.stream("scheduler")),
             swapped(_KERNEL, "get_events", seldom_asked),
-            # The interpreted walk: mutants can be planted in it, and every machine has the same.
+            # The interpreted walk: mutants can be planted in it, and it is always available.
             swapped(walk_form, "walk_class", lambda _: RecordWalk),
             swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
             self._node_logs(),

@@ -1,4 +1,4 @@
-"""Mutants: mistakes planted into the shipped code, to show that the checkers find them.
+"""Mutants: bugs planted into the shipped code, to show that the checkers find them.
 
 Imports `kernel`, `cluster` and shipped code; only `runner` and `python -m simulations` import it.
 No I/O. `registry` lists all; each other module has the mutants of one part of the product.

@@ -84,7 +84,7 @@ CLEANUP_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "uncommitted-compacted",
-            "compaction goes beyond the high watermark and the synced records",
+            "compaction reads records above the high watermark, and records that are not synced",
             ("L2", "R1", "R2"),
             _uncommitted_compacted,
         ),
@@ -96,7 +96,7 @@ CLEANUP_MUTANTS: Final = tuple(
         ),
         (
             "followers-read-past",
-            "a follower gives consumers all its records, not only those up to its high watermark",
+            "a follower returns all its records to consumers, not only committed ones",
             ("R5",),
             _followers_read_past,
         ),

@@ -1,7 +1,7 @@
-"""Mutants without one check, each of which needs one interleaving to have an effect.
+"""Mutants that need one interleaving to have an effect.
 
-Each removes one rule and leaves the others. If another rule has the same effect, a comment at the
-rule says that, and no mutant is here.
+Each removes one check and leaves the others. There are no mutants of checks that another check
+repeats; comments in the shipped code name them.
 """
 
 from contextlib import AbstractContextManager

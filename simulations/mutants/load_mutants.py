@@ -171,7 +171,7 @@ LOAD_MUTANTS: Final = tuple(
         ),
         (
             "cut-taken-for-compaction",
-            "offsets before a batch of a later epoch count as compacted, wherever the log was cut",
+            "offsets before a batch of a later epoch count as compacted, even truncated ones",
             ("S1",),
             _cut_taken_for_compaction,
         ),

@@ -32,7 +32,7 @@ def _removals_not_synced() -> AbstractContextManager[None]:
 
 
 class _EndsAtErrors:
-    """File that seems to end where the disk cannot read it."""
+    """File that seems to end at the first position that the disk cannot read."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -116,10 +116,11 @@ def _index_believed() -> AbstractContextManager[None]:
 
 def _time_index_believed() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        def time_entry(self: Any, find: Any) -> Any:
-            entry = find(self.times) if self.size_bytes else None
-            if entry is None:
+        def time_entry(self: Any, count: Any) -> Any:
+            number = count(self.times) if self.size_bytes else 0
+            if not number:
                 return None
+            entry = self.times.entry(number - 1)
             place = self.locate(self.base_offset + entry[1])
             at = place[0] if place else self.size_bytes
             return entry[0], self.base_offset + entry[1], at
@@ -127,6 +128,13 @@ def _time_index_believed() -> AbstractContextManager[None]:
         return time_entry
 
     return swapped(Segment, "_time_entry", wrong)
+
+
+def _time_index_order_believed() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return lambda self, timestamp, position, before: True
+
+    return swapped(Segment, "_is_first_with", wrong)
 
 
 def _rot_made_sound() -> AbstractContextManager[None]:
@@ -195,7 +203,7 @@ UPKEEP_MUTANTS: Final = (
     ),
     Mutant(
         "time-index-late",
-        "an entry of the time index names the last batch, not that with the largest timestamp",
+        "an entry of the time index has the last batch, not that with the largest timestamp",
         "administration",
         ("L5",),
         _time_index_late,
@@ -229,8 +237,15 @@ UPKEEP_MUTANTS: Final = (
         _time_index_believed,
     ),
     Mutant(
+        "time-index-order-believed",
+        "an entry of the time index may point to a later batch with the same timestamp",
+        "failing-disk",
+        ("L5",),
+        _time_index_order_believed,
+    ),
+    Mutant(
         "rot-made-sound",
-        "compaction copies damaged batches and gives them sound checksums",
+        "compaction copies damaged batches with a new, valid checksum",
         "failing-disk",
         ("L2", "L4"),
         _rot_made_sound,

@@ -1,7 +1,7 @@
-"""Mutants of the quorum, each of which removes one rule of the guard, and of clusters.
+"""Mutants of the quorum, each of which removes one rule of Raft's guard, and of clusters.
 
-The first five restore the behaviour of the library; `metaquorum/raft/core.py` explains what the
-guard does in each case.
+The first five restore the behaviour of the library, PySyncObj; `metaquorum/raft/core.py` explains
+what the guard does in each case.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def _both(*mutations: AbstractContextManager[None]) -> Iterator[None]:
 
 
 def sends_again() -> AbstractContextManager[None]:
-    """Let a leader repeat an entry at times, as the library's own does; this is no mistake yet."""
+    """Let a leader repeat an entry at times, as PySyncObj's does; that alone is not a bug."""
 
     def wrong(right: Any) -> Any:
         def replicate_to(
@@ -98,7 +98,7 @@ def _commit_by_snapshot_on_its_way() -> AbstractContextManager[None]:
 
 
 def prefers_snapshots() -> AbstractContextManager[None]:
-    """Let a leader send a snapshot to every voter that reconnects; this is no mistake yet."""
+    """Let a leader send a snapshot to every voter that reconnects; that alone is not a bug."""
 
     def wrong(right: Any) -> Any:
         def connected(self: Any, voter_id: int) -> None:
@@ -330,7 +330,7 @@ QUORUM_MUTANTS: Final = tuple(
             ("M1", "M2", "M3"),
             _nothing_synced,
         ),
-        ("vote-not-synced", "a vote is given before it is durable", ("M1",), _vote_not_synced),
+        ("vote-not-synced", "a vote is sent before it is durable", ("M1",), _vote_not_synced),
         (
             "told-before-sync",
             "messages of a round are sent before its journal entries are synced",
@@ -408,7 +408,7 @@ CLUSTER_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "answered-before-visible",
-            "a worker answers CreateTopics before its metadata has the topic",
+            "a worker responds to CreateTopics before its metadata has the topic",
             ("M3",),
             _answered_before_visible,
         ),

@@ -1,7 +1,7 @@
-"""Table of all mutants: mistakes planted into the shipped code, to show that checkers find them.
+"""Table of all mutants: bugs planted into the shipped code, to show that checkers find them.
 
-Each replaces one method by a wrong one while a world runs. They are real mistakes: of other systems
-(design, "Lessons paid for by others"), or of this one until a seed found them.
+Each replaces one or a few functions by wrong ones while a world runs. Many are real bugs: of other
+systems, such as Kafka, or of this one until a seed found them.
 """
 
 from collections import deque
@@ -300,7 +300,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "torn-tail-served",
-            "bytes at the end of a log that are no sound batch stay in it",
+            "bytes at the end of a log that are not a valid batch stay in it",
             "single-node-power",
             ("L4", "L5"),
             _torn_tail_served,
@@ -356,7 +356,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "answers-out-of-order",
-            "requests that need not wait are answered first",
+            "responses to requests that need not wait are sent first",
             "hostile",
             ("P1",),
             _answers_out_of_order,
@@ -405,7 +405,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
         Mutant(
             "deleted-keys-come-back",
-            "some keys are not noted, so that a tombstone is removed before the record it deletes",
+            "the offset map misses keys, so a tombstone is removed before the record it deletes",
             "compaction",
             ("L2",),
             _deleted_keys_come_back,

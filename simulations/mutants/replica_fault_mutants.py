@@ -111,14 +111,14 @@ REPLICA_FAULT_MUTANTS: Final = tuple(
         (
             "cut-damage-forgotten",
             "crossings",
-            "the next start does not know of damage that a start has truncated",
+            "a start truncates damage and leaves no record of it for the next start",
             ("R2", "R6"),
             _cut_damage_forgotten,
         ),
         (
             "cut-takes-offline",
             "replication",
-            "a follower that is to truncate its log takes it offline on a sound disk",
+            "a follower that must truncate its log takes it offline, although the disk is intact",
             ("liveness",),
             _cut_takes_offline,
         ),

@@ -1,4 +1,4 @@
-"""Mutants of replication: mistakes of other systems, or of this one until a seed found them."""
+"""Mutants of replication: bugs of other systems, or of this one until a seed found them."""
 
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -347,7 +347,7 @@ REPLICATION_MUTANTS: Final = tuple(
         ),
         (
             "ack-before-followers",
-            "acks=all is answered when the leader has the batch",
+            "acks=all is acknowledged as soon as the leader has the batch",
             ("R6",),
             _ack_before_followers,
         ),
@@ -438,7 +438,7 @@ REPLICATION_MUTANTS: Final = tuple(
     )
 )
 
-# Found only if a worker registers again at a certain moment: some crossings have that.
+# Found only if a worker registers again at a certain moment, as in some crossings.
 REGISTRATION_MUTANTS: Final = tuple(
     Mutant(name, about, "crossings", found_as, apply)
     for name, about, found_as, apply in (

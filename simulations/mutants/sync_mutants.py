@@ -41,7 +41,7 @@ def _sync_all_not_done() -> AbstractContextManager[None]:
 
 
 def _end_noted_by_the_thread() -> AbstractContextManager[None]:
-    """Note the log end offset too late: correct only if nothing is appended between two syncs."""
+    """Read the log end offset after the sync: wrong if records are appended during the sync."""
 
     def wrong(right: Any) -> Any:
         async def sync_files(self: Any, disk: Any, logs: Any, unsynced: Any) -> None:

@@ -67,7 +67,7 @@ VALIDATION_MUTANTS: Final = tuple(
     for name, about, found_as, apply in (
         (
             "record-count-not-checked",
-            "a batch may have fewer or more records than its header says",
+            "a batch may have fewer or more records than the count in its header",
             ("L6", "L4"),
             _count_not_checked,
         ),

@@ -1,11 +1,11 @@
-"""A malicious client: it claims to be a replica, and produces batches with false headers.
+"""Malicious client, which claims to be a replica or produces batches with false headers.
 
-False replicas come in two kinds. A *stranger* has not authenticated, but knows everything else:
-worker ids, current broker epochs, log end offsets. A *late process* has the cluster's secret and
-authenticates as a worker, but the metadata have another broker epoch for that worker: the process
-was paused while its successor registered. The fetches of neither may count for the ISR or the high
-watermark: `ClaimsAreRefused` checks the answers, the other checkers of replication check the
-effects. `LiesStayOut` checks that no log contains a batch with a false header.
+False replicas are of two kinds. A *stranger* has not authenticated, but knows worker ids, current
+broker epochs and log end offsets. A *late process* has the cluster's secret and authenticates as a
+worker, but the metadata have another broker epoch for that worker: the process was paused while its
+successor registered. The fetches of neither may count for the ISR or the high watermark:
+`ClaimsAreRefused` checks the responses, the other checkers of replication check the effects.
+`LiesStayOut` checks that no log contains a batch with a false header.
 """
 
 from random import Random

@@ -1,8 +1,8 @@
 """Checkers of retention, compaction and recompression in clusters with replicas.
 
-Each replica compacts and retains by its own clock and its own high watermark, so the logs of one
-partition begin at different offsets and have different gaps. The remaining records must agree
-nevertheless (the checkers of `replica_checkers`), and a cleaner may delete only what is due.
+Each replica applies retention and compaction by its own clock and its own high watermark, so the
+logs of one partition begin at different offsets and have different gaps. The remaining records must
+agree nevertheless (`replica_checkers`), and only records that are due may be deleted.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class CompactionKeepsLast(WatchingChecker):
         for name, is_superseded in self.cluster_history.is_superseded(history, replica, names):
             self.compare(
                 is_superseded and name in history.ever_committed,
-                "{}: worker {} compacts {} away, {} (committed: {}); no later record has its key",
+                "{}: worker {} compacts away {}, {} (committed: {}); no later record has its key",
                 history,
                 replica.worker_id,
                 name,

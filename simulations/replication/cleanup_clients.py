@@ -1,4 +1,4 @@
-"""Clients of topics that are compacted, retained or recompressed: keys, tombstones, many codecs."""
+"""Clients of topics with compaction, retention or recompression: keys, tombstones, many codecs."""
 
 from random import Random
 from typing import Final

@@ -9,7 +9,7 @@ crossing that does not reach its state within `WITHIN_S` stops, and is not count
 |---|---|
 | `uneven` | a leader that has appended nothing is succeeded by a replica that has more records |
 | `unwanted cut` | a follower that is about to truncate its log becomes the leader before it does |
-| `impatient` | followers stand still until requests of producers with acks=all time out |
+| `impatient` | followers fetch nothing until requests of producers with acks=all time out |
 | `pair` | a partition of a Produce request changes its leader twice while another is uncommitted |
 | `unclean` | a longer log returns to an uncleanly elected leader, and becomes the leader later |
 | `half way` | a replica is elected uncleanly, or killed, before it has caught up |
@@ -74,13 +74,13 @@ from wire.records.batches import parse_header
 from wire.records.records import HEADER_BYTES, Record, encode_batch
 
 DATA: Final = "/data"
-CONTROLLER: Final = "node-1"  # the only one
+CONTROLLER: Final = "node-1"  # the only controller
 # Timeout of a wait for a state, and the interval of the checks.
 WITHIN_S: Final = 4.0
 LOOK_S: Final = 0.002
 # Delay of a link that must deliver one request late.
 LATE_S: Final = 1.3
-# Workers have noticed broken connections, and written checkpoints, after this time.
+# Time within which workers notice broken connections, and write checkpoints.
 NOTICED_S: Final = 0.2
 UNKNOWN_PARTITIONS: Final = -1
 REPLICATED: Final = "crossing"
@@ -191,7 +191,7 @@ class InterleavingClient(ReplicaReader):
     async def elect(
         self, through: int, history: PartitionHistory, *, unclean: bool = False
     ) -> None:
-        """Request election of the preferred leader, or an `unclean` election."""
+        """Request the election of the preferred leader, or an `unclean` election."""
         at = history.topic, history.place.partition
         if unclean:
             self.cluster_state.cluster_history.unclean_asked.add(at)
@@ -245,7 +245,7 @@ class InterleavingClient(ReplicaReader):
     async def burst(
         self, runtime: Runtime, worker_id: int, history: PartitionHistory, count: int
     ) -> None:
-        """Append `count` batches with acks=1, without waiting for answers between them."""
+        """Append `count` batches with acks=1, without waiting for responses between them."""
         async with self.connected(runtime, worker_id) as connection:
             for _ in range(count):
                 _, message = self._batch(runtime, [history], 1)
@@ -537,7 +537,7 @@ async def uneven(this: Interleaving) -> bool:
 async def unwanted_cut(this: Interleaving) -> bool:
     """Elect a follower that is about to truncate its log, as its leader's log cannot be read.
 
-    leader dies -> short leads, long starts to truncate -> short is offline, long leads -> the cut
+    leader dies -> short leads, long is about to truncate -> short is offline, long leads
     """
     leader, short, long, *_ = this.workers()
     await this.topic((short, long), name="beside")  # keeps a replica connection between the two
@@ -587,7 +587,7 @@ async def impatient(this: Interleaving) -> bool:
 
 
 async def pair(this: Interleaving) -> bool:
-    """Send a request to two partitions: one is not committed, the other changes its leader twice.
+    """Produce to two partitions: one does not commit, the leader of the other changes twice.
 
     first leads again -> another record takes the offset of the sent one -> the old leader leads
     """
@@ -660,7 +660,7 @@ async def unclean(this: Interleaving) -> bool:
 async def half_way(this: Interleaving) -> bool:
     """Elect uncleanly, or kill, a replica that is catching up and knows the leader's log end.
 
-    It fetches one batch at a time.
+    The replica fetches one batch at a time.
     """
     longest, other, *_ = this.workers()
     (history,) = await this.topic((longest, other))
@@ -838,7 +838,7 @@ async def unregistered(this: Interleaving) -> bool:
         await this.until(lambda: this.cluster_state.cluster_history.image.is_live(alone))
         await this.some(0.3)
         this.kill(alone)
-    return False  # `unregister` counts itself
+    return False  # `unregister` counts the fault
 
 
 async def rebooted_isr_request(this: Interleaving) -> bool:

@@ -44,9 +44,10 @@ class LedgerChecker(WatchingChecker):
 
 
 class LossesAreRecorded(LedgerChecker):
-    """The truncation ledger has every loss of records.
+    """Every loss of records is in the truncation ledger.
 
-    It has a truncation before the log is truncated, and a leader's loss by the end of the run.
+    The entry of a truncation is synced before the log is truncated, that of a leader's loss by the
+    end of the run.
     """
 
     invariant = "R9"
@@ -95,11 +96,11 @@ class LossesAreRecorded(LedgerChecker):
 
 
 class RecordedWasLost(LedgerChecker):
-    """The ledgers have no loss of acknowledged records where no replica can have lost any.
+    """The ledgers have no loss of acknowledged records if no replica can have lost any.
 
     A process that was paused, cut off, killed, stopped or unregistered keeps all that it wrote. A
-    replica may lose records if, since it exists, its machine lost power or its disk or failed to
-    sync, or bits of its files changed on the disk. An unclean election excuses entries with the
+    replica may lose records if, after its creation, its machine lost power or its disk, a sync
+    failed, or bits of its files changed on the disk. An unclean election excuses entries with the
     reason UNCLEAN_ELECTION or LEADER_LOST_IT, and no others.
 
     Two kinds of entries are excused: lost logs without a known high watermark (before its first
@@ -141,14 +142,14 @@ class RecordedWasLost(LedgerChecker):
 def _is_torn_tail(line: Line) -> bool:
     """Return whether the line is of a write that a kill interrupted before it was acknowledged.
 
-    The ledger says "perhaps" for it, as recovery reads only the log. Recovery does not yet check
-    the start marks for whether the machine has stayed up; if so, the tail was not acknowledged.
+    The ledger marks it as perhaps acknowledged, as recovery reads only the log. Recovery does not
+    yet check the boot markers: if the machine has stayed up, the tail was not acknowledged.
     """
     return line.reason is Reason.RECOVERY and line.acknowledged is Acknowledged.PERHAPS
 
 
 class LiveWorkersStay(WatchingChecker):
-    """Only a fenced worker is unregistered, which can neither lead nor be in sync."""
+    """Only fenced workers are unregistered; they can neither lead nor be in sync."""
 
     invariant = "R12"
 

@@ -2,8 +2,8 @@
 
     at leader --preferred_read_replica--> at follower --error, or after 12 fetches--> at leader
 
-The position does not change on the way. Only the leader can refuse it: OFFSET_OUT_OF_RANGE of a
-follower sends the consumer back to the leader, as with the Java client.
+The consumer keeps its position when it changes the replica. Only the leader can refuse a position:
+after OFFSET_OUT_OF_RANGE from a follower the consumer asks the leader, as the Java client does.
 """
 
 from random import Random
@@ -128,7 +128,7 @@ class NearConsumer(ReplicaConsumer):
     async def _at_leader(
         self, runtime: Runtime, name: str, place: Place, leader: int, epoch: int
     ) -> int:
-        """Fetch from the leader; return the preferred read replica, or -1 if it names none."""
+        """Fetch from the leader; return the preferred read replica, or -1 if there is none."""
         cluster_state = self.cluster_state
         history = cluster_state.cluster_history.history(*place)
         async with self.connected(runtime, leader) as connection:

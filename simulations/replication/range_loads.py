@@ -47,7 +47,7 @@ RESETS: Final = (0.0, 0.05, 0.3)
 MOST_RANGES: Final = 3  # parts of a plan
 MOST_READS: Final = 3  # between two plans
 KEPT_PLANS: Final = 6  # newest plans, which are read during the faults
-READ_IN_THE_END: Final = 8
+READ_IN_THE_END: Final = 8  # most plans of existing topics that are read after the faults
 # Timeout of reaching a leader, in seconds: during the faults, and after them.
 PATIENCE_S: Final = (0.4, 1.5, 5.0)
 CALM_PATIENCE_S: Final = 5.0
@@ -394,7 +394,7 @@ class RangeLoader(ReplicaClient):
             return None
         now = cluster_history.image.topic(name)
         if known is None or now is None or not known.topic_id == now.topic_id == topic.topic_id:
-            return None  # the topic was created again meanwhile: the answers are of two topics
+            return None  # the topic was created again meanwhile: the responses are of two topics
         if not isinstance(first, OffsetAtTime) or not isinstance(last, OffsetAtTime):
             self.say(f"plans nothing of {where}: {first}, {last}")
             return None
@@ -496,7 +496,7 @@ class RangeLoader(ReplicaClient):
         return read
 
     def _reset_connections(self) -> None:
-        """Reset the loader's connections; requests and answers in flight are lost."""
+        """Reset the loader's connections; requests and responses in flight are lost."""
         world = self.cluster_state.world
         for worker in self.cluster_state.workers:
             world.count("connections of loads reset", world.internet.reset(self.name, worker.name))

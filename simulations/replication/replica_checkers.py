@@ -1,7 +1,7 @@
 """Checkers of invariants among the replicas of a partition, at every moment (R1-R10, `replicas`).
 
-Each checker is a statement about the *true* logs and the committed metadata. The state of a node is
-compared only where that state is the subject (whether it leads, its high watermark).
+Each checker compares the *true* logs and the committed metadata, as the cluster history has them.
+The state of a node is compared only if it is the subject (whether it leads, its high watermark).
 Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KIP-966.
 """
 
@@ -78,7 +78,7 @@ class LeadersIsrAgrees(WatchingChecker):
                 excused = other is not None and self.cluster_history.may_lack(history, other, name)
                 self.compare(
                     excused,
-                    "{}: worker {} commits {}, and worker {}, in sync, has {} there",
+                    "{}: worker {} commits {}, but worker {}, in sync, has epoch {} there",
                     history,
                     replica.worker_id,
                     name,
@@ -223,7 +223,7 @@ class LeadersAreInSync(WatchingChecker):
 
 
 class NamesAreForEver(WatchingChecker):
-    """(epoch, offset) is always the same record on all replicas, and an epoch has one leader.
+    """A leader epoch and an offset identify one record on all replicas; an epoch has one leader.
 
     The leader is one run of one worker: a restarted worker needs a new leader epoch.
     """
@@ -508,7 +508,7 @@ class ClaimsAreRefused(WatchingChecker):
 
 
 class LiesStayOut(WatchingChecker):
-    """A batch whose records do not match its header is refused, and in no log."""
+    """A batch whose records do not match its header is refused, and no log contains it."""
 
     invariant = "L4"
 
@@ -624,7 +624,7 @@ class DeliveredOnce(WatchingChecker):
         self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
 
     def sent(self, place: Place, producer_id: int, crcs: Set[int]) -> None:
-        """Note records that a producer has sent to a partition (`Identity.crc`)."""
+        """Record what a producer has sent to a partition, by `Identity.crc`."""
         self._sent.setdefault((place, producer_id), set()).update(crcs)
 
     def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
@@ -642,7 +642,7 @@ class DeliveredOnce(WatchingChecker):
     def lost_track(self, history: PartitionHistory, producer_id: int, text: str) -> None:
         """Check that an out-of-order sequence error of a producer has a reason.
 
-        It has if the leader was elected without a record of that producer, or if the producer's
+        Reasons: the leader was elected without a record of that producer, or the producer's
         records have expired and a replica lost its snapshots of producer state.
         """
         identities = (history.identities.get(name) for name in history.gone_unneeded)
@@ -823,7 +823,7 @@ class TimesAreFound(WatchingChecker):
         first = next((offset for known_ms, offset in times if known_ms >= timestamp_ms), -1)
         self.compare(
             found == first,
-            "{}: the first record of timestamp {} or later is at {}, but the leader answers {}",
+            "{}: the first record of timestamp {} or later is at {}, but the leader returned {}",
             history,
             timestamp_ms,
             first,

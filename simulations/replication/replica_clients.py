@@ -61,7 +61,7 @@ from wire.records.records import Record, decode_records, encode_batch
 TOPIC_IDS_SINCE: Final = 13  # version of Produce, and of Fetch
 BY_NAME: Final = "by name"
 ALL: Final = -1
-# Answer of a new leader that cannot commit: fewer than min.insync.replicas are in sync.
+# Error of a new leader that cannot commit, as fewer than min.insync.replicas are in sync.
 NOT_KNOWN: Final = ErrorCode.OFFSET_NOT_AVAILABLE.name
 LOOKUPS: Final = 4  # timestamps looked up at the end, per partition
 _TOPIC: Final = 2  # resource type
@@ -97,10 +97,10 @@ class ReplicaClient(ClusterClient):
         )
 
     def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int, asked_at: float) -> None:
-        """Note bytes moved and throttle time of an answer on the client's last connection.
+        """Check bytes moved and throttle time of a response on the client's last connection.
 
         The wait begins no earlier than `asked_at`, the time of the request. The client does not
-        know when the worker answered: the network may delay an answer beyond the wait.
+        know when the worker responded: the network may delay a response beyond the wait.
         """
         cluster_state = self.cluster_state
         if not cluster_state.settings.throttles:
@@ -469,7 +469,7 @@ class ReplicaProducer(ReplicaClient):
                 self.say(f"{self._where}: {number} of {len(crcs)}: {code.name}")
                 if code not in RETRIABLE and code not in _LOST_TRACK:
                     # The error is final, and later batches may have been appended: this producer's
-                    # sequences cannot be used again, with or without the other answers.
+                    # sequences cannot be used again, for any content of the other responses.
                     break
         if failed is not None:
             self._refused(place, failed)
@@ -542,11 +542,11 @@ class ReplicaReader(ReplicaClient):
         rack: str = "",
         leader_epoch: int = -1,
     ) -> Read:
-        """Return records, or OFFSET_OUT_OF_RANGE; with `rack` also other errors, and the preferred
-        read replica.
+        """Fetch one partition from `offset` on, and check the records.
 
-        `leader_epoch` is the current leader epoch that the reader knows. Raises an error of
-        `BROKEN` if the connection breaks or the answer has another error.
+        Return the records or the error OFFSET_OUT_OF_RANGE; with `rack` also other errors, and the
+        preferred read replica. `leader_epoch` is the current leader epoch that the reader knows.
+        Raises an error of `BROKEN` if the connection breaks or the response has another error.
         """
         row = FetchPartition(
             partition=place.partition,
@@ -564,7 +564,7 @@ class ReplicaReader(ReplicaClient):
         size_bytes = sum(len(row.records or b"") for row in rows)
         self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms, asked_at)
         if not rows and not response.error_code:
-            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: an empty answer
+            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: an empty response
         code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE or (rack and code is not ErrorCode.NONE):
             return Read(code)

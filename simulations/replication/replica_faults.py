@@ -1,8 +1,9 @@
 """Faults of replicas, in addition to the faults of machines (`cluster.faults`).
 
-Most failures of replication need several events in a row: a replica is alone in the ISR and then
-loses records; a replica that is about to join restarts while the AlterPartition request that adds
-it is in flight. Single faults at random times rarely combine so; the faults here do.
+Most bugs of replication need several events in a row: a replica is alone in the ISR and then loses
+records; a replica that is about to join restarts while the AlterPartition request that adds it is
+in flight. Single faults at random times rarely combine in this way; each fault here is such a
+sequence.
 """
 
 from collections.abc import Iterator
@@ -219,7 +220,7 @@ class ReplicaFaults:
     async def old_image(self, fault: ActiveFault) -> None:
         """Restore an older image of a worker's disk, as of a virtual machine.
 
-        The image was made while the worker ran, or, in half of the cases, between a clean stop and
+        The image is taken while the worker runs, or, in half of the cases, between a clean stop and
         a start.
         """
         workers = [m for m in self._cluster_state.workers if not m.config.is_controller]
@@ -233,7 +234,7 @@ class ReplicaFaults:
             supervisor.release()
         else:
             image = supervisor.machine.storage.image()
-        supervisor.machine.say("an image of its disk is made")
+        supervisor.machine.say("an image of its disk is taken")
         storage = supervisor.machine.storage
         await fault.world.sleep(OLDER_S + fault.plan.lasts_s)
         if supervisor.machine.storage is not storage:
@@ -433,8 +434,9 @@ class ReplicaFaults:
         return pairs
 
     def _is_near(self, member: Member) -> bool:
-        """Return whether the worker is live, and has all committed records of a partition without
-        being in its ISR.
+        """Return whether the worker is live and about to join an ISR.
+
+        A replica of the worker has all committed records of a partition, but is not in its ISR.
         """
         cluster_history, worker_id = self._cluster_state.cluster_history, member.config.node_id
         if not cluster_history.image.is_live(worker_id):
@@ -450,7 +452,7 @@ class ReplicaFaults:
     def _is_requested(self, member: Member) -> bool:
         """Return whether an AlterPartition request that adds the worker is in flight.
 
-        Only partitions count whose unsynced records a loss of power takes.
+        Only partitions that a power loss can take records from count: those without flushes.
         """
         for other in self._cluster_state.workers:
             worker = None if other.running is None else other.running.worker

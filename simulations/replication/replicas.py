@@ -1,4 +1,4 @@
-"""The cluster history: the records of every replica of every partition, as the probes report them.
+"""Cluster history: the records of every replica of every partition, as the probes report them.
 
 The checkers of replication compare *true* logs, not the nodes' views of each other. The cluster
 history therefore keeps a copy of each replica's log: for each offset, the leader epoch of the
@@ -10,10 +10,10 @@ where their epochs agree.
     metadata                 the quorum has committed records; `image` is the metadata after them
     cleaned, retained        compaction removed records of one replica, or retention its oldest ones
 
-Replicas compact and retain independently: records that one of them removed for an accepted reason
-may be missing from the others (`PartitionHistory.cleaned`, `expired_to`). Where workers change
-batches (compaction, `compression.type`), a record is identified by its contents instead of the CRC
-of its batch.
+Replicas apply compaction and retention independently: records that one of them removed for an
+accepted reason may be missing from the others (`PartitionHistory.cleaned`, `expired_to`). If
+workers change batches (compaction, `compression.type`), a record is identified by its contents
+instead of the CRC of its batch.
 
 A replica may *lose* records: its machine lost its disk, or lost power before the records were
 synced. A truncation of records that the leader does not have is not a loss. Records that are
@@ -130,7 +130,7 @@ class ReplicaLog:
 
     @property
     def may_have_lost(self) -> bool:
-        """Whether the replica may have lost records since the topic exists.
+        """Whether the replica may have lost records since the topic was created.
 
         Power cuts, failed syncs and damage may lose records; failed reads and full disks do not.
         """
@@ -190,7 +190,7 @@ class PartitionHistory:
     # them, but the producers' sequences are lost with them.
     gone_unneeded: set[Name] = field(default_factory=set)
     was_unclean: bool = False  # a leader was neither in the ISR or ELR, nor the last leader
-    # Records committed by a leader that did not know of a newer, uncleanly elected leader.
+    # Records committed by a leader that did not know a newer, uncleanly elected leader.
     deposed: set[Name] = field(default_factory=set)
     # Power cuts and sync failures before the topic was created, by worker id.
     earlier_faults: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class PartitionHistory:
     def deleted_to(self) -> int:
         """Offset below which replicas need no records: deleted, or expired by retention.
 
-        Deletions are noted by topic name: the request may reach a later topic of that name.
+        Deletions are recorded by topic name: the request may reach a later topic of that name.
         """
         return max(self.deletions.get((self.topic, self.place.partition), 0), self.expired_to)
 
@@ -232,7 +232,7 @@ class PartitionHistory:
 
 
 class ReplicaChecker(ClusterChecker):
-    """A checker that is notified of all changes of replicas, in the order they happen."""
+    """Checker that is notified of all changes of replicas, in the order in which they happen."""
 
     def appended(
         self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
@@ -364,8 +364,8 @@ class ClusterHistory:
     def may_lack(self, history: PartitionHistory, replica: ReplicaLog, name: Name) -> bool:
         """Return whether the record may be missing from a replica in the ISR or ELR.
 
-        It may if it has lost the record, and the quorum does not know that yet, or the replica was
-        elected uncleanly and is alone in the ISR.
+        It may if the replica has lost the record, and either the quorum does not know that yet, or
+        the replica was elected uncleanly and is alone in the ISR.
         """
         if not replica.is_dark and not replica.rotten and name not in replica.lost:
             return False
@@ -602,7 +602,7 @@ class ClusterHistory:
                     checker.unregistered(image.workers[record.worker_id])
 
     def _elected(self, before: MetadataImage) -> None:
-        """Note the records that are lost for an accepted reason by the election of new leaders."""
+        """Record which records the election of new leaders loses for an accepted reason."""
         for topic, index, was, now in changed_partitions(before, self.image):
             history = self.history(topic, index)
             self.world.say(

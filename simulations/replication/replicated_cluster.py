@@ -1,4 +1,4 @@
-"""A cluster with replicated topics: its settings, and the state that clients and checkers share."""
+"""Cluster with replicated topics: its settings, and the state that clients and checkers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class ReplicationSettings(ClusterSettings):
     attackers: int = 0  # clients that claim to be replicas
     # An operator restarts workers whose disks have failed, after the faults.
     has_operator: bool = False
-    # Topics are compacted, retained and recompressed; records are identified by their contents.
+    # Topics have compaction, retention and `compression.type`; contents identify records.
     cleans: bool = False
     throttles: bool = False  # clients have quotas
     racks: int = 0  # racks of the workers; 0: workers have no rack
@@ -52,8 +52,8 @@ class ReplicatedClusterState(ClusterState):
     def is_out_of_use(self, history: PartitionHistory, worker_id: int) -> bool:
         """Return whether the replica cannot rejoin the ISR because of its disk.
 
-        It is offline until the process that met the disk's failure restarts, or while its files are
-        damaged. A replica that is offline without such a cause is not excused.
+        Accepted causes: the disk has failed a request of the current process, or files of the
+        replica are damaged. A replica that is offline without such a cause is not excused.
         """
         state = self.cluster_history.state(history)
         if self.is_gone(worker_id) or state is None:

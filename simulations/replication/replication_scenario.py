@@ -1,4 +1,4 @@
-"""Scenario `replication`: whole clusters whose topics have one to three replicas.
+"""Scenario `replication`, and its variants: whole clusters, topics with one to three replicas.
 
 In addition to `cluster`: producers with every acks level, idempotent or not, with several batches
 in flight; consumers at all times; recreated topics, requested elections, deleted records; disks
@@ -88,7 +88,7 @@ _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
 KINDS: Final = (*(kind for kind in CLUSTER_FAULTS if kind not in _ELSEWHERE), *REPLICA_KINDS)
 # Drawn twice as often, as they take effect only where workers are separate processes.
 _OFTEN: Final = ("lost disk", "stumble")
-# Share of worlds that have only faults of replicas, which rarely succeed among other faults.
+# Share of worlds with only faults of replicas, which rarely take effect among other faults.
 AIMED: Final = 0.2
 AIMED_FAULTS: Final = 4
 OVERTAKEN: Final = 0.4  # share of the `AIMED` worlds

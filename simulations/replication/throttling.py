@@ -124,7 +124,7 @@ QUOTA_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
 
 @contextmanager
 def watched_quotas(cluster_state: ReplicatedClusterState) -> Iterator[None]:
-    """Report mutes of connections, and throttle times of followers, to the checker."""
+    """Report mutes of connections and throttle times of followers while the block runs."""
     checker = cluster_state.checker(ReplicationIsNotThrottled)
 
     def mutes(right: Any) -> Callable[..., None]:

@@ -1,9 +1,10 @@
-"""The fault `unregister`: requests to unregister live workers and workers that seem to be down.
+"""Fault `unregister`: requests to unregister live workers and workers that seem to be down.
 
     paused, cut off or killed --fenced, session expired--> unregistered --resumes--> registered
 
 The controllers must refuse to unregister a live worker. A process that was only paused or cut off
-must register again without help, replicate, and record no loss; a killed one must not, either.
+must register again without help, replicate, and record no loss. A killed process must not record a
+loss, either.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Operator(ClusterClient):
     """Client that unregisters workers through another worker."""
 
     async def ask(self, runtime: Runtime, worker_id: int) -> None:
-        """Request to unregister a worker, and wait for the answer or the loss of the connection."""
+        """Request to unregister a worker; wait for the response or the loss of the connection."""
         others = [member.config.node_id for member in self.cluster_state.workers]
         through = self._draw.choice([other for other in others if other != worker_id])
         try:

@@ -1,4 +1,4 @@
-"""Run many seeds in several processes, add up the outcomes, and compare them with the gates.
+"""Batches: many seeds in several processes, their totals, and the comparison with the gates.
 
 Each process has a PYTHONHASHSEED of its own. A sample of the seeds is run again by a process with
 another one; a digest that differs is a failure.
@@ -173,7 +173,10 @@ def run_seeds(
     always: int = 0,
     heard: Callable[[Outcome], None] = lambda _: None,
 ) -> Totals:
-    """Return totals of the first `always` seeds and of those that `seconds` sufficed for."""
+    """Run seeds in `jobs` processes, and return their totals. Blocking.
+
+    After `seconds`, processes start only those of the first `always` seeds that were not run yet.
+    """
     totals = Totals()
     every = 1 if twice else TWICE_EVERY
     work: list[Job] = []

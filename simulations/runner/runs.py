@@ -33,7 +33,10 @@ class Outcome:
 def run_seed(
     scenario_name: str, seed: int, *, mutant: str | None = None, leave_out: Collection[int] = ()
 ) -> tuple[Outcome, World]:
-    """Run one world to its end. The same arguments give the same digest."""
+    """Run one world to its end; return its outcome, and the world with its trace.
+
+    The digest of the outcome depends on the arguments and the code only.
+    """
     scenario = SCENARIOS[scenario_name]
     world = World(seed)
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""Shrinking: find the few faults that a violation needs by leaving out the others.
+"""Shrinking: which few faults a violation needs, found by leaving out others.
 
 Each fault draws from a stream of its own, so that leaving one out does not change the others. Their
 consequences may change; a world in which another checker fails first does not count. Halves are

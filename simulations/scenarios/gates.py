@@ -1,4 +1,4 @@
-"""Gates of a run, without which its clean result does not count, and shares of CI's time.
+"""Gates that a run of many seeds must meet, or its clean result does not count; shares of CI.
 
 A *gate* is an event that must have happened, or a checker that must have compared something, in at
 least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. Gates

@@ -252,7 +252,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         _single_node(
             "disk-full",
-            "a disk that takes a part of a write and then nothing, until there is room again",
+            "a disk that accepts a part of a write and then nothing, until it has room again",
             _disk_full,
             (*_WORKED, "fault: disk full"),
         ),

@@ -69,7 +69,7 @@ FETCH_BYTES: Final = 30_000
 THINK_S: Final = 0.05
 SLACK_S: Final = 0.5
 ANSWER_LIMIT_S: Final = 300.0
-REST_S: Final = 2.0  # time that an answer may take in addition to its throttle time
+REST_S: Final = 2.0  # time that a response may take in addition to its throttle time
 FRAME_BYTES: Final = 40  # least size of a Produce request without its batch
 BATCH_OVERHEAD_BYTES: Final = 100  # most bytes of a batch with one record, without its value
 # Shares of the worlds with a group whose batches are refused, and with a walker (`_walk`).
@@ -115,10 +115,10 @@ class Group:
 
 @dataclass(eq=False)
 class Conn:
-    """One connection of a group, and the time at which its next answer is due."""
+    """One connection of a group, and the time at which its next response is due."""
 
     group: Group
-    heeds: bool
+    heeds: bool  # whether the client waits for the throttle time before its next request
     not_before: float = 0.0
     due: float = 0.0
     is_freed: bool = False
@@ -313,7 +313,7 @@ class Quotas:
         group: Group,
         offset: int,
     ) -> tuple[Any, int, int]:
-        """Fetch; return the answer, its record bytes, and the next offset."""
+        """Fetch, and return the response, its record bytes, and the next offset."""
         asked = FetchRequest(
             max_wait_ms=100,
             min_bytes=1,
@@ -396,7 +396,7 @@ class Quotas:
             self.checker(MutesEnd).answered(group.client_id, conn.not_before - now, late_s)
         conn.is_freed = False
         until = now + throttle_ms / 1000
-        # A change may have unmuted the connection while this answer was in flight.
+        # A change may have unmuted the connection while this response was in flight.
         conn.not_before = until if throttle_ms and was_stable else 0.0
         conn.due = until
         group.moves.append((now, size_bytes))
@@ -408,7 +408,7 @@ class Quotas:
     def _limited(
         self, group: Group, limit: Resolved | None, throttle_ms: int, size_bytes: int
     ) -> None:
-        """Check an answer if no quota has changed since its request."""
+        """Check a response, given that no quota has changed since its request."""
         if limit is None:
             self.checker(RuleApplies).unlimited(group.client_id, throttle_ms)
             return

@@ -1,4 +1,4 @@
-"""The course of a world with one node: clients run through faults, and then all records are read.
+"""Course of a world with one node: clients run during faults, and then all records are read.
 
 start -> clients begin -> fault, fault, ... -> faults end -> clients end
       -> every partition is read from start to end -> clean stop -> the files are scanned
@@ -38,7 +38,7 @@ from simulations.workloads.long_poller import LongPoller
 from simulations.workloads.producer import Producer
 from simulations.workloads.session_consumer import SessionConsumer
 
-# Time within which producers must be done after the faults.
+# Virtual time after the faults within which all producers must be done.
 CLIENTS_LIMIT_S: Final = 120.0
 
 

@@ -1,4 +1,4 @@
-"""The send rate of a throttled producer in virtual time, which is comb-shaped: counts and a plot.
+"""Send rate of a throttled producer in virtual time, which is comb-shaped: counts and a plot.
 
     python -m simulations.single_node.snapback docs/images/snapback.svg
 
@@ -18,7 +18,7 @@ from dataplane.quotas.rate_window import RateWindow
 @dataclass(frozen=True, slots=True)
 class Sent:
     at_s: float
-    delay_s: float  # throttle time of the answer
+    delay_s: float  # throttle time of the response
     used_bytes: float  # within the window
     allowed_bytes: float  # quota x T
 
@@ -26,7 +26,10 @@ class Sent:
 def producer(
     record_bytes: int, quota: float, seconds: float, *, samples: int = 11, trip_s: float = 0.005
 ) -> Iterator[Sent]:
-    """Yield the requests that a producer sends in `seconds`."""
+    """Yield the requests that a producer sends in `seconds`.
+
+    `quota`: bytes per second. `trip_s`: seconds between request and response, without throttling.
+    """
     window = RateWindow(samples)
     at_s = 0.0
     while at_s < seconds:
@@ -36,6 +39,7 @@ def producer(
 
 
 def per_second(sent: list[Sent], seconds: int) -> list[int]:
+    """Return the number of requests sent in each of the first `seconds` seconds."""
     counts = Counter(int(one.at_s) for one in sent)
     return [counts[second] for second in range(seconds)]
 

@@ -22,6 +22,7 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
 RETRY_S: Final = 0.1
+DELETE_TIMEOUT_MS: Final = 5000
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class Admin:
                 self._plans.pop(0)
             await sleep(runtime.clock, self._draw.uniform(0.05, 0.5))
             if self._draw.random() < self.environment.settings.delete_topics:
-                await self._delete_one(connection)
+                await self._delete_one(runtime, connection)
             if self._draw.random() < self.environment.settings.changes:
                 await self._changes.make_one(connection)
                 await self._changes.compare(connection)
@@ -138,7 +139,7 @@ class Admin:
         except KeyError:
             raise EOFError(f"topic {name} exists for CreateTopics but not for Metadata") from None
 
-    async def _delete_one(self, connection: ClientConnection) -> None:
+    async def _delete_one(self, runtime: Runtime, connection: ClientConnection) -> None:
         topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
         if len(topics) < 2:
             return
@@ -149,13 +150,15 @@ class Admin:
             if connection.version(ApiKey.DELETE_TOPICS) >= 6
             else [],
             topic_names=[topic.name],
-            timeout_ms=5000,
+            timeout_ms=DELETE_TIMEOUT_MS,
         )
+        asked_at = runtime.clock.monotonic()
         answer = (await connection.call(ApiKey.DELETE_TOPICS, message)).responses[0]
         code = ErrorCode(answer.error_code)
         self.environment.world.say("admin", f"deletes {topic}: {code.name}")
         if code is ErrorCode.NONE:
-            self._kept.deleted(topic)
+            took_ms = 1000 * (runtime.clock.monotonic() - asked_at)
+            self._kept.deleted(topic, is_applied=took_ms < DELETE_TIMEOUT_MS)
             self.environment.world.count("topics deleted")
             if self._draw.random() < 0.5:  # the same name again, as another topic
                 self._plans.append(Plan(topic.name, topic.partitions, dict(topic.configs)))

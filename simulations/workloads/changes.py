@@ -1,4 +1,4 @@
-"""Changes by an administrator other than topics: configs, partitions, log start offsets."""
+"""Changes that an administrator makes to configs, partition counts and log start offsets."""
 
 from random import Random
 from typing import Final
@@ -272,7 +272,7 @@ class Changes:
         message = CreatePartitionsRequest(topics=[request], timeout_ms=TIMEOUT_MS)
         answer = (await connection.call(ApiKey.CREATE_PARTITIONS, message)).results[0]
         code = ErrorCode(answer.error_code)
-        self._say(f"{topic} is to have {count} partitions: {code.name}")
+        self._say(f"{topic} grows to {count} partitions: {code.name}")
         if code is not ErrorCode.NONE:
             raise EOFError(f"partitions: {code.name}")
         topic.partitions = count

@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 def take_records(
     environment: Environment, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
 ) -> list[Read]:
-    """Return the records of one partition's response from `offset` on.
+    """Return the records of one partition's response from `offset` on, and notify the checkers.
 
     A damaged batch is a violation, unless a fault damaged it on disk: a client detects that by
     the checksum.
@@ -83,7 +83,7 @@ def take_records(
     while position < len(buffer):
         found = scan(buffer, position)
         if found.state is BatchState.TORN and position:
-            break  # a limit may cut the last batch, never the first
+            break  # a size limit may truncate the last batch, never the first
         if found.state is not BatchState.WHOLE or found.header is None:
             if found.header and environment.history.is_rotten(place, found.header.base_offset):
                 environment.world.count("rotten batches seen through")

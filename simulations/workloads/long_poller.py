@@ -25,7 +25,7 @@ NO_SESSION: Final = -1
 
 
 class LongPoller:
-    """Program of one machine. `_rows` is the least number of partitions of a request."""
+    """Consumer with one fetch in flight; `_rows` is the least number of partitions in it."""
 
     def __init__(self, environment: Environment, name: str, draw: Random) -> None:
         self.environment = environment

@@ -1,7 +1,7 @@
 """Batches of an attacker: their checksum is correct, their records contradict the header.
 
-Tests and producers of the simulator use this list. A leader must refuse every kind, and no log may
-ever have one.
+Tests and hostile clients of the simulator use this list. A leader must refuse every kind, and no
+log may contain one.
 """
 
 import struct

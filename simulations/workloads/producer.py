@@ -251,7 +251,7 @@ class Producer:
             self.environment.world.count("producers that gave up a rotten partition")
             self._left = 0
         elif code in RETRIABLE and self._retries and not batch.topic.delete_asked:
-            # Later batches cannot succeed before it does: all are sent again, in order.
+            # Later batches cannot succeed before this one: all are sent again, in order.
             raise EOFError(f"to be tried again: {code.name}")
         self._unanswered.popleft()
         if code not in _LOST_TRACK:

@@ -129,7 +129,7 @@ class Librdkafka(Sender):
 
 
 class Java(Sender):
-    """Kafka's own producer, run by its VerifiableProducer, whose default is no retries."""
+    """Kafka's own producer, run by its VerifiableProducer, which does not retry by default."""
 
     CONFIG: Final = {
         "enable.idempotence": "true",

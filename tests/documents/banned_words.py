@@ -74,6 +74,29 @@ WORDS = (
     _word(r"hence|thus|thereby|lest|whence|whither|thence|nought", "plain words"),
     _word(r"goes? without|does? without|make(?:s)? do", "does not need, does not use"),
     _word(r"in vain|for nought|nothing of the kind|a word on|word of", "plain words"),
+    _word(r"stands?(?! for)|stood(?! for)", "is listed, stops, exists"),
+    _word(r"(?:is|are|was|were) (?:not )?there", "exists, is missing, is installed"),
+    _word(r"sound", "valid, intact"),
+    _word(r"passed over", "skipped"),
+    _word(r"(?:is|are|was|were) noted|as noted", "is recorded, is logged"),
+    _word(r"(?:brought|brings?|bringing) along", "includes, adds"),
+    _word(r"for people", "for readers, as text"),
+    _word(r"for ever|surely|for sure|wherever", "permanently, certainly, if: or leave it out"),
+    _word(r"(?:is|are|was|were) to be", "must be, will be, or the verb itself"),
+    _word(r"know(?:s|n)? of|knew of", "has received, has, knows"),
+    _word(r"asks? again", "retries, requests again"),
+    _word(r"may go(?! into| to| through| offline)", "may be removed, may be deleted"),
+    # "There is no topic" is plain; "a worker that is no voter" is not.
+    _word(
+        r"(?<!there )(?:is|are|was|were) no (?!longer|more|better|later|earlier|larger|\w+ than)",
+        "is not a, are not",
+    ),
+    # A follower is behind its leader, and servers are behind a listener.
+    _word(
+        r"(?:append\w*|before and|stored|written) (?:it |them |anything )?behind"
+        r"|behind (?:the|all) others",
+        "after",
+    ),
 )
 
 # At the start of a sentence: a riddle where a noun belongs.
@@ -123,6 +146,10 @@ unregister unwrap update use validate verify visit vote wait wake walk warn watc
 withdraw wrap write yield
 """
 _VERBS = frozenset(_VERB_LIST.split())
+_HEADING = Rule(
+    re.compile(r"^#+ +(?:Who|Whose|Whom|Whoever)\b(?![^\n]*\?)", re.IGNORECASE | re.MULTILINE),
+    "name the subject: 'Users that may connect'",
+)
 _PROPERTY_START = Rule(
     re.compile(rf"\A(?:it|what|who|whom|of|by|as|so|is|are|has|have|may|{_ERRORS})\b", re.I),
     "name what the property holds: 'Offset of the first record', 'Whether ...'",
@@ -140,6 +167,8 @@ _COMMENT_START = Rule(
 def _rules(prose: Prose) -> Iterator[Rule]:
     yield from WORDS
     yield from _SENTENCE_STARTS
+    if prose.kind == "document":
+        yield _HEADING
     if prose.kind == "comment":
         yield _COMMENT_START
     if prose.kind == "docstring":

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
+from dataplane.replication.replica_fetcher import FollowerEvents, ReplicaFetcher
 from tests.nodes import ROOT
 
 FOLDER = ROOT / "docs" / "decisions"
@@ -32,3 +36,23 @@ def test_the_index_lists_each_once() -> None:
     rows = re.findall(r"^\| \[(.*?)\]\((.*?)\) \| .+ \|$", (FOLDER / "README.md").read_text(), re.M)
     titles = [path.read_text().partition("\n")[0].removeprefix("# ") for path in DECISIONS]
     assert sorted(rows) == list(zip(titles, [path.name for path in DECISIONS], strict=True))
+
+
+def test_the_path_of_a_truncation_names_functions_that_exist() -> None:
+    """Decision 033 names them without their packages; bare names are of `ReplicaFetcher`."""
+    owners = {
+        "FollowerEvents": FollowerEvents,
+        "LogDirs": LogDirs,
+        "Partition": Partition,
+        "ReplicaFetcher": ReplicaFetcher,
+        "follower_state": follower_state,
+    }
+    text = next(FOLDER.glob("033-*.md")).read_text()
+    named = re.findall(rf"`(?:({'|'.join(owners)})\.)?(\w+)`", text)
+    assert len(named) > 15
+    missing = set()
+    for owner, name in named:
+        of = owners[owner or "ReplicaFetcher"]
+        if not hasattr(of, name) and name not in getattr(of, "__slots__", ()):
+            missing.add(name)
+    assert missing == set()

@@ -20,6 +20,7 @@ PLACEHOLDERS = {
     "<unique>": r"[0-9a-f]{32}",
     "<topic>": r"[A-Za-z0-9._-]+",
     "<partition>": r"\d+",
+    "*": r".+",
 }
 
 

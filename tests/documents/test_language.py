@@ -47,6 +47,11 @@ def test_prose_has_no_banned_word_or_form(top: str, monkeypatch: pytest.MonkeyPa
         ("comment", "", "of one worker, let in by a trial"),
         ("string", "", "the controller is told by whoever comes"),
         ("document", "", "Appends run beside the loop. Nobody waits."),
+        ("document", "", "## Who may connect"),
+        ("document", "", "A worker that is no voter follows the quorum."),
+        ("comment", "", "the request after it is appended behind the others"),
+        ("string", "", "the file is not there"),
+        ("docstring", "function", "Return whether the record is to be kept for ever."),
     ],
 )
 def test_a_bad_form_is_found(kind: str, of: str, text: str) -> None:
@@ -63,6 +68,13 @@ def test_a_bad_form_is_found(kind: str, of: str, text: str) -> None:
         ("comment", "", "admitted connections by worker id, oldest first"),
         ("document", "", "What happens when a leader dies? The controller elects another."),
         ("document", "", "Measured beside Kafka, in one run."),
+        ("document", "", "## Who leads after a restart?"),
+        ("document", "", "There is no authorizer. A follower is 10 ms behind its leader."),
+        (
+            "document",
+            "",
+            "An older image is no better than an empty one, and the log is no longer used.",
+        ),
     ],
 )
 def test_plain_prose_passes(kind: str, of: str, text: str) -> None:

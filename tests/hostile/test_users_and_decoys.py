@@ -43,7 +43,7 @@ def test_users_cannot_be_told_from_decoys(tmp_path: Path) -> None:
     assert len({(len(salt), iterations) for salt, iterations in before.values()}) == 1
     node.kill()
     node.start()
-    assert shown() == before, "who asks again after a restart learns who exists"
+    assert shown() == before, "a client that returns after a restart learns which users exist"
     admin("users", "delete", "alice", "--yes")
-    assert shown() == before, "who asks again later learns who was deleted"
+    assert shown() == before, "a client that returns later learns which user was deleted"
     node.stop()

@@ -16,7 +16,10 @@ from metaquorum.client.errors import (
     AdminError,
     BrokerError,
     InterruptedChangeError,
+    LoginExpectedError,
     NotServedError,
+    TlsExpectedError,
+    TlsHandshakeError,
     UnreachableError,
     UnsendableError,
 )
@@ -31,6 +34,9 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 
 T = TypeVar("T")
+
+# Errors of connections for which broker and client may disagree about TLS.
+_OF_TLS: Final = (TlsExpectedError, TlsHandshakeError)
 
 # Next step for the user, by error code
 _NEXT: Final = {
@@ -150,13 +156,13 @@ class Session:
         if isinstance(error, UnreachableError):
             where = f"the address was {self.settings.bootstrap} ({self.settings.source})"
             click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile sets another", err=True)
-            if "TLS" in str(error):
+            if any(isinstance(cause, _OF_TLS) for cause in error.causes):
                 click.echo(
                     "  --tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS and sets the"
                     " trusted certificate authorities",
                     err=True,
                 )
-            elif "SASL" in str(error):
+            elif any(isinstance(cause, LoginExpectedError) for cause in error.causes):
                 click.echo(f"  {_NEXT[ErrorCode.SASL_AUTHENTICATION_FAILED]}", err=True)
         if isinstance(error, UnreachableError | InterruptedChangeError):
             sys.exit(UNREACHABLE)

@@ -169,8 +169,8 @@ class Cleaning:
                 if done < 0:
                     return
                 await self._pause(done)
-        except StorageError:
-            self._check()  # the error may come from a deletion of the log meanwhile
+        except (StorageError, UncleanableError):
+            self._check()  # the error may come from a truncation or deletion of the log meanwhile
             raise
         finally:
             slices.close()
@@ -245,24 +245,36 @@ class Cleaning:
         return self._markers.outcome(producer_id, offset)
 
     def _find_markers(self, header: BatchHeader) -> Slices:
-        """Read all transaction markers of the log, at the first transactional batch."""
+        """Read all transaction markers of the log, at the first transactional batch.
+
+        Raises UncleanableError if a header or a marker is damaged; checksums of other batches are
+        not checked.
+        """
         if self._markers is not None or header.is_control or not header.is_transactional:
             return
         self._markers = Markers()
         for source in self._all:
-            file = self._disk.open(source.path)
-            walked = 0
-            try:
-                for position, each in walk_headers(file, 0, source.size_bytes):
-                    if each.is_control:
-                        kind = marker_type(file.read(each.batch_bytes, position), each)
-                        if kind is not None:
-                            self._markers.add(each.producer_id, each.last_offset, kind)
-                    if position - walked >= WALK_SLICE_BYTES:
-                        yield position - walked
-                        walked = position
-            finally:
-                file.close()
+            with self._errors(source.path):
+                yield from self._markers_of(source, self._markers)
+
+    def _markers_of(self, source: _Source, markers: Markers) -> Slices:
+        file = self._disk.open(source.path)
+        walked = 0
+        try:
+            for position, each in walk_headers(file, 0, source.size_bytes):
+                if each.is_control:
+                    batch = file.read(each.batch_bytes, position)
+                    _check_batch(file, position, batch, each)
+                    kind = marker_type(batch, each)
+                    if kind is not None:
+                        markers.add(each.producer_id, each.last_offset, kind)
+                if position - walked >= WALK_SLICE_BYTES:
+                    yield position - walked
+                    walked = position
+        except StorageError as error:  # a damaged header: a failure of the disk is an OSError
+            raise UncleanableError(str(error)) from None
+        finally:
+            file.close()
 
     def _batches(
         self, file: File, position: int, end: int
@@ -289,8 +301,7 @@ class Cleaning:
                 if size > end - position:
                     raise _damage(file, position, f"a batch of {size} bytes is too long")
             batch = data[at : at + size]
-            if len(batch) < size or batch_crc(batch, 0, size) != header.crc:
-                raise _damage(file, position, "the checksum does not match")
+            _check_batch(file, position, batch, header)
             yield batch, header, read
             position += size
             at += size
@@ -434,6 +445,13 @@ class _Target:
                     self._disk.remove(path)
             except OSError as error:
                 logger.warning("cannot remove %s: %s; the next start removes it", path, error)
+
+
+def _check_batch(file: File, position: int, batch: Buffer, header: BatchHeader) -> None:
+    """Raise UncleanableError unless the batch is complete and has the checksum of its header."""
+    size = header.batch_bytes
+    if len(batch) < size or batch_crc(batch, 0, size) != header.crc:
+        raise _damage(file, position, "the checksum does not match")
 
 
 def _damage(file: File, position: int, problem: str) -> UncleanableError:

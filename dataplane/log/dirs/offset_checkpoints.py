@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 
@@ -38,6 +38,16 @@ from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
 HighWatermarks: TypeAlias = Callable[[], Mapping[Partition, int]]
 
 logger = logging.getLogger(__name__)
+
+# Consequence of the removal of a malformed file, for its error
+_WITHOUT: Final = {
+    RECOVERY_POINT_CHECKPOINT: "without recovery points, recovery scans every log and truncates it "
+    "where it is damaged",
+    HIGH_WATERMARK_CHECKPOINT: "without this file, the high watermark of each partition is 0 until "
+    "its in-sync replicas have fetched, and this start cannot notice lost committed records",
+    LOG_START_CHECKPOINT: "without this file, each log starts with its first segment, and deleted "
+    "records may be readable again",
+}
 
 
 class OffsetCheckpoints:
@@ -60,10 +70,7 @@ class OffsetCheckpoints:
         Raises StorageError if a file is malformed, OSError if it cannot be read.
         """
         self.high_watermarks = self._read(HIGH_WATERMARK_CHECKPOINT)
-        try:
-            self.cleaner_offsets = self._read(CLEANER_CHECKPOINT)
-        except StorageError as error:  # only costs another cleaning of each log
-            logger.warning("the cleaner begins again at the start of each log: %s", error)
+        self.cleaner_offsets = self._read(CLEANER_CHECKPOINT)
         return self._read(RECOVERY_POINT_CHECKPOINT), self._read(LOG_START_CHECKPOINT)
 
     def _read(self, name: str) -> dict[Partition, int]:
@@ -73,9 +80,15 @@ class OffsetCheckpoints:
         try:
             return decode_offsets(self._disk.read_file(path))
         except ValueError as error:
+            if name == CLEANER_CHECKPOINT:  # only costs another cleaning of each log
+                logger.warning(
+                    "%s is malformed (%s); the cleaner begins again at the start of each log",
+                    path,
+                    error,
+                )
+                return {}
             raise StorageError(
-                f"{path} is malformed ({error}); restore or remove it; without recovery points, "
-                f"recovery scans every log and truncates it where it is damaged"
+                f"{path} is malformed ({error}); restore or remove it; {_WITHOUT[name]}"
             ) from None
 
     def keep(self, partition: Partition, offsets: LogOffsets) -> None:

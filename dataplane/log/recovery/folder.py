@@ -189,7 +189,12 @@ class LogFolder:
                 with storage_errors("read", path):
                     return decode_snapshot(self.files.disk.read_file(path)), offset
             except ValueError as error:
-                logger.warning("ignoring the malformed producer snapshot %s: %s", path, error)
+                logger.warning(
+                    "ignoring the malformed producer snapshot %s: %s; producers are read from an "
+                    "older snapshot and the log",
+                    path,
+                    error,
+                )
         return None
 
     def drop_snapshots_behind(self, offset: int) -> None:

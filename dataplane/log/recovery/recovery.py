@@ -261,7 +261,12 @@ class _Loader:
             try:
                 log.producers = decode_snapshot(self.disk.read_file(path))
             except ValueError as error:
-                logger.warning("ignoring the malformed producer snapshot %s: %s", path, error)
+                logger.warning(
+                    "ignoring the malformed producer snapshot %s: %s; producers are read from an "
+                    "older snapshot and the log",
+                    path,
+                    error,
+                )
                 continue
             self.replay_from = offset
             return

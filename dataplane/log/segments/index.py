@@ -30,7 +30,16 @@ _BLOCK_ENTRIES: Final = 128
 class SparseIndex:
     """Pairs (key, value) of integers with ascending keys; lookups are by key."""
 
-    __slots__ = ("_buffer", "_disk_entries", "_last", "file", "is_full", "is_kept", "max_entries")
+    __slots__ = (
+        "_buffer",
+        "_disk_entries",
+        "_last",
+        "file",
+        "has_wrong_file",
+        "is_full",
+        "is_kept",
+        "max_entries",
+    )
 
     FORMAT: ClassVar[struct.Struct]
 
@@ -38,6 +47,7 @@ class SparseIndex:
         """Use the entries in `size_bytes`, the file's size; ignore a partial entry at the end."""
         self.file = file
         self.is_kept = True  # entries are kept in the file
+        self.has_wrong_file = False  # found wrong, and not removed yet
         self.max_entries = max_bytes // self.FORMAT.size
         self._disk_entries = size_bytes // self.FORMAT.size
         self._buffer = bytearray()
@@ -101,7 +111,14 @@ class SparseIndex:
         self._disk_entries = 0
         self._last = None
         self.is_full = not self.max_entries
-        self.file.remove()
+        self.has_wrong_file = True
+        self.remove_wrong_file()
+
+    def remove_wrong_file(self) -> None:
+        """Remove the file if the index was found wrong. Raises OSError."""
+        if self.has_wrong_file:
+            self.file.remove()
+            self.has_wrong_file = False
 
     def count_upto(self, key: int) -> int:
         """Return the number of entries with a key ≤ `key`."""

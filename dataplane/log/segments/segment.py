@@ -6,11 +6,12 @@ with ascending offsets. Bytes from `size_bytes` on are not part of the segment.
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import LogFile, OpenFiles, storage_errors
-from dataplane.log.segments.index import OffsetIndex, SparseIndex, TimeIndex
+from dataplane.log.segments.index import OffsetIndex, TimeIndex
 from dataplane.log.segments.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
 from metaquorum.runtime.interfaces import File, StorageError
 from wire.primitives.errors import KafkaError
@@ -23,6 +24,9 @@ NO_TIMESTAMP: Final = -1
 UNKNOWN_TIMESTAMP: Final = -2
 # Bytes of the file that one step of a walk over batch headers reads.
 WALK_BYTES: Final = 8 << 10
+# Entries of the offset index before an entry of the time index; their batches are compared with it:
+# 256 KiB of log by default, at most some 3 ms.
+_CHECKED_ENTRIES: Final = 64
 
 
 class SegmentState(NamedTuple):
@@ -156,7 +160,7 @@ class Segment:
                 index.write_buffer()
                 index.file.get()  # creates the file of an index without entries
             else:
-                index.file.remove()
+                index.remove_wrong_file()
 
     # Timestamps
 
@@ -183,7 +187,7 @@ class Segment:
 
     def _load_max_timestamp(self) -> None:
         self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, -1
-        entry = self._time_entry(SparseIndex.last)
+        entry = self._time_entry(len)
         if entry is not None:
             self._max_timestamp, self._max_timestamp_offset, _ = entry
             return
@@ -192,22 +196,26 @@ class Segment:
                 self._max_timestamp = header.max_timestamp
                 self._max_timestamp_offset = header.last_offset
 
-    def _time_entry(
-        self, find: Callable[[TimeIndex], tuple[int, int] | None]
-    ) -> tuple[int, int, int] | None:
-        """Return timestamp, offset and position of the entry that `find` returns, or None.
+    def _time_entry(self, count: Callable[[TimeIndex], int]) -> tuple[int, int, int] | None:
+        """Return timestamp, offset and position of the last of the first `count` entries, or None.
 
-        The entry is checked against its batch: a time index that the disk has changed would hide
+        The entry is checked against the batches: a time index that the disk has changed would hide
         records from lookups by timestamp, and make retention delete them too early. If it is
         wrong, both indexes are removed.
         """
         try:
-            entry = find(self.times) if self.size_bytes else None
-            if entry is None:
+            number = count(self.times) if self.size_bytes else 0
+            if not number:
+                self._retry_removal()
                 return None
-            timestamp, offset = entry[0], self.base_offset + entry[1]
+            timestamp, offset = self._time_entry_at(number - 1)
+            before = self._checked_from(number, offset)
             place = self.locate(offset)
-            if place is not None and place[1].max_timestamp == timestamp:
+            if (
+                place is not None
+                and place[1].max_timestamp == timestamp
+                and self._is_first_with(timestamp, place[0], before)
+            ):
                 return timestamp, place[1].last_offset, place[0]
             error: Exception = StorageError(
                 f"the entry for timestamp {timestamp} at offset {offset} is wrong"
@@ -222,6 +230,41 @@ class Segment:
         )
         self._distrust_indexes()
         return None
+
+    def _time_entry_at(self, number: int) -> tuple[int, int]:
+        timestamp, relative_offset = self.times.entry(number)
+        return timestamp, self.base_offset + relative_offset
+
+    def _checked_from(self, number: int, offset: int) -> int | None:
+        """Return the offset from which the batches before time entry `number` are checked.
+
+        It is that of the time entry before, or a nearer one: timestamps may not increase for the
+        rest of the segment, and the check runs at start-up and in the slice of an append. None: the
+        check begins at the start of the segment.
+        """
+        earlier = [self._time_entry_at(number - 2)[1]] if number > 1 else []
+        indexed = self.index.count_upto(offset - self.base_offset) - _CHECKED_ENTRIES
+        if indexed > 0:
+            earlier.append(self.base_offset + self.index.entry(indexed - 1)[0])
+        return max(earlier, default=None)
+
+    def _is_first_with(self, timestamp: int, position: int, before: int | None) -> bool:
+        """Return whether no batch between that of offset `before` and `position` has it.
+
+        A changed offset may point to a later batch with the same timestamp.
+        """
+        begin = 0
+        if before is not None:
+            place = self.locate(before)
+            if place is None or place[0] >= position:
+                return False
+            begin = place[0]
+        for at, header in self.walk(begin):
+            if at >= position:
+                break
+            if header.max_timestamp >= timestamp:
+                return False
+        return True
 
     # Finding
 
@@ -249,6 +292,8 @@ class Segment:
                 error,
             )
             self._distrust_indexes()
+        else:
+            self._retry_removal()
         return self._locate_from(0, offset, None)
 
     def _locate_from(
@@ -268,11 +313,29 @@ class Segment:
             try:
                 index.forget()
             except OSError as error:
-                logger.warning("cannot remove %s: %s", index.path, error)
+                logger.warning(
+                    "cannot remove %s: %s; the next lookup in this segment tries again",
+                    index.path,
+                    error,
+                )
+
+    def _retry_removal(self) -> None:
+        """Remove the files of indexes that were found wrong, if that failed before.
+
+        Otherwise the next start would use them again.
+        """
+        with suppress(OSError):  # logged at the first attempt, and at the close
+            self.remove_wrong_indexes()
+
+    def remove_wrong_indexes(self) -> None:
+        """Remove the files of indexes that were found wrong. Raises OSError."""
+        for index in (self._index, self._times):
+            if index is not None:
+                index.remove_wrong_file()
 
     def locate_timestamp(self, timestamp: int) -> int:
         """Return a position before which all batches have smaller timestamps than `timestamp`."""
-        entry = self._time_entry(lambda times: times.floor(timestamp))
+        entry = self._time_entry(lambda times: times.count_upto(timestamp))
         return 0 if entry is None else entry[2]
 
     def end_offset(self) -> int:

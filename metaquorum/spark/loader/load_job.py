@@ -64,6 +64,7 @@ class LoadJob:
     discard_unfinished: bool = False
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
     has_own_client_id: bool = False  # False: the client id was generated
+    data_loss_option: str = "fail_on_data_loss=False"  # as the user gives it, for errors
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -87,6 +88,7 @@ class LoadJob:
             self.fail_on_data_loss,
             self.settings.include_headers,
             self.settings.read_columns,
+            data_loss_option=self.data_loss_option,
         )
 
     @property

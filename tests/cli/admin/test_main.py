@@ -528,7 +528,7 @@ def test_a_command_misspelt_is_told_the_closest(words: list[str], hint: str) -> 
     assert hint in admin.errors
 
 
-# Output for people
+# Output as text
 
 
 def commands() -> list[list[str]]:

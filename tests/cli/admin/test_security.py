@@ -123,11 +123,23 @@ def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
     at = ["-b", guarded.node.bootstrap]
     closed = "the broker closed the connection at the first request; it may expect TLS"
     told(admin, closed, *at)
+    assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS" in admin.errors
     tls = ["--tls-authorities", guarded.authority.path]
     told(admin, "it may require SASL", *at, *tls)
     assert "set the user name and password with --username and" in admin.errors
     no_tls = "TLS handshake failed: the broker does not seem to use TLS on this port"
     told(admin, no_tls, "-b", guarded.plain, *tls)
+    assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS" in admin.errors
+
+
+def test_a_host_that_is_named_after_a_protocol_gets_no_advice_about_it() -> None:
+    for host in ("TLS.invalid", "SASL.invalid"):
+        admin = Admin()
+        admin("-b", f"{host}:1", "topics", "list", code=3)
+        assert f"no broker could be reached: {host}:1: " in admin.errors
+        assert "--bootstrap, MQ_BOOTSTRAP or a profile" in admin.errors
+        assert "--tls-authorities" not in admin.errors
+        assert "--username" not in admin.errors
 
 
 @pytest.mark.parametrize(

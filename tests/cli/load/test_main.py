@@ -121,6 +121,17 @@ def test_a_mistake_is_one_sentence(
     assert "Traceback" not in mq_load.errors
 
 
+def test_lost_records_are_allowed_by_the_option_of_this_command(
+    node: Peer, topic: str, tmp_path: Path
+) -> None:
+    mq_load = Load(node.bootstrap)
+    wanted = local(topic, tmp_path / "table", "--to", "500")
+    mq_load(*wanted, code=1)
+    assert "or use --allow-data-loss to read those of the range that exist" in mq_load.errors
+    assert "failOnDataLoss" not in mq_load.errors
+    mq_load(*wanted, "--allow-data-loss")
+
+
 @pytest.mark.parametrize(
     ("output", "sentence"),
     [

@@ -1,4 +1,4 @@
-"""Long polls of many partitions count, and the oldest is answered early when it is too much."""
+"""Long polls of many partitions: the oldest are answered early if they exceed the memory limit."""
 
 import pytest
 import trio
@@ -16,7 +16,7 @@ from tests.dataplane.serving import (
 from wire.protocol.apis import ApiKey
 
 ROWS = 1000
-PRESENT = 100  # partitions that there are, of those that are asked for
+PRESENT = 100  # existing partitions of the requested ones
 POLLS = 50
 PATIENCE_S = 60
 
@@ -27,7 +27,7 @@ def test_the_oldest_goes_and_nobody_is_counted_twice() -> None:
     for poll in polls[:3]:
         parked.add(poll, ROWS)
     assert [poll.is_ready for poll in polls] == [True, False, False, False]
-    parked.remove(polls[0])  # as it does when it is given
+    parked.remove(polls[0])  # as at its response
     parked.remove(polls[1])
     parked.remove(polls[1])
     assert (len(parked), parked.used_bytes, parked.early_count) == (1, ROWS * ROW_BYTES, 1)
@@ -60,7 +60,7 @@ def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
         parked.limit_bytes = 2 * ROWS * ROW_BYTES
         clients = [await sim.connect() for _ in range(3)]
         await clients[0].create("t")
-        # One partition that is there, and what else it takes to be large: a set of them.
+        # One partition exists; the others make the request a large one.
         message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
         began = sim.now
         for number, client in enumerate(clients, 1):

@@ -27,7 +27,7 @@ async def fetch(
     epoch: int = -1,
     session: tuple[int, int] = (0, -1),
 ) -> tuple[Any, Any]:
-    """The answer, and its first row if it has one."""
+    """Return the response, and its first row or None."""
     asked = FetchPartition(
         partition=0,
         fetch_offset=offset,
@@ -49,7 +49,7 @@ async def fetch(
 
 
 async def begin(cluster: Together) -> tuple[RawClient, RawClient]:
-    """Connections with worker 1, which leads, and with worker 2; five records committed."""
+    """Commit five records; return connections to worker 1, which leads, and to worker 2."""
     await cluster.create("t", (1, 2, 3))
     leader, follower = await cluster.connect(1), await cluster.connect(2)
     for number in range(5):
@@ -112,7 +112,7 @@ def test_followers_serve_consumers_what_is_committed_and_nobody_else() -> None:
         _, row = await fetch(follower, 3, epoch=5)
         assert row.error_code == E.UNKNOWN_LEADER_EPOCH
         await cluster.kill(3)
-        cluster.world.internet.cut("node-2", "node-1")  # 2 receives, but cannot send
+        cluster.world.internet.cut("node-2", "node-1")  # worker 2 cannot send
         await leader.produce("t", batch_of(b"x"), acks=1)
         await cluster.until(lambda: cluster.replica(2, "t").log.log_end_offset == 6)
         _, row = await fetch(follower, 5)

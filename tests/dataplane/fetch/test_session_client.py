@@ -103,7 +103,7 @@ def test_the_leader_knows_what_is_wanted_after_each_answer(
             asking.restart()
         elif name == "forget":
             leader.session_id += 1
-        elif name == "lose":  # the connection ends before the answer
+        elif name == "lose":  # the connection ends before the response
             leader.answer(asking.request())
             asking.restart()
         elif asking.answered(leader.answer(asking.request())) is ErrorCode.NONE:

@@ -1,4 +1,4 @@
-"""Fetch sessions: as state, and through a whole node."""
+"""Fetch sessions: as plain state, and through a complete node."""
 
 import gc
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ NOT_FOUND = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 WRONG_EPOCH = ErrorCode.INVALID_FETCH_SESSION_EPOCH
 UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-Asked = Mapping[tuple[str, int], int]  # (topic, partition) to the offset
+Asked = Mapping[tuple[str, int], int]  # offsets by topic and partition
 
 
 class SessionClient:
@@ -92,7 +92,7 @@ class SessionClient:
     async def fetch(
         self, asked: Asked | None = None, forget: Asked | None = None, **options: Any
     ) -> dict[tuple[str, int], Any]:
-        """The rows of the answer, which has no error of its own."""
+        """Return the rows of the response, which must not have an error of the whole request."""
         await self.ask(asked or {}, forget, **options)
         answer = await self.answer()
         assert answer.error_code == 0
@@ -114,7 +114,7 @@ class SessionClient:
 
 
 def in_session(scenario: Any, version: int = BY_NAME, **configs: Any) -> None:
-    """A node with the topics t (2 partitions) and u (1), and a client of its own for the story."""
+    """Run the scenario on a node with topics t (2 partitions) and u (1), and two clients."""
 
     async def whole(sim: Simulated) -> None:
         client = await sim.connect()
@@ -136,7 +136,7 @@ def test_a_session_is_told_only_news(version: int) -> None:
         assert session.session_id
         assert await session.fetch() == {}
         await other.produce("t", batch_of(b"a"), partition=1)
-        for _ in range(2):  # as long as the client does not move on
+        for _ in range(2):  # until the fetch offset changes
             rows = await session.fetch()
             assert list(rows) == [("t", 1)]
             assert [r.value for r in records_of(rows["t", 1])] == [b"a"]
@@ -145,7 +145,7 @@ def test_a_session_is_told_only_news(version: int) -> None:
         assert list(await session.fetch(forget={("t", 1): 0})) == [("u", 0)]
         await other.produce("t", batch_of(b"c"), partition=1)
         assert list(await session.fetch({("u", 0): 1})) == []
-        rows = await session.fetch({("t", 1): 1})  # remembered again, and wholly new
+        rows = await session.fetch({("t", 1): 1})  # forgotten before, added again
         assert [r.value for r in records_of(rows["t", 1])] == [b"c"]
 
     in_session(scenario, version)
@@ -235,7 +235,7 @@ def test_a_session_is_continued_in_its_own_order_and_by_its_own_kind() -> None:
         assert await session.error() == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.version = BY_NAME
         assert await session.fetch() == {}
-        # A whole request closes the session it names, and opens another or (-1) none.
+        # A full request closes the session that it names; with epoch -1 it opens no other one.
         first = session.session_id
         await session.fetch(ALL, session_epoch=0)
         session.epoch = 1
@@ -470,7 +470,7 @@ def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: i
 
 
 def kept() -> int:
-    """Sessions, their partitions and long polls in memory; the collector seldom looks."""
+    """Return the number of sessions, their partitions and long polls in memory."""
     kinds = (FetchSession, SessionPartition, FetchWaiter)
     return sum(type(one) in kinds for one in gc.get_objects())
 
@@ -495,7 +495,7 @@ def test_a_session_that_is_over_is_out_of_memory_with_its_long_polls() -> None:
     in_session(scenario)
 
 
-# The cache alone
+# The cache without a node
 
 
 def new(cache: FetchSessions, size: int, now_s: float) -> FetchSession | None:
@@ -517,9 +517,9 @@ def test_the_session_unused_longest_goes_first() -> None:
     first, second = new(cache, 5, 0), new(cache, 5, 1)
     assert first is not None
     assert second is not None
-    assert new(cache, 9, MIN_AGE_S) is None  # both are too young
+    assert new(cache, 9, MIN_AGE_S) is None  # both are too recent
     use(cache, first, MIN_AGE_S)
-    assert new(cache, 1, MIN_AGE_S + 1.1) is not None  # however small
+    assert new(cache, 1, MIN_AGE_S + 1.1) is not None  # the size does not matter
     assert (first.is_open, second.is_open) == (True, False)
     assert cache.eviction_count == 1
 

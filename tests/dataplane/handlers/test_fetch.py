@@ -74,7 +74,7 @@ async def test_a_fetch_stays_within_its_bounds_but_gives_a_batch_at_least(tmp_pa
             assert records_of(row)[0].offset == 2
         row = await client.fetch("t", partition_max_bytes=3 * size + 10)
         assert sizes_of(row) == [size] * 3
-        assert len(row.records) == 3 * size + 10  # the last one is cut, as Kafka cuts it
+        assert len(row.records) == 3 * size + 10  # the last batch is incomplete, as in Kafka
         asked = {"t": [(0, 0), (1, 0), (2, 0)]}
         for bound, expected in (
             (0, [1, 0, 0]),
@@ -199,7 +199,7 @@ def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None
 
 
 def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_stop() -> None:
-    """The poll has not started when the node ends all polls."""
+    """The long poll has not started when the node ends all long polls."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -257,7 +257,7 @@ async def test_leader_epochs_of_the_asker_are_checked(tmp_path: Path) -> None:
         client = await served.connect()
         await client.create("t")
         await fill(client, "t", 1, 10)
-    async with serving(tmp_path) as served:  # leads in a new epoch
+    async with serving(tmp_path) as served:  # a new leader epoch
         client = await served.connect()
         epoch = served.worker.replica_manager.by_name("t", 0).leader_epoch
         assert epoch > 0
@@ -360,7 +360,7 @@ async def test_list_offsets_knows_every_special_timestamp(tmp_path: Path) -> Non
 @pytest.mark.slow
 @in_trio
 async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) -> None:
-    """A worker thread searches its million records."""
+    """A worker thread searches the million records of the batch."""
     async with serving(tmp_path) as served:
         client, other = await served.connect(), await served.connect()
         await client.create("t")
@@ -385,7 +385,7 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
 
 @in_trio
 async def test_what_a_bomb_decompressed_to_is_not_kept(tmp_path: Path) -> None:
-    """Not even until the next garbage collection: each takes a hundred megabytes."""
+    """Decompressed records (100 MB each) are freed before the next garbage collection."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
@@ -443,7 +443,7 @@ async def test_partitions_are_a_set(tmp_path: Path, count: int) -> None:
             await client.produce("t", batch_of(value), partition=1)
         rows = [(1, 0), (0, 0)] + [(1, 1), (0, 0)] * count + [(1, 2)]
         message = fetch_message({"t": rows, "u": [(0, 0)] * count})
-        message.topics.append(message.topics[0])  # a topic that is named twice, too
+        message.topics.append(message.topics[0])  # a repeated topic
         answer = await client.call(ApiKey.FETCH, message, FETCH_VERSION)
         found = [(t.topic, p.partition_index) for t in answer.responses for p in t.partitions]
         assert found == [("t", 1), ("t", 0), ("u", 0)]
@@ -469,7 +469,7 @@ async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: 
         while not served.worker.replica_manager.by_name("t", 0).waiters:
             next(work)
         for _ in range(3):
-            next(work)  # the partition has been looked at, and nothing was there
+            next(work)  # the partition was read and had no records
         await client.produce("t", batch_of(b"x"))
         poll = at_once(work)
         assert poll.is_ready

@@ -122,7 +122,7 @@ def test_a_log_that_begins_anew_is_recovered_wherever_power_goes(start: int) -> 
 
     def check(log: PartitionLog) -> None:
         found = found_in(log)
-        # The rest of the old log, which is to be truncated anyway, may begin later.
+        # The rest of the old log, which must be truncated anyway, may begin later.
         first = log.log_start_offset // 2
         assert found in (OLD[first : first + len(found)], new[: len(found)])
 

@@ -1,13 +1,18 @@
 import errno
 import shutil
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
+from dataplane.log.recovery.checkpoints import encode_damage
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import DiskFullError, OpenFiles
 from dataplane.log.segments.index import SparseIndex
+from dataplane.log.segments.names import DAMAGED
+from dataplane.log.segments.segment import Segment
 from metaquorum.runtime.interfaces import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.log.logs import (
@@ -27,6 +32,7 @@ from tests.dataplane.log.logs import (
     read_headers,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import BatchHeader
 from wire.records.records import BatchState, TimestampType, scan
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150)
@@ -316,6 +322,58 @@ def test_a_time_index_that_the_disk_changed_is_not_believed(tmp_path: Path) -> N
             assert offset_for_timestamp(log, wanted, 80) == (offset, wanted, EPOCH)
         assert max_timestamp(log, 80) == (79, 1391, EPOCH)
         log.close()
+
+
+def test_a_time_index_that_points_to_a_later_batch_with_the_same_time_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    """One changed bit of the offset in an entry; the batch that it points to has the timestamp."""
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
+    for timestamp in (1000, 1000, 2000, 1500, 2000, 3000, 3000):
+        append(log, make_batch(1, timestamp=timestamp))
+    trio.run(close_clean, log)
+    (path,) = tmp_path.glob("*.timeindex")
+    sound = path.read_bytes()
+    entries = [sound[at : at + 12] for at in range(0, len(sound), 12)]
+    firsts = {1000: 0, 2000: 2, 3000: 5}
+    laters = {1000: 1, 2000: 4, 3000: 6}
+    for number, entry in enumerate(entries):
+        (timestamp,) = struct.unpack_from(">q", entry)
+        changed = list(entries)
+        changed[number] = struct.pack(">qi", timestamp, laters[timestamp])
+        path.write_bytes(b"".join(changed))
+        log = open_log(tmp_path, clean=True, recovery_point=7)
+        found = offset_for_timestamp(log, timestamp, 7)
+        assert found is not None
+        assert found[0] == firsts[timestamp]
+        youngest = max_timestamp(log, 7)
+        assert youngest is not None
+        assert youngest[0] == 5
+        log.close()
+
+
+def test_the_check_of_a_time_index_walks_a_bounded_part_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise timestamps that do not increase would make the start walk whole segments."""
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
+    for timestamp in [1000] * 500 + [2000] * 2:
+        append(log, make_batch(1, timestamp=timestamp))
+    trio.run(close_clean, log)
+    log = open_log(tmp_path, clean=True, recovery_point=502)
+    walked: list[int] = []
+    walk = Segment.walk
+
+    def counting(self: Segment, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        for at, header in walk(self, position):
+            walked.append(at)
+            yield at, header
+
+    monkeypatch.setattr(Segment, "walk", counting)
+    assert log.segments[0].max_timestamp == 2000
+    assert 1 < len(walked) < 100
+    assert offset_for_timestamp(log, 2000, 502) == (500, 2000, EPOCH)
+    log.close()
 
 
 def test_timestamps_of_a_reopened_log_are_those_of_its_records(tmp_path: Path) -> None:
@@ -684,3 +742,62 @@ def test_a_segment_whose_indexes_were_found_wrong_gets_none_when_it_is_complete(
     assert [each.read_bytes() for each in indexes] == [
         (other / each.name).read_bytes() for each in indexes
     ]
+
+
+@pytest.mark.parametrize("is_removed_by", ["a lookup", "a lookup by timestamp", "the close"])
+def test_a_wrong_index_of_a_sealed_segment_is_removed_later_if_that_fails_at_first(
+    tmp_path: Path, is_removed_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start would use the files again: it only rebuilds missing ones."""
+    folder = tmp_path / "t-0"
+    log = open_log(folder)
+    while len(log_files(folder)) < 3:
+        append_many(log, 1)
+    trio.run(log.flush, UnsyncedDisk())
+    name = log_files(folder)[1].stem
+    indexes = [folder / f"{name}.index", folder / f"{name}.timeindex"]
+    sound = [path.read_bytes() for path in indexes]
+    indexes[0].write_bytes(b"\xff" * len(sound[0]))
+    with monkeypatch.context() as patch:
+
+        def failing(disk: RealDisk, path: str) -> None:
+            raise OSError(errno.EIO, path)
+
+        patch.setattr(RealDisk, "remove", failing)
+        read_headers(log, int(name) + 3)
+        read_headers(log, int(name) + 3)
+        assert all(path.exists() for path in indexes)
+    if is_removed_by == "a lookup":
+        read_headers(log, int(name) + 3)
+        assert not any(path.exists() for path in indexes)
+    elif is_removed_by == "a lookup by timestamp":
+        assert log.segments[1].locate_timestamp(1000) == 0
+        assert not any(path.exists() for path in indexes)
+    trio.run(close_clean, log)
+    assert not any(path.exists() for path in indexes)
+    again = open_log(folder, clean=True, recovery_point=log.recovery_point)
+    assert [path.read_bytes() for path in indexes] == sound
+    assert read_headers(again) == read_headers(log)
+
+
+def test_damage_is_known_as_long_as_its_marker_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_many(open_log(tmp_path), 5)
+    marker = tmp_path / DAMAGED
+    marker.write_bytes(encode_damage(10, 20))
+    log = open_log(tmp_path)
+    assert log.was_damaged
+    with monkeypatch.context() as patch:
+
+        def failing(disk: RealDisk, path: str) -> None:
+            raise OSError(errno.EACCES, path)
+
+        patch.setattr(RealDisk, "remove", failing)
+        with pytest.raises(StorageError):
+            log.forget_damage()
+    assert marker.exists()
+    assert log.was_damaged
+    log.forget_damage()
+    assert not marker.exists()
+    assert not log.was_damaged

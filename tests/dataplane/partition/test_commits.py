@@ -54,7 +54,7 @@ async def until_waiting(partition: Partition, count: int = 1) -> None:
 async def test_what_was_appended_in_one_epoch_is_not_acknowledged_in_another(
     tmp_path: Path,
 ) -> None:
-    """Another worker has led meanwhile: other records may be committed at these offsets."""
+    """Another worker led in between: other records may be committed at these offsets."""
     async with replicated(tmp_path) as (_, client, partition):
         await client.ask(ApiKey.PRODUCE, produce_message("t", batch_of(b"x")), PRODUCE_VERSION)
         await until_waiting(partition)

@@ -85,7 +85,7 @@ def test_who_is_always_one_fetch_behind_stays_in_sync() -> None:
     leadership = led()
     for second in range(60):
         for replica_id in (2, 3):
-            # It asks for what was the end at its fetch before.
+            # Each fetch is at the log end offset of the previous fetch.
             fetch(leadership, replica_id, 10 * second, 10 * second + 10, float(second))
         assert leadership.propose(10 * second, 10 * second + 10, float(second), anybody) is None
 
@@ -94,7 +94,7 @@ def test_a_replica_joins_at_the_high_watermark_and_the_start_of_the_epoch() -> N
     leadership = led(isr=(1, 2), start=50)
     fetch(leadership, 2, 80, 80, 1.0)
     fetch(leadership, 3, 49, 80, 1.0)
-    assert leadership.propose(30, 80, 1.0, anybody) is None  # holds what is committed, no more
+    assert leadership.propose(30, 80, 1.0, anybody) is None  # 49 is before the epoch's start
     fetch(leadership, 3, 50, 80, 1.0)
     assert leadership.propose(60, 80, 1.0, anybody) is None
     change = leadership.propose(50, 80, 1.0, anybody)
@@ -189,7 +189,7 @@ def test_who_stood_at_the_end_was_caught_up_as_long_as_it_was_heard_of() -> None
     leadership.appended(10, {})
     for replica_id in (2, 3):
         fetch(leadership, replica_id, 10, 10, 1.0)
-    # An hour later: 2 has fetched other partitions all the time, 3 has been silent.
+    # An hour later: 2 has fetched other partitions meanwhile, 3 has not fetched.
     leadership.appended(11, {2: 3600.0, 3: 5.0})
     assert leadership.lagging(11, 3601.0) == [3]
     assert leadership.lagging(11, 3600.0 + LAG_S + 1) == [2, 3]

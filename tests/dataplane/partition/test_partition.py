@@ -1,4 +1,4 @@
-"""One partition's leadership, watermark and waiters, without a node around it."""
+"""One partition's leadership, high watermark and waiters, without a node."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Batches after a refused one: from real producers with requests in flight, and made by hand.
+"""Batches after a refused one: from real producers with requests in flight, and built by the test.
 
 A disk that accepts only small writes refuses the first batch of a new producer, and could accept
 all later ones, every time.
@@ -192,7 +192,7 @@ def test_who_cannot_be_remembered_has_to_connect_again() -> None:
     assert refused.next_request() is None
 
 
-# Through the wire
+# Over the wire
 
 
 async def pipelined(client: RawClient, *batches: bytes) -> list[int]:
@@ -252,7 +252,7 @@ def test_what_is_behind_a_batch_that_did_not_fit_waits_for_it(
             )
             disk.room_bytes = 1 << 40
             assert await pipelined(client, first, produced(1), produced(2)) == [0, 0, 0]
-            # Nor is another connection, as everything was sent again there.
+            # Another connection is not affected either: a client resends all batches there.
             assert await pipelined(other, produced(1, producer_id=9)) == [0]
 
     test()
@@ -274,7 +274,7 @@ async def test_a_producer_that_skips_what_was_refused_is_not_stuck(tmp_path: Pat
         client = await served.connect()
         await client.create("t", max_message_bytes=1000)
         refused = ErrorCode.MESSAGE_TOO_LARGE
-        first = produced(0, large=True, count=2)  # it may come again in two
+        first = produced(0, large=True, count=2)  # a client may split it and retry
         assert await pipelined(client, first, *[produced(2)] * (REQUESTS_BEHIND + 1)) == [
             refused,
             *[OUT_OF_ORDER] * REQUESTS_BEHIND,
@@ -286,7 +286,7 @@ async def test_a_producer_that_skips_what_was_refused_is_not_stuck(tmp_path: Pat
             0,
             0,
         ]
-        first = produced(0, 0, 9, large=True)  # it cannot
+        first = produced(0, 0, 9, large=True)  # one record: cannot be split
         assert await pipelined(client, first, produced(1, 0, 9)) == [refused, 0]
 
 
@@ -321,7 +321,7 @@ class Sending:
     """A librdkafka producer with one record per batch and five requests in flight."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.outcomes: dict[int, Any] = {}  # by the record's number: its error, or None
+        self.outcomes: dict[int, Any] = {}  # error or None, by record number
         self.fatal: list[str] = []
         self._producer = confluent_kafka.Producer(
             {

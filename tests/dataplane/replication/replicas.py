@@ -1,4 +1,4 @@
-"""Partitions with replicas, without a worker around them."""
+"""Partitions with replicas, without a worker."""
 
 from dataplane.partition.partition import Partition, ReplicaContext
 from metaquorum.metadata.image import PartitionImage

@@ -43,7 +43,7 @@ def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
 
 
 def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> None:
-    """Their connections are provisional until they have authenticated and fetched, then stay."""
+    """A follower's connection is provisional until its first fetch after authentication."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=3)

@@ -118,7 +118,7 @@ def test_a_truncation_tells_of_the_whole_batch_that_goes_across_it(
 def test_a_high_watermark_never_lies_behind_the_end_of_the_log(
     pair: tuple[Partition, Partition],
 ) -> None:
-    """Otherwise the next append would be committed before another replica has it."""
+    """Otherwise the next append would be committed before another replica has the records."""
     leader, follower = pair
     append(leader.log, make_batch(10), epoch=0)
     fetch(follower, leader, 0)
@@ -222,7 +222,7 @@ def test_logs_agree_after_any_row_of_leaders(
                     partition.log.drop_unused_epochs()
             lead(leader, epoch)
             for number in range(batches):
-                # Another term's batch at the same offset is another batch.
+                # A batch with the same offset and another leader epoch is a different batch.
                 append(leader.log, make_batch(1, timestamp=1000 * epoch + number), epoch=epoch)
             for who, times in fetches:
                 if replicas[who] is leader:

@@ -40,18 +40,18 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("after", "image", "why"),
     [
-        (state((1, 3)), changed(image_of(1, 2, 3), 2, fenced=True), "it is fenced"),
+        (state((1, 3)), changed(image_of(1, 2, 3), 2, fenced=True), "its worker is fenced"),
         (
             state((1, 3)),
             changed(image_of(1, 2, 3), 2, in_controlled_shutdown=True),
-            "it is shutting down",
+            "its worker is shutting down",
         ),
         (
             state((1, 3)),
             image_of(1, 2, 3),
             "its worker is shutting down or has restarted",
         ),
-        (state((1, 3)), image_of(1, 3), "it is unregistered"),
+        (state((1, 3)), image_of(1, 3), "its worker is unregistered"),
         (state((1, 3), offline=(2,)), image_of(1, 2, 3), "its log directory failed"),
         (state((1, 3), blank=(2,)), image_of(1, 2, 3), "its log is lost"),
     ],
@@ -87,7 +87,7 @@ def test_how_far_behind_who_was_too_slow_is_told_and_thousands_of_partitions_are
     assert lines(caplog) == [
         "replica 2 left 1000 ISRs (not caught up for 20.5 s, 1001 records behind at most): "
         "t-0, t-1, t-2, t-3, t-4, ...",
-        "replica 3 joined 5 ISRs (it has caught up): u-0, u-1, u-2, u-3, u-4",
+        "replica 3 joined 5 ISRs (caught up): u-0, u-1, u-2, u-3, u-4",
     ]
 
 
@@ -108,5 +108,5 @@ def test_a_leader_and_the_controller_tell_why_a_replica_left_and_that_it_is_back
     together(scenario)
     told = lines(caplog)
     assert any(line.startswith("replica 3 left the ISR (") for line in told)
-    assert "replica 3 joined the ISR (it has caught up): t-0" in told
+    assert "replica 3 joined the ISR (caught up): t-0" in told
     assert "fenced one worker: 1 ISR shrank" in told

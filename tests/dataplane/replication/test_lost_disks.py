@@ -14,14 +14,14 @@ EVERYTHING = [b"%d" % number for number in range(RECORDS)]
 
 async def filled(cluster: Together, replicas: tuple[int, ...]) -> RawClient:
     """Fill `t` on all its replicas; return a client of the first one, the leader."""
-    await cluster.create("t", replicas, flush_messages=RECORDS)  # as if each were old
+    await cluster.create("t", replicas, flush_messages=RECORDS)  # synced like an old segment
     client = await cluster.connect(replicas[0])
     await fill(client, "t", RECORDS)
     await cluster.until(
         lambda: all(cluster.replica(n, "t").high_watermark == RECORDS for n in replicas)
     )
     assert cluster.state("t", replicas[0]).isr == replicas
-    await cluster.world.sleep(6.0)  # until checkpoints have it
+    await cluster.world.sleep(6.0)  # until checkpoints are written
     return client
 
 

@@ -69,7 +69,7 @@ def test_two_messages_prove_which_worker_it_is_and_who_the_leader_is() -> None:
     dialing = prove(endpoint(OTHER), ME, ADDRESS)
     assert not who.is_follower
     dialing.receive(replicas.respond(who, dialing.data_to_send()))
-    assert not who.is_follower, "a hello is no proof"
+    assert not who.is_follower, "a hello is not a proof"
     assert dialing.established is None
     dialing.receive(replicas.respond(who, dialing.data_to_send()))
     assert (who.is_follower, who.replica.worker_id) == (True, OTHER)
@@ -155,7 +155,7 @@ def test_what_a_worker_says_when_it_dials_cannot_be_sent_back_to_it() -> None:
     hello = dialed.data_to_send()
     with pytest.raises(ReplicaAuthenticationError, match="the peer expects node 2"):
         replicas.respond(client(), hello)
-    # Its own hello, and the victim's proof in place of its own.
+    # The attacker sends its own hello, then the victim's proof instead of its own.
     who = client()
     mirrored = Hello(
         StreamKind.REPLICA, OTHER, ME, address_digest(*ADDRESS), 1, bytes(NONCE_BYTES), CLUSTER
@@ -276,7 +276,7 @@ def test_a_fetch_without_an_epoch_is_no_replicas() -> None:
     assert fetch_claim_error(proven(OTHER), FetchRequest(replica_id=-1), IMAGE) == E.NONE
 
 
-# Between whole nodes
+# Complete nodes
 
 
 async def prove_over(raw: RawClient, worker_id: int, leader_id: int = LEADER) -> None:
@@ -320,7 +320,7 @@ def test_a_proven_worker_is_believed_as_far_as_the_metadata_go() -> None:
 
 
 def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone() -> None:
-    """The proof counts like any request; later requests of the connection do not."""
+    """The proof counts like any request; later requests of the connection do not count."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, 2, 3))

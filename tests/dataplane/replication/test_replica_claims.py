@@ -106,7 +106,7 @@ def without_followers(
     ("version", "epoch"), [(BY_STATE, FUTURE_EPOCH), (BY_STATE, None), (BY_STATE, -1), (BY_NAME, 0)]
 )
 def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int | None) -> None:
-    """02_forged_acks: 50 of 50 records were acknowledged, and lost with the leader."""
+    """Attack 02_forged_acks: 50 of 50 acknowledged records were lost with the leader."""
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         message = produce_message("t", batch_of(b"not replicated"), acks=-1)
@@ -130,7 +130,7 @@ def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int 
 
 
 def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower() -> None:
-    """01_epoch_poison: the real follower's fetches were ignored until the leader changed."""
+    """Attack 01_epoch_poison: the real follower's fetches were ignored until a new election."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
@@ -147,7 +147,7 @@ def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower
 
 
 def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
-    """The log start offset in a follower's fetch is what DeleteRecords waits for."""
+    """DeleteRecords waits for the log start offsets in followers' fetches."""
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         for follower in FOLLOWERS:
@@ -159,7 +159,7 @@ def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
 
 
 def test_made_up_replica_ids_leave_nothing_behind() -> None:
-    """06_exhaust heard: 400,000 replica ids occupied 45 MB."""
+    """Attack 06_exhaust heard: 400,000 replica ids occupied 45 MB."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
@@ -225,7 +225,7 @@ def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota() -> None:
 
 
 def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None:
-    """Replica id -2 is a consumer's, as in Kafka; here all other negative ids are, too."""
+    """Replica id -2 is a consumer's, as in Kafka; here so are all other negative ids."""
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         await fill(client, "t", 3, acks=1)
@@ -266,7 +266,7 @@ def test_offsets_are_not_told_to_a_client_as_a_replica() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
-    """Nor do they change an ISR or complete a DeleteRecords; sessions of other clients continue."""
+    """Random claims also do not change an ISR, complete DeleteRecords or end other sessions."""
     draw = Random(seed)
 
     async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:

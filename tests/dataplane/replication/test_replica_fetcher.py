@@ -212,7 +212,7 @@ def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_
         first = await leader.asked()
         assert partitions_in(first) == list(range(1 + others))
         assert first.max_wait_ms == WAIT_MS
-        # It has not heard yet that it leads.
+        # The leader does not know yet that it leads.
         await leader.answer(p0=ErrorCode.UNKNOWN_LEADER_EPOCH)
         while not partitions_in(asked := await leader.asked()):
             assert 1 <= asked.max_wait_ms <= FIRST_BACKOFF_S * 1000
@@ -269,7 +269,7 @@ def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
         await impostor.answer_token(bytes([Refusal.OK]) + mine.encode())
         proof = await impostor.token()
         await impostor.answer_token(bytes([Refusal.OK]) + proof)
-        await impostor.asked()  # which left together with the proof
+        await impostor.asked()  # sent together with the proof
         with contextlib.suppress(OSError):
             await impostor.answer(p0=ErrorCode.NONE, records=batch_of(b"forged"))
         with pytest.raises((EOFError, OSError)):

@@ -31,7 +31,7 @@ from wire.protocol.apis import ApiKey
 
 @in_trio
 async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_path: Path) -> None:
-    """Not even if the predecessor's folder could not be renamed."""
+    """The predecessor's folder also could not be renamed."""
     disk = FaultyDisk()
     async with serving(tmp_path, disk=disk) as served:
         client = await served.connect()
@@ -43,7 +43,7 @@ async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_pat
         await client.produce("t", batch_of(b"new"), error=ErrorCode.KAFKA_STORAGE_ERROR)
         row = await client.fetch("t")
         assert row.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        await client.produce("t", batch_of(b"new"), partition=1)  # its neighbour is well
+        await client.produce("t", batch_of(b"new"), partition=1)  # not affected
         disk.faults.clear()
         assert await client.delete("t") == 0
         await client.create("t")
@@ -153,7 +153,7 @@ async def test_a_topic_whose_epoch_a_full_disk_kept_from_being_written_can_be_de
         client = await served.connect()
         await client.create("full")
         await client.produce("full", batch_of(b"x"))
-    async with serving(tmp_path, disk=disk) as served:  # it leads in another epoch
+    async with serving(tmp_path, disk=disk) as served:  # a new leader epoch
         client = await served.connect()
         await client.create("other")
         disk.fail("create", "/full-0/leader-epoch", errno.ENOSPC)
@@ -219,7 +219,7 @@ async def test_a_directory_in_which_a_sync_failed_is_offline_alone(tmp_path: Pat
         disk.fail("sync", "/synced-0/", errno.EIO)
         error = ErrorCode.KAFKA_STORAGE_ERROR
         await client.produce("synced", batch_of(b"y"), error=error)
-        answer = await poller.answer(ApiKey.FETCH, 12)  # woken
+        answer = await poller.answer(ApiKey.FETCH, 12)  # without waiting for the timeout
         assert answer.responses[0].partitions[0].error_code in (0, error)
         disk.faults.clear()
         await client.produce("synced", batch_of(b"z"), error=error)  # the file's content is unknown

@@ -56,7 +56,7 @@ async def latest(client: RawClient, topic: str, replica_id: int = -1) -> Any:
 
 
 def test_quotas_of_clients_do_not_slow_down_replication() -> None:
-    """Q5: fetches of followers are exempt from all default quotas of clients."""
+    """Fetches of followers are exempt from all default quotas of clients."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
@@ -128,9 +128,9 @@ def test_a_record_that_the_leader_never_had_goes_also_where_its_log_begins_behin
 ) -> None:
     """Epochs alone cannot show the divergence: the leader has deleted the records to compare.
 
-    If it stayed, the next leader would treat the producer's retry as a duplicate and answer with
-    the old offset, where no consumer could read the record. With three records, the leader's log
-    starts within the batch, which could not be appended after the record either.
+    If the record stayed, the next leader would treat the producer's retry as a duplicate and
+    respond with the old offset, where no consumer could read the record. With three records, the
+    leader's log starts within the batch, which could not be appended after the record either.
     """
 
     async def scenario(cluster: Together) -> None:
@@ -141,7 +141,7 @@ def test_a_record_that_the_leader_never_had_goes_also_where_its_log_begins_behin
         client = await cluster.connect(1)
         await client.produce("t", bytearray(first))
         cut_off(cluster, 1)
-        await client.produce("t", bytearray(second), acks=1)  # offset 1, at worker 1 alone
+        await client.produce("t", bytearray(second), acks=1)  # offset 1, on worker 1 only
         await cluster.kill(1)
         await cluster.until(lambda: cluster.state("t", 2).leader == 2)
         cluster.world.internet.heal_all()
@@ -287,7 +287,7 @@ def test_a_follower_that_loses_its_log_directory_leaves_the_isr() -> None:
     async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)
         break_disk(cluster, 3)
-        await client.produce("t", batch_of(b"x"))  # waits until 3 is out
+        await client.produce("t", batch_of(b"x"))  # waits until 3 left the ISR
         assert cluster.state("t", 1).isr == (1, 2)
         await fill(client, "t", 5)
         assert cluster.state("t", 1).isr == (1, 2), "it does not come back by what it had"
@@ -349,7 +349,7 @@ def test_a_leader_hears_of_followers_that_have_asked_before_it_knew_the_topic() 
             if cluster.nodes[number].node.controller_role.quorum.leadership.is_active
         )
         late, third = (number for number in (1, 2, 3) if number != active)
-        await cluster.create("known", (late, active, third))  # so there are sessions
+        await cluster.create("known", (late, active, third))  # fetch sessions exist before
         cluster.world.internet.link(f"node-{active}", f"node-{late}").delay_s = 0.3
         await cluster.create("t", (late, active, third))
         await cluster.until(lambda: cluster.replica(late, "t").leader_state is not None)

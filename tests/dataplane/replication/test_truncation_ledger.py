@@ -190,7 +190,7 @@ def test_the_same_recovery_is_recorded_once(tmp_path: Path) -> None:
     assert len(again) == 2
 
 
-# Why, and how bad
+# Reasons and acknowledgements
 
 
 @pytest.fixture
@@ -230,11 +230,11 @@ def test_an_entry_says_why_and_how_bad(
 @pytest.mark.parametrize(
     ("before", "epoch", "offset"),
     [
-        ((2, 3), 4, 10),  # its last record is of the leader before
-        ((NO_LEADER, 4), 5, 10),  # or of the leader before an epoch without a leader
-        ((2, 4), 5, 8),  # another has led since: what it has committed may have been elsewhere
+        ((2, 3), 4, 10),  # the log ends in the previous leader's epoch
+        ((NO_LEADER, 4), 5, 10),  # or in that of the leader before an epoch without one
+        ((2, 4), 5, 8),  # another worker led since and may have committed records
         ((NO_LEADER, 5), 6, 8),
-        ((NO_LEADER, -1), 5, 8),  # nothing is known of the time before
+        ((NO_LEADER, -1), 5, 8),  # the previous leader is unknown
     ],
 )
 def test_a_leader_may_lack_what_was_in_place_of_its_own_last_records(
@@ -245,8 +245,8 @@ def test_a_leader_may_lack_what_was_in_place_of_its_own_last_records(
     known = replace(NOWHERE, leader=leader, leader_epoch=leader_epoch, isr=(2,))
     made = of_unclean_leader(partition, known, 8, 1)
     assert (made.offset, made.end_offset) == (offset, -1)
-    own = "; its own records up to 9 are older than the epochs of other leaders"
-    assert made.detail == "ISR before: 2" + (own if offset == 8 else "")
+    own = "; its records up to offset 9 are from an earlier epoch than the last leader's"
+    assert made.detail == "previous ISR: 2" + (own if offset == 8 else "")
 
 
 # Three nodes
@@ -297,7 +297,7 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         await client.produce("t", batch_of(b"a"))
         await cluster.kill(2)
         await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
-        await client.produce("t", batch_of(b"b"))  # acknowledged by all in sync
+        await client.produce("t", batch_of(b"b"))  # by all in-sync replicas
         await cluster.kill(1)
         await cluster.restart(2)
         await cluster.until(lambda: cluster.state("t", 3).leader == -1)
@@ -313,7 +313,7 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         assert (lost.offset, lost.end_offset, lost.detail) == (
             1,
             -1,
-            "eligible leader replicas before: 1",
+            "previous eligible leader replicas: 1",
         )
         await cluster.restart(1)
         await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
@@ -341,7 +341,7 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
         (found,) = await told(cluster, 1)
         assert (found.reason, found.acknowledged) == ("recovery", "yes")
         assert (found.offset, found.end_offset, found.high_watermark) == (4, -1, 5)
-        assert found.detail.endswith("the log reached offset 5 at least")
+        assert found.detail.endswith("the log had reached at least offset 5")
 
     together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
 
@@ -350,7 +350,7 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
     ("reason", "end_offset", "known_high_watermark", "is_recorded"),
     [
         (Reason.LEADER_STARTS_LATER, 20, 20, False),
-        (Reason.LEADER_STARTS_LATER, 20, 21, True),  # noted after that cut
+        (Reason.LEADER_STARTS_LATER, 20, 21, True),  # checkpointed after that truncation
         (Reason.DIVERGENCE, 20, 20, True),
         (None, 0, 20, True),
     ],
@@ -382,7 +382,7 @@ def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
         (found,) = await told(cluster, 2)
         assert (found.topic, found.reason, found.acknowledged) == ("t", "lost log", "perhaps")
         assert (found.offset, found.end_offset, found.high_watermark) == (0, -1, RECORDS)
-        assert found.detail == f"the log reached offset {RECORDS} at least"
+        assert found.detail == f"the log had reached at least offset {RECORDS}"
         await cluster.restart(2)
         assert await told(cluster, 2) == [found]
 

@@ -80,7 +80,7 @@ def test_nobody_out_of_sync_leads_until_it_is_allowed_and_then_one_does_at_once(
 
 
 def test_an_empty_log_that_ends_behind_the_new_leaders_begins_anew_with_that_one() -> None:
-    """All of its records were deleted, so it has no epoch to compare with the leader's."""
+    """All records of this log were deleted, so it has no epoch to compare with the leader's."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))

@@ -32,7 +32,7 @@ async def pause_and_unregister(cluster: Together, paused: int, other: int) -> No
     cluster.nodes[paused].machine.pause()
     await cluster.until(lambda: paused in cluster.worker(other).image.fenced_workers())
     client = await cluster.connect(other)
-    # If it was the active controller, the next one waits for a session timeout.
+    # If the paused node was the active controller, the next one waits for a session timeout.
     for _ in range(20):
         answer = await unregister(client, paused)
         if answer.error_code != E.INVALID_REQUEST:
@@ -171,17 +171,17 @@ def test_a_log_that_failed_stays_offline_through_a_second_registration() -> None
 
 
 def test_logs_that_begin_anew_are_told_under_the_registration_that_is_in_force() -> None:
-    """A worker with lost logs is unregistered before it reports them; it reports, then leads."""
+    """A worker that is unregistered before it reports its lost logs reports them, then leads."""
 
     async def scenario(cluster: Together) -> None:
         await filled(cluster, (2,))
         await cluster.kill(2)
         report_lost_logs(cluster, 2)
         before = cluster.worker(1).image.broker_epoch(2)
-        cluster.nodes[2].machine.faults.delay_s = 0.2  # it registers long before it has its logs
+        cluster.nodes[2].machine.faults.delay_s = 0.2  # delays the load of its logs
         cluster.nodes[2].boot()
         await cluster.until(lambda: cluster.worker(1).image.broker_epoch(2) > before)
-        await cluster.world.sleep(0.1)  # the answer has come to it
+        await cluster.world.sleep(0.1)  # the response has arrived
         for other in ("node-1", "node-3"):
             cluster.world.internet.cut("node-2", other)
             cluster.world.internet.cut(other, "node-2")

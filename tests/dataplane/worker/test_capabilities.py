@@ -16,11 +16,11 @@ from tests.nodes import ROOT
 
 CAPABILITIES = "dataplane.worker.capabilities"
 DISPATCHER = "dataplane.handlers.dispatcher"
-# Modules, besides the handlers, that handlers pass their worker to.
+# Other modules that handlers pass their worker to.
 OTHERS = (CAPABILITIES, "dataplane.worker.mutation_limits", "dataplane.fetch.reader")
-# Parts that a Protocol has of its own, and Protocols that it joins, together.
+# Most own parts and bases of a Protocol, together.
 MOST_PARTS = 6
-# Inherited parts included: as many as Fetch needs, which reads, waits and keeps sessions.
+# Most parts including inherited ones: the number of Fetch, which reads, waits and keeps sessions.
 MOST_IN_ALL = 13
 
 Name: TypeAlias = tuple[str, str]  # module, and name in it
@@ -40,20 +40,20 @@ def sources() -> dict[str, str]:
 
 @dataclass
 class Capability:
-    """A Protocol."""
+    """Parts and bases of one Protocol."""
 
     bases: list[Name]
-    # Its own parts, and the names in the annotations of what they are or return.
+    # By own part: the names in the annotation of its type or return type.
     parts: dict[str, set[Name]]
 
 
 @dataclass
 class Unit:
-    """A function or class of a module: what it does with the workers that it is given."""
+    """Use of worker parameters in one function or class of a module."""
 
-    takes: set[Name] = field(default_factory=set)  # the annotations of workers
+    takes: set[Name] = field(default_factory=set)  # annotations of worker parameters
     touched: set[str] = field(default_factory=set)
-    gives_to: set[Name] = field(default_factory=set)  # units that get the worker, too
+    gives_to: set[Name] = field(default_factory=set)  # units that it passes its worker to
     attributes: set[str] = field(default_factory=set)  # attributes of any object
 
 
@@ -115,8 +115,8 @@ class Handlers:
                 elif arg.arg == "worker" and (
                     arg.annotation is None or ast.unparse(arg.annotation) != "object"
                 ):
-                    self.complaints.append(f"{module}.{top.name} takes what is no Protocol")
-        for _ in range(2):  # an attribute is a worker where it was assigned, and then its alias
+                    self.complaints.append(f"{module}.{top.name} takes a worker without a Protocol")
+        for _ in range(2):  # first assignments of a worker, then aliases
             for target, value in _assignments(top):
                 if ast.unparse(value) in workers:
                     workers.add(ast.unparse(target))
@@ -135,14 +135,14 @@ class Handlers:
         return unit
 
     def parts_of(self, name: Name) -> Iterator[str]:
-        """All parts of a Protocol, those of its bases, too."""
+        """Yield all parts of a Protocol, including those of its bases."""
         yield from self.capabilities[name].parts
         for base in self.capabilities[name].bases:
             if base in self.capabilities:
                 yield from self.parts_of(base)
 
     def reached(self, units: Iterable[Name]) -> set[Name]:
-        """These units, and all to which they give their worker."""
+        """Return these units and all units that they pass their worker to, transitively."""
         found: set[Name] = set()
         todo = list(units)
         while todo:
@@ -158,7 +158,7 @@ class Handlers:
             for to in unit.gives_to - self.units.keys():
                 found.append(f"{module}.{name} gives its worker to {'.'.join(to)}")
         taken = {name for unit in self.units.values() for name in unit.takes}
-        parts: dict[Name, set[Name]] = {}  # Protocols of parts, and the units that have such a part
+        parts: dict[Name, set[Name]] = {}  # units that have a part, by its Protocol
         for name in taken:
             at_hand = self.reached(at for at, unit in self.units.items() if name in unit.takes)
             touched = {part for at in at_hand for part in self.units[at].touched}
@@ -181,7 +181,7 @@ class Handlers:
         return sorted(found)
 
     def _note_parts(self, name: Name, units: set[Name], parts: dict[Name, set[Name]]) -> None:
-        """Which of these units, that have a `name`, touch parts of it whose types are Protocols."""
+        """Add to `parts` which of `units`, that take `name`, use its parts typed as Protocols."""
         for base in self._bases([name]):
             for part, types in self.capabilities[base].parts.items():
                 near = {at for at in units if part in self.units[at].attributes}
@@ -240,13 +240,13 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "api_versions",
             "worker: HasImage",
             "worker: Worker",
-            "dataplane.handlers.api_versions.handle_api_versions takes what is no Protocol",
+            "dataplane.handlers.api_versions.handle_api_versions takes a worker without a Protocol",
         ),
         (
             "groups",
             "worker: HasImage, request: Request, group",
             "worker, request: Request, group",
-            "dataplane.handlers.groups._of_group takes what is no Protocol",
+            "dataplane.handlers.groups._of_group takes a worker without a Protocol",
         ),
         (
             "elections",

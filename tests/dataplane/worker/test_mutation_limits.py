@@ -1,4 +1,4 @@
-"""Clients held to their controller_mutation_rate by a whole node, in virtual time."""
+"""Enforcement of clients' controller_mutation_rate by a complete node, in virtual time."""
 
 import pytest
 import trio

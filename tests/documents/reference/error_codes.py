@@ -33,7 +33,7 @@ def page() -> str:
     ]
     return f"""# Error codes
 
-All error codes of the Kafka protocol. *Retriable*: clients ask again, after they have refreshed
+All error codes of the Kafka protocol. *Retriable*: clients retry, after they have refreshed
 their metadata where that may help. *Used here*: a worker or a controller of this version sends the
 code; the others belong to features that it does not have.
 

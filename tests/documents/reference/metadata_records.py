@@ -36,20 +36,40 @@ def _kind(kind: Callable[[Any], Any]) -> str:
     raise AssertionError(f"a kind of field that this page does not know: {kind!r}")
 
 
+def _versions(schema: records.Schema) -> str:
+    """Return which version a controller writes: a sentence, or a table if there are several."""
+    if schema.version == 0:
+        return f"Version 0 only, from level {schema.levels[0]}.\n"
+    rows = []
+    for version, level in enumerate(schema.levels):
+        features = [code(feature) for needed, feature in schema.features if needed == version]
+        added = [code(field.name) for field in schema.fields if field.since == version]
+        rows.append(
+            (
+                str(version),
+                str(level),
+                ", ".join(features) or "-",
+                ", ".join(added) if version > 0 else "the others",
+            )
+        )
+    return table(("Version", "From level", "Needs feature", "Adds fields"), rows)
+
+
 def page() -> str:
     text = """# Metadata records
 
 The metadata log consists of these records. In a file and between nodes a record is the msgpack
 array `[id, version, field...]`, with the fields in the order of the table. An id is never
 used again. A new version only adds fields at the end; a field that an older record does not have
-takes its default. A controller writes a version only when the `metadata.version` of the
-cluster is at least the level given, so that every node can read it. [File formats](file-formats.md)
-says how the log is kept in files.
+takes its default.
+
+A controller writes the newest version that the cluster allows: the cluster's level of the feature
+`metadata.version` must be at least *From level* (0: any cluster), and the feature under *Needs
+feature* must be enabled. So every node can read what is written. [File formats](file-formats.md)
+describes the files of the log.
 """
     for schema in records.SCHEMAS:
         name = schema.record.__name__
-        levels = ", ".join(f"version {v} from level {x}" for v, x in enumerate(schema.levels))
-        features = "".join(f"; version {v} needs the feature {code(f)}" for v, f in schema.features)
         rows = [
             (
                 code(field.name),
@@ -62,6 +82,6 @@ says how the log is kept in files.
         paragraphs = inspect.cleandoc(schema.record.__doc__ or "").split("\n\n")
         text += f"\n## {schema.id}: {name}\n\n"
         text += "\n\n".join(prose(one) for one in paragraphs) + "\n\n"
-        text += f"Written: {levels}{features}.\n\n"
+        text += _versions(schema) + "\n"
         text += table(("Field", "Value", "Since version", "Default"), rows)
     return text

@@ -647,6 +647,48 @@ def test_what_was_asked_is_asked_again_and_what_was_changed_is_not(start_node: N
         node.start()
 
 
+def sent_until_interrupted(producer: BlockingProducer, topic: str) -> bool:
+    """Send a record. Return whether that failed: the kernel accepts data for a closed connection
+    until its peer refuses some.
+    """
+    try:
+        producer.send(topic, [ProducerRecord(b"lost")])
+    except InterruptedChangeError:
+        return True
+    return False
+
+
+def test_without_acks_a_failed_connection_is_reported_and_replaced(start_node: NewNode) -> None:
+    node = start_node()
+    with socket_transport.connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        topic = new_topic(BlockingAdmin(cluster))
+        producer = BlockingProducer(Producer(cluster, acks=0, idempotent=False))
+        producer.send(topic, [ProducerRecord(b"before")])
+        wait_until(lambda: len(read_all(cluster, topic)) == 1)
+        node.kill()
+        wait_until(lambda: sent_until_interrupted(producer, topic))
+        node.start()
+        producer.send(topic, [ProducerRecord(b"after")])
+        wait_until(lambda: [r.value for r in read_all(cluster, topic)] == [b"before", b"after"])
+
+
+def test_without_acks_a_refused_batch_leads_to_new_metadata(node: Node) -> None:
+    """A broker can only close the connection; the metadata, here the topic id, may be old."""
+    with socket_transport.connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        admin = BlockingAdmin(cluster)
+        topic = new_topic(admin)
+        producer = BlockingProducer(Producer(cluster, acks=0, idempotent=False))
+        producer.send(topic, [ProducerRecord(b"before")])
+        wait_until(lambda: len(read_all(cluster, topic)) == 1)
+        with socket_transport.connect(node.bootstrap, timeout_s=PATIENCE_S) as other:
+            assert BlockingAdmin(other).delete_topics([topic]) == {topic: None}
+            made = BlockingAdmin(other).create_topics([NewTopic(topic, 1, 1)])
+            assert not isinstance(made[topic], BrokerError), made
+            wait_until(lambda: sent_until_interrupted(producer, topic))
+            producer.send(topic, [ProducerRecord(b"after")])
+            wait_until(lambda: [r.value for r in read_all(other, topic)] == [b"after"])
+
+
 @pytest.mark.parametrize(
     ("text", "addresses"),
     [

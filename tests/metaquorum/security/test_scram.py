@@ -86,7 +86,7 @@ def test_nobody_learns_from_the_answers_who_is_there() -> None:
     def first_answer(name: str) -> bytes:
         return server_of(ALICE).first(ScramClient(SHA_256, name, "x", "c").first())
 
-    assert first_answer("bob") == first_answer("bob"), "a salt that changes is no user's"
+    assert first_answer("bob") == first_answer("bob"), "the salt of an unknown user must not change"
     assert first_answer("bob") != first_answer("carol")
     assert len(first_answer("bob").split(b"s=")[1]) > 30
     complaints = set()

@@ -44,7 +44,7 @@ def missing_for_spark() -> str:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
-        return f"Spark needs Java {LEAST_JAVA} or newer: neither JAVA_HOME nor java is there"
+        return f"Spark needs Java {LEAST_JAVA} or newer, by JAVA_HOME or as a command"
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=PATIENCE_S

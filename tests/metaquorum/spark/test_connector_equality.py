@@ -25,7 +25,7 @@ from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not connector_jars(), reason="Spark's Kafka connector is not there"),
+    pytest.mark.skipif(not connector_jars(), reason="Spark's Kafka connector is not installed"),
 ]
 
 HERE = Path(__file__).resolve().parent

@@ -741,7 +741,9 @@ def test_an_empty_range_asks_nothing() -> None:
 def test_data_loss_errors_survive_pickling_as_spark_sends_them() -> None:
     import pickle
 
-    error = DataLossError(range_of(0, 5), Gap(1, 3, GapReason.DELETED, "why"))
+    gap = Gap(1, 3, GapReason.DELETED, "why")
+    error = DataLossError(range_of(0, 5), gap, "--allow-data-loss")
+    assert "With --allow-data-loss the load continues" in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.gap) == (str(error), error.gap)
     assert GapReason.DELETED in DATA_LOSS

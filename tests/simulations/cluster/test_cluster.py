@@ -1,4 +1,4 @@
-"""Worlds of several machines: single faults, durable logs, planted mistakes, and shrinking."""
+"""Worlds of several machines: single faults, durable logs, mutants, and shrinking."""
 
 import random
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""The simulated machine: stops at any point, split connections, and seeds that repeat."""
+"""Simulated machines: stops at any point, connections, clocks, and seeds that repeat."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Interleavings of replication: each takes effect, and finds the mistakes that it is for."""
+"""Interleavings of replication: each takes effect, and finds the mutants that need it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from simulations.mutants.truncation_mutants import CUT_MUTANTS
 from simulations.replication import crossings
 from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 
-# Interleaving that finds each mistake, by mutant.
+# Crossing that finds each mutant.
 SHOWS_IN = {
     "cut-for-another-leader": "unwanted cut",
     "commit-of-another-epoch": "pair",

@@ -1,4 +1,4 @@
-"""Mistakes in loads of ranges: a test of the reader finds each, and the simulator some."""
+"""Mutants of loads of ranges: a test of the reader finds each, and the simulator some."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 from tests.metaquorum.spark import test_range_reader as reader
 
-# Test of the reader that fails with each mistake, by mutant.
+# Test of the reader that fails with each mutant.
 FAILS: dict[str, Callable[[], None]] = {
     "plan-epoch-not-compared": partial(
         reader.test_records_that_were_replaced_are_not_taken_for_those_of_the_plan, 50
@@ -33,7 +33,7 @@ FAILS: dict[str, Callable[[], None]] = {
     "batch-from-its-start": reader.test_deleted_records_are_an_error_or_a_gap,
     "batch-to-its-end": reader.test_records_behind_the_range_are_not_read,
 }
-# Mistakes that the simulator finds within few seeds; the others take many more.
+# Mutants that the simulator finds within few seeds; the others take many more.
 SHOWS_SOON = ("position-behind-gap", "batch-from-its-start")
 
 

@@ -1,4 +1,4 @@
-"""Clusters with replicas: single faults, agreement of the replicas, and a planted mistake."""
+"""Clusters with replicas: single faults, agreement of the replicas, and a mutant."""
 
 import pytest
 

@@ -38,7 +38,7 @@ _OURS = frozenset((META_FOLDER, LOADING_FOLDER, REJECTED_FOLDER))
 
 @frozen
 class Publish:
-    """Step: move the committed files to their paths; some are not there yet."""
+    """Step: move the committed files to their paths; some are not yet moved."""
 
     version: int
 

@@ -59,7 +59,10 @@ def context_to_json(context: TaskContext) -> dict[str, Any]:
         else [registry.username, registry.password, registry.token, registry.ca_file],
         "read_committed": fetch.read_committed,
         "fail_on_data_loss": fetch.fail_on_data_loss,
+        "include_headers": fetch.include_headers,
+        "columns": None if fetch.columns is None else list(fetch.columns),
         "fetch_max_bytes": fetch.fetch_max_bytes,
+        "data_loss_option": fetch.data_loss_option,
     }
 
 
@@ -68,7 +71,6 @@ def context_from_json(data: Mapping[str, Any]) -> TaskContext:
     security = Security(
         None if tls is None else Tls(*tls), None if login is None else Login(*login)
     )
-    settings = TableSettings.from_json(data["settings"])
     connecting = Connecting(
         data["bootstrap"], security, data["client_id"], data["rack"], data["timeout_s"]
     )
@@ -76,15 +78,16 @@ def context_from_json(data: Mapping[str, Any]) -> TaskContext:
         connecting,
         data["read_committed"],
         data["fail_on_data_loss"],
-        settings.include_headers,
-        settings.columns,
+        data["include_headers"],
+        None if data["columns"] is None else tuple(data["columns"]),
         data["fetch_max_bytes"],
+        data["data_loss_option"],
     )
     return TaskContext(
         data["output"],
         data["staging"],
         fetch,
-        settings,
+        TableSettings.from_json(data["settings"]),
         data["storage_options"],
         None if registry is None else RegistryAuth(*registry),
     )

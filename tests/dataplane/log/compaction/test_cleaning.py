@@ -35,7 +35,13 @@ from tests.dataplane.log.compaction.compacted import (
 from tests.dataplane.log.logs import UnsyncedDisk, close_clean, cut, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
 from wire.records.compression import Codec
-from wire.records.records import ControlType, EndTransactionMarker, Record, encode_marker
+from wire.records.records import (
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"c", b"key-d"]
@@ -262,6 +268,38 @@ async def test_a_batch_that_cannot_be_opened_ends_the_cleaning_and_nothing_else(
     assert not list(tmp_path.glob("*.cleaned"))
 
 
+@pytest.mark.parametrize("damage", ["header", "control type", "marker"])
+@in_trio
+async def test_damage_in_the_search_for_markers_makes_a_log_uncleanable(
+    tmp_path: Path, damage: str
+) -> None:
+    """The damaged batch is in a segment after those that are cleaned."""
+    log = open_log(tmp_path, SEGMENTS)
+    append_records(log, [(b"k", b"kept")])
+    append_records(log, [(b"k", b"aborted")], producer_id=7, sequence=0, transactional=True)
+    log.roll(0)
+    end = log.log_end_offset
+    _append_marker(log, 7, ControlType.ABORT)
+    path = log_files(tmp_path)[-1]
+    data = bytearray(path.read_bytes())
+    if damage == "header":
+        data[16] ^= 1  # the magic byte
+    elif damage == "control type":
+        assert data[-10] == ControlType.ABORT.value
+        data[-10] = ControlType.COMMIT.value  # and the checksum is that of the other marker
+    else:
+        keyless = Record(2, 0, b"", b"v" * 10)
+        malformed = encode_batch([keyless], producer_id=7, transactional=True, control=True)
+        assert len(malformed) == len(data)
+        data = malformed
+    path.write_bytes(data)
+    before = [file.read_bytes() for file in log_files(tmp_path)]
+    with pytest.raises(UncleanableError, match=rf"/{path.name}\b"):
+        await clean(log, end=end)
+    assert [file.read_bytes() for file in log_files(tmp_path)] == before
+    assert not list(tmp_path.glob("*.cleaned"))
+
+
 def _lying() -> str:
     from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
     from wire.records.records import encode_batch
@@ -313,6 +351,26 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
     inside = range(log.log_start_offset, log.log_end_offset)
     assert after == [record for record in before if record.offset in inside]
     assert happening == "moved" or not list(folder.glob("*.cleaned"))
+
+
+@in_trio
+async def test_a_segment_that_is_truncated_while_it_is_read_is_not_taken_for_damaged(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path, SEGMENTS)
+    for number in range(60):
+        append_records(log, [(b"k%d" % (number % 5), b"value %d" % number)], now_ms=number)
+    log.roll(0)
+    base = log.segments[0].base_offset
+
+    class Truncated(UnsyncedDisk):
+        async def run(self, function: Callable[[], T]) -> T:
+            if log.truncations == 0:
+                cut(log, base + 3)
+            return await super().run(function)
+
+    with pytest.raises(CleaningAborted):
+        await clean(log, disk=Truncated())
 
 
 class _KilledError(Exception):

@@ -64,7 +64,7 @@ async def cleaned(disk: CrashDisk, log: PartitionLog) -> None:
 
 
 def check(log: PartitionLog, before: list[Record], after: list[Record]) -> None:
-    """Assert that all records that a cleaning keeps are there; the others may be."""
+    """Assert that the log has all records that a cleaning keeps, and perhaps others."""
     stored = stored_records(log)
     assert log.log_end_offset == END
     offsets = [record.offset for record in stored]

@@ -8,12 +8,21 @@ import pytest
 import trio
 
 from dataplane.log.dirs.log_dir import MANY_LOGS, LogDir, NewPartition
+from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import checkpoints
 from dataplane.log.recovery.recovery import load_log
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import DirectoryFailedError, DiskFullError, OpenFiles
-from dataplane.log.segments.names import file_name, parse_partition_folder, retired_folder
+from dataplane.log.segments.names import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    file_name,
+    parse_partition_folder,
+    retired_folder,
+)
 from metaquorum.runtime.interfaces import File, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
 from metaquorum.storage.data_dir import open_storage
@@ -406,6 +415,42 @@ def test_damage_that_was_cut_off_is_known_until_the_quorum_has_been_told(tmp_pat
         log_dir.abandon()
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "consequence"),
+    [
+        (
+            RECOVERY_POINT_CHECKPOINT,
+            "recovery scans every log and truncates it where it is damaged",
+        ),
+        (HIGH_WATERMARK_CHECKPOINT, "the high watermark of each partition is 0 until"),
+        (LOG_START_CHECKPOINT, "deleted records may be readable again"),
+    ],
+)
+def test_a_malformed_checkpoint_is_refused_with_the_consequence_of_its_removal(
+    tmp_path: Path, name: str, consequence: str
+) -> None:
+    (tmp_path / name).write_text("0\nnonsense\n")
+    with pytest.raises(
+        StorageError, match=f"{name} is malformed .*; restore or remove it; "
+    ) as raised:
+        OffsetCheckpoints(RealDisk(), str(tmp_path)).read()
+    assert consequence in str(raised.value)
+    assert str(raised.value).count(";") == 2
+    assert ("recovery" in str(raised.value).partition(";")[2]) == ("recovery" in name)
+
+
+def test_a_malformed_checkpoint_of_the_cleaner_costs_another_cleaning_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / CLEANER_CHECKPOINT).write_text("0\nnonsense\n")
+    checkpoints = OffsetCheckpoints(RealDisk(), str(tmp_path))
+    checkpoints.read()
+    assert checkpoints.cleaner_offsets == {}
+    assert f"{CLEANER_CHECKPOINT} is malformed" in caplog.text
+    assert "the cleaner begins again at the start of each log" in caplog.text
+    assert "recovery" not in caplog.text
 
 
 def test_names_of_folders() -> None:
