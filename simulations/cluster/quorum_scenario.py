@@ -211,6 +211,7 @@ async def _recover(voter_group: VoterGroup) -> None:
     world = voter_group.world
     before = len(voter_group.topics.created)
     began = world.now
+    voter_group.is_recovering = True
     with trio.move_on_after(LIVENESS_S) as limit:
         while len(voter_group.topics.created) == before and not world.violations:
             await world.sleep(0.05)

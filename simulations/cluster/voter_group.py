@@ -116,6 +116,8 @@ class VoterGroup:
         # Highest end offset that was acknowledged as committed.
         self.acknowledged_offset = 0
         self.acts = 0
+        # The scenario waits for a topic to be created: drivers only create topics.
+        self.is_recovering = False
         self.closing = False
         self.checkers = [checker(self) for checker in checkers]
 

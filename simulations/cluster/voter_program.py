@@ -189,12 +189,14 @@ class Driver:
 
     async def _drive(self) -> None:
         self.voter_group.acts += 1
-        fault = self._draw.choices(
+        act = self._draw.choices(
             [self._create, self._delete, self._grow, self._stray], [12, 6, 2, 1]
         )[0]
+        if self.voter_group.is_recovering:
+            act = self._create
         is_patient = self._draw.random() < 0.95
         with trio.move_on_after(math.inf if is_patient else self._draw.random() * 0.02):
-            await fault()
+            await act()
 
     async def _need_worker(self) -> None:
         worker = self._loader.image.workers.get(_WORKER_ID)
