@@ -126,6 +126,11 @@ class ClientConnection:
         return self._pipeline.waits_for is Wait.MUTE
 
     @property
+    def may_be_idle(self) -> bool:
+        """Whether a lack of progress is the client's: the worker makes it wait for nothing."""
+        return self.waits_for not in (Wait.MEMORY, Wait.MUTE) and not self._pipeline.outlasts_idle
+
+    @property
     def progress(self) -> int:
         """A counter that grows while the client sends requests or reads responses."""
         return self._pipeline.handled_frames + self._large_reads + self._sender.sent_pieces
@@ -359,10 +364,22 @@ class ClientConnection:
             # Free the bytes of its request while the response waits.
             self._frames.rest()
             self._release_memory()
-        is_ready = trio.Event()
-        delayed.on_ready(is_ready.set)
-        await is_ready.wait()
+        if delayed.may_outlast_idle:
+            await self._await_ready_or_end(delayed)
+        else:
+            is_ready = trio.Event()
+            delayed.on_ready(is_ready.set)
+            await is_ready.wait()
         self._slicer.start()
+
+    async def _await_ready_or_end(self, delayed: DelayedReply) -> None:
+        """Wait until the response is ready. Raises EOFError if the client closes the connection."""
+        with trio.CancelScope() as waiting:
+            delayed.on_ready(waiting.cancel)
+            await self._connection.pump(self._look_for_end)
+            if self._has_ended:
+                raise EOFError("the client closed the connection before its response was ready")
+            await trio.sleep_forever()  # the buffer is full
 
     async def _stay_muted(self, mute: Mute) -> None:
         """Wait until the mute ends or the client closes the connection; a drain ends the wait."""

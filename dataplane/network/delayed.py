@@ -32,15 +32,18 @@ class DelayedResponse:
     Its owner calls `complete` once the response is ready, or `cancel`.
     """
 
-    __slots__ = ("_callback", "allows_pipelining", "is_ready")
+    __slots__ = ("_callback", "allows_pipelining", "is_ready", "may_outlast_idle")
 
-    def __init__(self, *, allows_pipelining: bool = False) -> None:
+    def __init__(self, *, allows_pipelining: bool = False, may_outlast_idle: bool = False) -> None:
         """Create a response that is not ready.
 
         `allows_pipelining`: whether later requests of the connection may be handled before this
-        response is sent.
+        response is sent. `may_outlast_idle`: whether the response may take longer than
+        connections.max.idle.ms; its connection is then not idle, and the response is cancelled as
+        soon as the client closes the connection.
         """
         self.allows_pipelining = allows_pipelining
+        self.may_outlast_idle = may_outlast_idle
         self.is_ready = False
         self._callback: Callable[[], object] | None = None
 

@@ -114,6 +114,12 @@ class RequestPipeline:
         return self._needs_task
 
     @property
+    def outlasts_idle(self) -> bool:
+        """Whether the first response may take longer than connections.max.idle.ms."""
+        first = self._queue[0] if self._queue else None
+        return isinstance(first, DelayedReply) and first.may_outlast_idle
+
+    @property
     def may_handle(self) -> bool:
         """Whether the next frame may be handled before all responses have been sent."""
         queue = self._queue

@@ -65,6 +65,10 @@ class DelayedReply:
     def allows_pipelining(self) -> bool:
         return self._delayed.allows_pipelining
 
+    @property
+    def may_outlast_idle(self) -> bool:
+        return self._delayed.may_outlast_idle
+
     def on_ready(self, callback: Callable[[], object]) -> None:
         self._delayed.on_ready(callback)
 

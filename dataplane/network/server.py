@@ -20,7 +20,6 @@ from dataplane.network.connection_limits import (
     PeerListener,
     ProvisionalConnection,
 )
-from dataplane.network.pipeline import Wait
 from dataplane.network.unread_responses import UnreadResponses
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
@@ -334,8 +333,7 @@ class Server:
             await sleep(self._clock, period_seconds)
             idle: list[ClientConnection] = []
             for connection, progress in list(self._connections.items()):
-                waits = connection.waits_for in (Wait.MEMORY, Wait.MUTE)
-                if connection.progress != progress or waits:
+                if connection.progress != progress or not connection.may_be_idle:
                     self._connections[connection] = connection.progress
                     still[connection] = 0
                     continue

@@ -16,7 +16,8 @@ import trio.testing
 from dataplane.network.client import Client
 from dataplane.network.connection import ListenerContext
 from dataplane.network.connection_limits import MAX_PROVISIONAL, PROVISIONAL_S, PeerListener
-from dataplane.network.replies import Handle, PendingReply, Reply
+from dataplane.network.delayed import DelayedResponse
+from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
@@ -291,6 +292,76 @@ async def test_a_connection_without_requests_is_closed_when_idle_and_no_other() 
         assert 60 <= trio.current_time() - began <= 75
         assert not busy.is_closed
         assert server.connection_count == 1
+
+
+class LateResponse(DelayedResponse):
+    """A response that the test makes ready."""
+
+    def __init__(self, *, may_outlast_idle: bool) -> None:
+        super().__init__(may_outlast_idle=may_outlast_idle)
+        self.is_cancelled = False
+
+    def complete(self) -> bytes:
+        return b"late"
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@asynccontextmanager
+async def waiting_for(response: LateResponse) -> AsyncIterator[PlayedConnection]:
+    """Serve a connection whose only request waits for `response`, with an idle time of a minute."""
+
+    def handle(frame: memoryview, client: Client) -> DelayedReply:
+        return DelayedReply(response, lambda reply: reply)
+
+    server, listener = played(handle, max_idle_ms=60_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve)
+        connection = PlayedConnection()
+        listener.offer(connection)
+        connection.feed(framed(b"x"))
+        yield connection
+        await server.drain()
+
+
+@virtual
+async def test_a_response_that_may_outlast_idle_keeps_its_connection_open() -> None:
+    response = LateResponse(may_outlast_idle=True)
+    async with waiting_for(response) as connection:
+        await trio.sleep(300)
+        assert not connection.is_closed
+        response.ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert bytes(connection.sent) == b"late"
+        began = trio.current_time()
+        while not connection.is_closed:
+            await trio.sleep(1)
+        assert 55 <= trio.current_time() - began <= 75  # idle again, from the response on
+
+
+@virtual
+async def test_any_other_delayed_response_does_not_keep_its_connection_open() -> None:
+    async with waiting_for(LateResponse(may_outlast_idle=False)) as connection:
+        await trio.sleep(75)
+        assert connection.is_closed
+
+
+@virtual
+async def test_a_response_that_may_outlast_idle_is_cancelled_when_its_client_leaves() -> None:
+    for later in (b"", framed(b"y"), framed(b"y")[:3]):
+        response = LateResponse(may_outlast_idle=True)
+        async with waiting_for(response) as connection:
+            await trio.sleep(1)
+            if later:
+                connection.feed(later)
+            await trio.sleep(1)
+            assert not response.is_cancelled
+            connection.end()
+            await trio.sleep(1)
+            assert response.is_cancelled
+            assert connection.is_closed
+            assert not connection.sent
 
 
 @virtual
