@@ -1,18 +1,29 @@
 """Arbitrary messages of any table, for Hypothesis."""
 
+import importlib
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
 
+import wire.messages
 from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS
 from wire.schema.message import Field, Message, Struct
+
+
+def _tables() -> Iterator[type[Message]]:
+    """Return the messages of all modules, also those of APIs that no node serves."""
+    for module in pkgutil.iter_modules(wire.messages.__path__):
+        for value in vars(importlib.import_module(f"wire.messages.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Message) and value is not Message:
+                yield value
+
 
 CASES = [
     (cls, version)
-    for api in APIS.values()
-    for cls in (api.request, api.response)
-    for version in range(api.min_version, api.max_version + 1)
+    for cls in sorted(_tables(), key=lambda cls: (cls.API, cls.__name__))
+    for version in cls.VERSIONS
 ]
 
 
@@ -46,9 +57,8 @@ def _value(field: Field, version: int) -> st.SearchStrategy[Any]:
         return st.sampled_from(ErrorCode).map(int)
     if field.name == "log_append_time_ms":  # kio decodes this field as a datetime
         return st.one_of(st.just(-1), st.integers(0, 1 << 42))
-    if (
-        field.name == "session_lifetime_ms"
-    ):  # kio decodes this field as a timedelta, which has limits and rounds
+    if field.name in ("session_lifetime_ms", "retention_time_ms"):
+        # kio decodes these fields as a timedelta, which has limits and rounds
         return st.integers(-(1 << 42), 1 << 42)
     if field.kind == "array":
         item = field.item
