@@ -1,0 +1,459 @@
+"""Groups and committed offsets of one partition of `__consumer_offsets`. Plain state, no I/O.
+
+Every operation returns its answer, None for a JoinGroup or SyncGroup that waits, or a `Write` with
+the records and the answer that holds once they are committed (`dataplane.coordinators.shard`). Who
+may do what with offsets:
+
+    the group                        a commit
+    does not exist                   without a generation only; creates the group's offsets
+    has no members                   without a generation, by anybody
+    has members                      by a member of the current generation; not while the leader's
+                                     assignment is missing (COMPLETING_REBALANCE)
+
+Offsets of a group expire `offsets.retention.minutes` after the group became empty; without members
+from the start, after the commit; those of a group that consumes other topics, after the commit.
+Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from dataplane.coordinators.group.classic_group import (
+    CONSUMER,
+    ClassicGroup,
+    GroupLimits,
+    GroupState,
+    MutedUntil,
+    Persist,
+)
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf, tombstone
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from dataplane.coordinators.group.group_metadata import GroupMetadata
+from dataplane.coordinators.group.membership import GroupMemory, never_muted
+from dataplane.coordinators.group.record_formats import (
+    NO_TIMESTAMP,
+    CommittedOffset,
+    GroupKey,
+    OffsetKey,
+    RecordFormatError,
+    decode_group,
+    decode_key,
+    encode_group,
+    encode_group_key,
+    encode_offset,
+    encode_offset_key,
+    is_offset,
+)
+from dataplane.coordinators.group.requests import (
+    NO_ERROR,
+    JoinAnswer,
+    JoinCallback,
+    JoinRequest,
+    LeavingMember,
+    SyncAnswer,
+    SyncCallback,
+    SyncRequest,
+)
+from dataplane.coordinators.group.timeouts import Timeouts
+from dataplane.coordinators.shard import CoordinatorRecord, Write
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+from wire.primitives.types import Uuid
+
+# Most protocols of one member: the memory of a member is also bounded by its request.
+MAX_PROTOCOLS: Final = 64
+# Most offsets of one shard whose records are not committed yet.
+MAX_PENDING_OFFSETS: Final = 200_000
+# Memory of a group without members.
+GROUP_BYTES: Final = 2000
+_MINUTE_MS: Final = 60_000
+A = TypeVar("A")
+
+
+@dataclass(slots=True)
+class GroupConfigs:
+    """Configs in force; the names are Kafka's."""
+
+    limits: GroupLimits = field(default_factory=GroupLimits)
+    min_session_timeout_ms: int = 6000
+    max_session_timeout_ms: int = 1_800_000
+    offsets_retention_ms: int = 10_080 * _MINUTE_MS
+    offset_metadata_max_bytes: int = 4096
+
+
+@frozen
+class OffsetToCommit:
+    topic: str
+    topic_id: Uuid
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+@frozen
+class CommitRequest:
+    """Offsets to commit; `generation` is -1 without membership."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    offsets: Sequence[OffsetToCommit]
+    retention_ms: int = -1  # -1: offsets.retention.minutes
+
+
+class GroupShard:
+    """The shard of groups; `new_id` returns a random text, used once."""
+
+    def __init__(
+        self,
+        configs: GroupConfigs,
+        memory: GroupMemory,
+        topic_id_of: TopicIdOf,
+        wall_ms: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.configs = configs
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = CommittedOffsets(topic_id_of)
+        self.unreadable_count = 0  # records with a known key and a malformed value
+        self._memory = memory
+        self._wall_ms = wall_ms
+        self._new_id = new_id
+        self._timeouts = Timeouts()
+        self._recorded: dict[str, GroupMetadata] = {}  # while the shard is loading
+        self._persisted: set[str] = set()  # groups with a committed record
+        self._is_loaded = False
+        self._outbox: list[CoordinatorRecord] = []
+
+    # Members
+
+    def join(
+        self,
+        now: float,
+        request: JoinRequest,
+        callback: JoinCallback,
+        muted_until: MutedUntil = never_muted,
+    ) -> JoinAnswer | Write[JoinAnswer | None] | None:
+        """Add a member to the group, which is created if its id is new."""
+        configs = self.configs
+        lowest, highest = configs.min_session_timeout_ms, configs.max_session_timeout_ms
+        if not lowest <= request.session_timeout_ms <= highest:
+            return JoinAnswer(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
+        if len(request.protocols) > MAX_PROTOCOLS:
+            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        group = self.groups.get(request.group_id)
+        if group is None and request.member_id:
+            return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+        if not self._memory.has_room(_size_of(request)):
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        if group is None:
+            group = self._create(request.group_id)
+        answer = group.join(
+            now, request, partial(self._new_member_id, request), callback, muted_until
+        )
+        return self._written(group, answer)
+
+    def _new_member_id(self, request: JoinRequest) -> str:
+        return f"{request.instance_id or request.client_id}-{self._new_id()}"
+
+    def sync(
+        self, now: float, request: SyncRequest, callback: SyncCallback
+    ) -> SyncAnswer | Write[SyncAnswer | None] | None:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
+        assigned_bytes = sum(map(len, request.assignments.values()))
+        if not self._memory.has_room(assigned_bytes):
+            return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        answer = group.sync(now, request, callback)
+        if isinstance(answer, Persist):
+            record = _group_record(group.group_id, answer.metadata)
+            return Write([*self._take(), record], None, answer.on_failed)
+        return self._with_outbox(answer)
+
+    def heartbeat(
+        self, now: float, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return group.heartbeat(now, member_id, instance_id, generation)
+
+    def leave(
+        self, now: float, group_id: str, members: Iterable[LeavingMember]
+    ) -> list[ErrorCode] | Write[list[ErrorCode]]:
+        """Remove members; return the error of each."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return [ErrorCode.UNKNOWN_MEMBER_ID for _ in members]
+        codes = [group.leave(now, member) for member in members]
+        return self._with_outbox(codes)
+
+    def drop_join(self, now: float, group_id: str, member_id: str) -> None:
+        """Note that the connection of a waiting JoinGroup has ended."""
+        if (group := self.groups.get(group_id)) is not None:
+            group.drop_join(now, member_id)
+
+    def drop_sync(self, now: float, group_id: str, member_id: str) -> None:
+        """Note that the connection of a waiting SyncGroup has ended."""
+        if (group := self.groups.get(group_id)) is not None:
+            group.drop_sync(now, member_id)
+
+    # Offsets
+
+    def commit(
+        self, now: float, now_ms: int, request: CommitRequest
+    ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
+        """Commit offsets; return the error of each, or one for all."""
+        code = self._check_commit(now, request)
+        if code is not NO_ERROR:
+            return code
+        if self.offsets.pending_count + len(request.offsets) > MAX_PENDING_OFFSETS:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        most_bytes = self.configs.offset_metadata_max_bytes
+        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else NO_TIMESTAMP
+        codes: list[ErrorCode] = []
+        records: list[CoordinatorRecord] = []
+        for each in request.offsets:
+            if len(each.metadata) > most_bytes:
+                codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+                continue
+            codes.append(NO_ERROR)
+            key = OffsetKey(request.group_id, each.topic, each.partition)
+            value = CommittedOffset(
+                each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
+            )
+            records.append(CoordinatorRecord(encode_offset_key(*key), encode_offset(value), key))
+        return Write(records, codes) if records else codes
+
+    def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            # Kafka answers so, too: a generation without its group is an old one.
+            return ErrorCode.ILLEGAL_GENERATION if request.generation >= 0 else NO_ERROR
+        if request.generation < 0 and group.is_empty:
+            return NO_ERROR
+        if request.generation >= 0 or request.member_id or request.instance_id is not None:
+            code = group.check(request.member_id, request.instance_id, request.generation)
+        else:
+            code = ErrorCode.UNKNOWN_MEMBER_ID
+        if code is NO_ERROR:
+            group.hear(now, request.member_id)
+            if group.state is GroupState.COMPLETING_REBALANCE:
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return code
+
+    def delete_offsets(
+        self, group_id: str, places: Iterable[tuple[str, int]]
+    ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
+        """Delete offsets of topics that no member consumes; return the error of each."""
+        group = self.groups.get(group_id)
+        if group is None and group_id not in self.offsets:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group is not None and not group.is_empty and group.protocol_type != CONSUMER:
+            return ErrorCode.NON_EMPTY_GROUP
+        is_subscribed = _subscription_of(group)
+        codes: list[ErrorCode] = []
+        records: list[CoordinatorRecord] = []
+        for topic, partition in places:
+            if is_subscribed(topic):
+                codes.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
+                continue
+            codes.append(NO_ERROR)
+            if self.offsets.has(group_id, topic, partition):
+                records.append(tombstone(group_id, topic, partition))
+        return Write(records, codes) if records else codes
+
+    def delete_group(self, group_id: str) -> ErrorCode | Write[ErrorCode]:
+        group = self.groups.get(group_id)
+        if group is None and group_id not in self.offsets:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group is not None and not group.is_empty:
+            return ErrorCode.NON_EMPTY_GROUP
+        return Write(self._deletion_of(group_id), NO_ERROR)
+
+    def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
+        records = [tombstone(group_id, *place) for place in self.offsets.places_of(group_id)]
+        records.append(_group_record(group_id, None))
+        return records
+
+    def topics_deleted(self) -> Write[None] | None:
+        """Return tombstones for the offsets of deleted topics; None if there are none."""
+        records: list[CoordinatorRecord] = []
+        for group_id in list(self.offsets.group_ids):
+            records += self.offsets.gone(group_id)
+        return Write(records, None) if records else None
+
+    def expire(self, group_id: str, now_ms: int) -> Write[None] | None:
+        """Return tombstones for what has expired of a group: offsets, and at last the group."""
+        group = self.groups.get(group_id)
+        records = self._expired_offsets(group_id, group, now_ms)
+        left = len(self.offsets.places_of(group_id)) - len(records)
+        if left == 0 and (group is None or (group.is_empty and not group.pending)):
+            if group_id in self._persisted:
+                records.append(_group_record(group_id, None))
+            elif group is not None:
+                self._forget(group)
+        return Write(records, None) if records else None
+
+    def _expired_offsets(
+        self, group_id: str, group: ClassicGroup | None, now_ms: int
+    ) -> list[CoordinatorRecord]:
+        retention_ms = self.configs.offsets_retention_ms
+        is_subscribed = _subscription_of(group)
+        if group is None or not group.protocol_type:
+            since_ms = _commit_time
+        elif group.is_empty:
+            since_ms = partial(_since_empty, group.state_timestamp_ms)
+        elif group.protocol_type == CONSUMER and group.state is GroupState.STABLE:
+            since_ms = _commit_time
+        else:
+            return []
+        return self.offsets.expired(group_id, now_ms, retention_ms, since_ms, is_subscribed)
+
+    @property
+    def group_ids(self) -> set[str]:
+        """All groups: with members, a record or offsets."""
+        return self.groups.keys() | set(self.offsets.group_ids)
+
+    # The shard's side of the runtime
+
+    @property
+    def next_due(self) -> float:
+        return self._timeouts.next_due
+
+    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
+        self._timeouts.run(now)
+        return self._take()
+
+    def appended(self, records: Iterable[CoordinatorRecord]) -> None:
+        for record in records:
+            if isinstance(record.decoded_key, OffsetKey):
+                self.offsets.appended(record.decoded_key)
+
+    def replay(self, record: CoordinatorRecord, now: float) -> None:
+        key = record.decoded_key
+        try:
+            if key is None:
+                key = decode_key(record.key)
+            if isinstance(key, OffsetKey):
+                self._replay_offset(record, key)
+            elif isinstance(key, GroupKey):
+                value = None if record.value is None else decode_group(record.value)
+                self._replay_group(key.group_id, value, now)
+        except RecordFormatError:
+            self.unreadable_count += 1
+
+    def _replay_offset(self, record: CoordinatorRecord, key: OffsetKey) -> None:
+        if self._is_loaded:
+            self.offsets.settled(key)
+        elif record.value is not None and not is_offset(record.value):
+            raise RecordFormatError("malformed offset")
+        self.offsets.replay(key, record.value)
+
+    def _replay_group(self, group_id: str, metadata: GroupMetadata | None, now: float) -> None:
+        if metadata is None:
+            self._persisted.discard(group_id)
+        else:
+            self._persisted.add(group_id)
+        if not self._is_loaded:
+            if metadata is None:
+                self._recorded.pop(group_id, None)
+            else:
+                self._recorded[group_id] = metadata
+            return
+        group = self.groups.get(group_id)
+        if group is None:
+            return
+        if metadata is not None:
+            group.committed(now, metadata)
+        elif group.is_empty and not group.pending:
+            self._forget(group)
+
+    def loaded(self, now: float, now_ms: int) -> None:
+        self._is_loaded = True
+        for group_id, metadata in self._recorded.items():
+            self._create(group_id).restore(now, metadata)
+        self._recorded.clear()
+
+    def unload(self) -> None:
+        for group in list(self.groups.values()):
+            group.close(ErrorCode.NOT_COORDINATOR)
+            self._forget(group)
+
+    def _create(self, group_id: str) -> ClassicGroup:
+        group = self.groups[group_id] = ClassicGroup(
+            group_id,
+            self.configs.limits,
+            self._memory,
+            self._timeouts,
+            self._wall_ms,
+            partial(self._write, group_id),
+        )
+        self._memory.used_bytes += GROUP_BYTES
+        return group
+
+    def _forget(self, group: ClassicGroup) -> None:
+        del self.groups[group.group_id]
+        self._memory.used_bytes -= GROUP_BYTES
+
+    def _write(self, group_id: str, metadata: GroupMetadata) -> None:
+        self._outbox.append(_group_record(group_id, metadata))
+
+    def _take(self) -> list[CoordinatorRecord]:
+        records, self._outbox = self._outbox, []
+        return records
+
+    def _with_outbox(self, answer: A) -> A | Write[A]:
+        return Write(self._take(), answer) if self._outbox else answer
+
+    def _written(
+        self, group: ClassicGroup, answer: JoinAnswer | Persist | None
+    ) -> JoinAnswer | Write[JoinAnswer | None] | None:
+        if isinstance(answer, Persist):
+            record = _group_record(group.group_id, answer.metadata)
+            return Write([*self._take(), record], answer.answer)
+        return self._with_outbox(answer)
+
+
+def _group_record(group_id: str, metadata: GroupMetadata | None) -> CoordinatorRecord:
+    value = None if metadata is None else encode_group(metadata)
+    return CoordinatorRecord(encode_group_key(group_id), value, GroupKey(group_id))
+
+
+def _size_of(request: JoinRequest) -> int:
+    return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
+
+
+def _commit_time(committed: CommittedOffset) -> int:
+    return committed.commit_timestamp_ms
+
+
+def _since_empty(empty_since_ms: int, committed: CommittedOffset) -> int:
+    return empty_since_ms if empty_since_ms >= 0 else committed.commit_timestamp_ms
+
+
+def _no_topic(topic: str) -> bool:
+    return False
+
+
+def _every_topic(topic: str) -> bool:
+    return True
+
+
+def _subscription_of(group: ClassicGroup | None) -> Callable[[str], bool]:
+    """Return whether a member of the group is subscribed to a topic, as a function."""
+    if group is None or group.is_empty or group.protocol_type != CONSUMER:
+        return _no_topic
+    topics: set[str] = set()
+    for member in group.members:
+        for protocol in member.protocols:
+            subscribed = subscribed_topics(protocol.metadata)
+            if subscribed is None:
+                return _every_topic
+            topics |= subscribed
+    return topics.__contains__

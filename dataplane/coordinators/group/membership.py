@@ -1,0 +1,309 @@
+"""Members of one group: their protocols, static ids and waiting requests. Plain state.
+
+A member is known by its member id, a *static* member also by its instance id (KIP-345), which
+outlives its process: another process with that instance id takes the member's place and gets a new
+member id, and requests with the old one are fenced.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from dataplane.coordinators.group.group_metadata import PersistedMember
+from dataplane.coordinators.group.requests import (
+    JoinAnswer,
+    JoinCallback,
+    JoinRequest,
+    Protocol,
+    SyncAnswer,
+    SyncCallback,
+)
+from wire.primitives.errors import ErrorCode
+
+# Memory of a member without its ids, protocols and assignment.
+MEMBER_BYTES: Final = 1000
+NEVER: Final = float("-inf")
+
+
+def never_muted() -> float:
+    return NEVER
+
+
+class GroupMember:
+    """One member, with the requests of it that wait for the others."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "heard_at",
+        "instance_id",
+        "is_new",
+        "join",
+        "member_id",
+        "muted_until",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "sync",
+    )
+
+    def __init__(self, member_id: str, request: JoinRequest) -> None:
+        self.member_id = member_id
+        self.instance_id = request.instance_id
+        self.client_id = request.client_id
+        self.client_host = request.client_host
+        self.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self.session_timeout_ms = request.session_timeout_ms
+        self.protocols = request.protocols
+        self.assignment = b""
+        self.is_new = True  # has no generation yet
+        self.join: JoinCallback | None = None
+        self.sync: SyncCallback | None = None
+        self.heard_at = NEVER
+        # Returns the monotonic seconds until which a quota mutes, or muted, the connection.
+        self.muted_until: Callable[[], float] = never_muted
+
+    @classmethod
+    def restored(
+        cls, persisted: PersistedMember, protocol_type: str, protocol: str
+    ) -> "GroupMember":
+        """Return the member of a generation that another coordinator has led."""
+        request = JoinRequest(
+            "",
+            persisted.member_id,
+            persisted.instance_id,
+            persisted.client_id,
+            persisted.client_host,
+            persisted.rebalance_timeout_ms,
+            persisted.session_timeout_ms,
+            protocol_type,
+            (Protocol(protocol, persisted.subscription),),
+        )
+        member = cls(persisted.member_id, request)
+        member.assignment = persisted.assignment
+        member.is_new = False
+        return member
+
+    @property
+    def is_static(self) -> bool:
+        return self.instance_id is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.join is not None or self.sync is not None
+
+    @property
+    def session_ends_at(self) -> float:
+        """Monotonic seconds at which the session ends, unless the member is heard until then.
+
+        A member cannot be heard while its connection is muted, so that time does not count.
+        """
+        return max(self.heard_at, self.muted_until()) + self.session_timeout_ms / 1000
+
+    @property
+    def size_bytes(self) -> int:
+        texts = len(self.member_id) + len(self.client_id) + len(self.instance_id or "")
+        protocols = sum(len(each.name) + len(each.metadata) + 100 for each in self.protocols)
+        return MEMBER_BYTES + texts + protocols + len(self.assignment)
+
+    def metadata_of(self, protocol: str | None) -> bytes:
+        return next((each.metadata for each in self.protocols if each.name == protocol), b"")
+
+    def matches(self, request: JoinRequest) -> bool:
+        return self.protocols == request.protocols
+
+    def answer_sync(self, answer: SyncAnswer) -> None:
+        sync, self.sync = self.sync, None
+        if sync is not None:
+            sync(answer)
+
+    def persisted(self, protocol: str | None, assignment: bytes) -> PersistedMember:
+        return PersistedMember(
+            self.member_id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.session_timeout_ms,
+            self.metadata_of(protocol),
+            assignment,
+        )
+
+
+class GroupMemory:
+    """Memory of all groups of one worker."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.used_bytes + size_bytes <= self.limit_bytes
+
+
+class Membership:
+    """The members of one group, in the order in which they joined."""
+
+    def __init__(self, memory: GroupMemory) -> None:
+        self._memory = memory
+        self.by_id: dict[str, GroupMember] = {}
+        self.static_ids: dict[str, str] = {}  # member ids by instance id
+        self.protocol_type: str | None = None
+        self.leader: str | None = None
+        self.size_bytes = 0
+        self.joined_count = 0  # members whose JoinGroup waits
+        self._supported: Counter[str] = Counter()  # members by protocol name
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[GroupMember]:
+        return iter(list(self.by_id.values()))
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self.by_id
+
+    @property
+    def rebalance_timeout_s(self) -> float:
+        return max((each.rebalance_timeout_ms for each in self.by_id.values()), default=0) / 1000
+
+    def wait_join(self, member: GroupMember, join: JoinCallback) -> None:
+        """Keep a JoinGroup waiting; an earlier one of the member must be sent again."""
+        self.answer_join(member, JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        member.join = join
+        self.joined_count += 1
+
+    def answer_join(self, member: GroupMember, answer: JoinAnswer) -> None:
+        join, member.join = member.join, None
+        if join is not None:
+            self.joined_count -= 1
+            join(answer)
+
+    def drop_join(self, member: GroupMember) -> None:
+        """Drop the waiting JoinGroup of a member whose connection has ended."""
+        if member.join is not None:
+            member.join = None
+            self.joined_count -= 1
+
+    def refuse(self, member: GroupMember, code: ErrorCode) -> None:
+        """Answer the waiting requests of a member with an error."""
+        self.answer_join(member, JoinAnswer(code, member.member_id))
+        member.answer_sync(SyncAnswer(code))
+
+    def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Return the error for a request with these ids; NONE if they are those of a member."""
+        if instance_id is not None:
+            known = self.static_ids.get(instance_id)
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if known != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        elif member_id not in self.by_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def supports(self, request: JoinRequest) -> bool:
+        """Return whether the request's protocols fit to those of the members."""
+        if not request.protocol_type or not request.protocols:
+            return False
+        if not self.by_id:
+            return True
+        everyone = len(self.by_id)
+        return request.protocol_type == self.protocol_type and any(
+            self._supported[each.name] == everyone for each in request.protocols
+        )
+
+    def select_protocol(self) -> str:
+        """Return the protocol that most members prefer among those that all of them support.
+
+        A member votes for the first such protocol of its list. Of several with as many votes, the
+        one that was voted for first is selected.
+        """
+        everyone = len(self.by_id)
+        votes: Counter[str] = Counter()
+        for member in self.by_id.values():
+            for protocol in member.protocols:
+                if self._supported[protocol.name] == everyone:
+                    votes[protocol.name] += 1
+                    break
+        return max(votes, key=votes.__getitem__)
+
+    def add(self, member: GroupMember, protocol_type: str) -> None:
+        if not self.by_id:
+            self.protocol_type = protocol_type
+        if self.leader is None:
+            self.leader = member.member_id
+        self.by_id[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_ids[member.instance_id] = member.member_id
+        self._count(member, 1)
+
+    def remove(self, member_id: str) -> GroupMember | None:
+        """Remove a member; another one becomes leader in its place."""
+        member = self.by_id.pop(member_id, None)
+        if member is None:
+            return None
+        self._count(member, -1)
+        self.joined_count -= member.join is not None
+        if member.instance_id is not None and self.static_ids[member.instance_id] == member_id:
+            del self.static_ids[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.by_id), None)
+        return member
+
+    def replace(self, instance_id: str, member_id: str) -> GroupMember:
+        """Give a static member a new member id; requests that wait with the old one are fenced."""
+        old_id = self.static_ids[instance_id]
+        member = self.by_id.pop(old_id)
+        self._count(member, -1)
+        self.refuse(member, ErrorCode.FENCED_INSTANCE_ID)
+        member.member_id = member_id
+        self.by_id[member_id] = member
+        self.static_ids[instance_id] = member_id
+        self._count(member, 1)
+        if self.leader == old_id:
+            self.leader = member_id
+        return member
+
+    def update(self, member: GroupMember, request: JoinRequest) -> None:
+        self._count(member, -1)
+        member.protocols = request.protocols
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.session_timeout_ms = request.session_timeout_ms
+        member.client_id, member.client_host = request.client_id, request.client_host
+        self._count(member, 1)
+
+    def assign(self, member: GroupMember, assignment: bytes) -> None:
+        self._use(len(assignment) - len(member.assignment))
+        member.assignment = assignment
+
+    def elect_leader(self) -> bool:
+        """Make a member that has joined the leader; return False if none has."""
+        leader = self.by_id.get(self.leader or "")
+        if leader is not None and leader.join is not None:
+            return True
+        joined = next((each for each in self.by_id.values() if each.join is not None), None)
+        if joined is None:
+            return False
+        self.leader = joined.member_id
+        return True
+
+    def _count(self, member: GroupMember, by: int) -> None:
+        self._use(by * member.size_bytes)
+        for name in {each.name for each in member.protocols}:
+            self._supported[name] += by
+            if not self._supported[name]:
+                del self._supported[name]
+
+    def _use(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self._memory.used_bytes += size_bytes
+
+    def clear(self) -> None:
+        """Free the memory of all members, which must have no waiting requests."""
+        self._use(-self.size_bytes)
+        self.by_id.clear()
+        self.static_ids.clear()
+        self._supported.clear()
+        self.leader = None

@@ -1,0 +1,91 @@
+"""Requests of members and their answers, without the versions of the protocol."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+
+NO_GENERATION: Final = -1
+NO_MEMBER: Final = ""
+NO_ERROR: Final = ErrorCode.NONE
+
+
+@frozen
+class Protocol:
+    """A protocol that a member supports, and the member's metadata for it."""
+
+    name: str
+    metadata: bytes
+
+
+@frozen
+class JoinRequest:
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[Protocol, ...]
+    reason: str = ""
+    # Whether a new member is only told its id, with which it joins again (KIP-394).
+    needs_member_id: bool = True
+    # Whether a static leader may be told to keep the assignment (KIP-814).
+    may_skip_assignment: bool = True
+
+
+@frozen
+class JoinedMember:
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(slots=True)
+class JoinAnswer:
+    """The answer to a JoinGroup; `members` is only for the leader."""
+
+    code: ErrorCode = NO_ERROR
+    member_id: str = NO_MEMBER
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = NO_MEMBER
+    skip_assignment: bool = False
+    members: list[JoinedMember] = field(default_factory=list)
+
+
+@frozen
+class SyncRequest:
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    assignments: dict[str, bytes]  # by member id; empty but for the leader
+
+
+@dataclass(slots=True)
+class SyncAnswer:
+    code: ErrorCode = NO_ERROR
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@frozen
+class LeavingMember:
+    """A member to remove: by its id, or by its instance id alone."""
+
+    member_id: str
+    instance_id: str | None
+    reason: str = ""
+
+
+JoinCallback: TypeAlias = Callable[[JoinAnswer], object]
+SyncCallback: TypeAlias = Callable[[SyncAnswer], object]

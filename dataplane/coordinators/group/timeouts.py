@@ -1,0 +1,62 @@
+"""Timeouts of one shard: calls that are due at a time, most of which are cancelled. Plain state."""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Final
+
+# The queue is cleaned when it holds more cancelled timeouts than this, and than half of all.
+LEAST_CANCELLED: Final = 1000
+
+
+class Timeout:
+    __slots__ = ("_timeouts", "call")
+
+    def __init__(self, call: Callable[[float], object], timeouts: "Timeouts") -> None:
+        self.call: Callable[[float], object] | None = call
+        self._timeouts = timeouts
+
+    def cancel(self) -> None:
+        """Do not call. Idempotent."""
+        if self.call is not None:
+            self.call = None
+            self._timeouts.cancelled()
+
+
+class Timeouts:
+    """Timeouts by the monotonic time at which they are due."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[float, int, Timeout]] = []
+        self._numbers = count()
+        self._cancelled = 0
+
+    @property
+    def next_due(self) -> float:
+        """Monotonic seconds of the next timeout; infinite if there is none."""
+        while self._queue and self._queue[0][2].call is None:
+            heappop(self._queue)
+            self._cancelled -= 1
+        return self._queue[0][0] if self._queue else inf
+
+    def at(self, due: float, call: Callable[[float], object]) -> Timeout:
+        """Call `call(now)` at `due` or later, unless the timeout is cancelled."""
+        timeout = Timeout(call, self)
+        heappush(self._queue, (due, next(self._numbers), timeout))
+        return timeout
+
+    def cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > LEAST_CANCELLED and self._cancelled > len(self._queue) // 2:
+            self._queue = [entry for entry in self._queue if entry[2].call is not None]
+            heapify(self._queue)
+            self._cancelled = 0
+
+    def run(self, now: float) -> None:
+        """Make the calls that are due, in the order of their times."""
+        while self.next_due <= now:
+            timeout = heappop(self._queue)[2]
+            call, timeout.call = timeout.call, None
+            assert call is not None
+            call(now)

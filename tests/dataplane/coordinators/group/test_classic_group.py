@@ -1,0 +1,501 @@
+"""The state machine of one group, by transcripts of its members."""
+
+import pytest
+
+from dataplane.coordinators.group.classic_group import GroupLimits
+from dataplane.coordinators.group.group_shard import GroupConfigs
+from tests.dataplane.coordinators.group.coordinator import Coordinator
+from wire.primitives.errors import ErrorCode
+
+
+def test_the_first_members_share_the_first_generation() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.join(), coordinator.join()
+    assert coordinator.state == "PreparingRebalance"
+    coordinator.wait(2.9)
+    assert not first
+    coordinator.wait(3.1)
+    assert first.one.generation == second.one.generation == 1
+    assert first.one.leader == second.one.leader == first.one.member_id
+    assert [each.member_id for each in first.one.members] == [
+        first.one.member_id,
+        second.one.member_id,
+    ]
+    assert second.one.members == []
+    assert coordinator.state == "CompletingRebalance"
+    assignments = {first.one.member_id: b"a", second.one.member_id: b"b"}
+    follower = coordinator.sync(second.one)
+    assert not follower
+    leader = coordinator.sync(first.one, assignments)
+    assert (leader.one.assignment, follower.one.assignment) == (b"a", b"b")
+    assert (leader.one.protocol_type, leader.one.protocol) == ("consumer", "range")
+    assert coordinator.state == "Stable"
+
+
+def test_the_initial_delay_is_extended_while_members_arrive_up_to_the_rebalance_timeout() -> None:
+    coordinator = Coordinator()
+    members = [coordinator.join(rebalance_s=8)]
+    for _ in range(3):
+        coordinator.wait(2)
+        members.append(coordinator.join(rebalance_s=8))
+    coordinator.wait(1.5)
+    assert not any(members)
+    coordinator.wait(0.6)  # 8.1 s after the first
+    assert {answers.one.generation for answers in members} == {1}
+
+
+def test_without_a_delay_the_first_member_gets_its_generation_at_once() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(initial_rebalance_delay_s=0)))
+    assert coordinator.join().one.generation == 1
+
+
+def test_an_assignment_is_not_shown_before_its_record_is_committed() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    follower_sync = coordinator.sync(follower.one)
+    leader_sync = coordinator.sync(leader.one, {follower.one.member_id: b"x"})
+    again = coordinator.sync(follower.one)
+    assert follower_sync.one.code is ErrorCode.REBALANCE_IN_PROGRESS  # sent again
+    assert not leader_sync
+    assert not again
+    assert coordinator.state == "CompletingRebalance"
+    coordinator.commit_all()
+    assert again.one.assignment == b"x"
+    assert leader_sync.one.assignment == b""
+    assert coordinator.state == "Stable"
+
+
+def test_an_assignment_that_was_not_recorded_begins_another_rebalance() -> None:
+    coordinator = Coordinator()
+    (member,) = [coordinator.join()]
+    coordinator.wait(3)
+    coordinator.commits_at_once = False
+    sync = coordinator.sync(member.one, {member.one.member_id: b"x"})
+    coordinator.uncommitted.clear()
+    coordinator.group._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert sync.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    coordinator.wait(0)
+    assert coordinator.state == "PreparingRebalance"
+    assert coordinator.heartbeat(member.one) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_member_that_joins_later_begins_a_rebalance() -> None:
+    coordinator = Coordinator()
+    (first,) = coordinator.stable()
+    second = coordinator.join()
+    assert coordinator.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert not second
+    again = coordinator.join(first.member_id)
+    assert again.one.generation == second.one.generation == 2
+    coordinator.assign([again.one, second.one])
+    assert coordinator.heartbeat(again.one) is ErrorCode.NONE
+
+
+def test_members_that_do_not_join_again_are_removed_after_the_rebalance_timeout() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, session_s=100, rebalance_s=20)
+    third = coordinator.join(session_s=100, rebalance_s=20)
+    again = coordinator.join(second.member_id, session_s=100, rebalance_s=20)
+    coordinator.wait(19)
+    assert not again
+    coordinator.wait(2)
+    assert again.one.generation == third.one.generation == 2
+    assert again.one.leader == again.one.member_id  # the first member was the leader
+    assert coordinator.heartbeat(first) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("age_s", [0, 5, 9])
+def test_a_session_ends_its_timeout_after_the_last_heartbeat(age_s: float) -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable(session_s=10)
+    coordinator.wait(age_s)
+    assert coordinator.heartbeat(member) is ErrorCode.NONE
+    coordinator.wait(9.9)
+    assert coordinator.state == "Stable"
+    coordinator.wait(0.2)
+    assert coordinator.state == "Empty"
+    assert coordinator.heartbeat(member) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, session_s=10, rebalance_s=300)
+    third = coordinator.join(session_s=10, rebalance_s=300)
+    for _ in range(6):
+        coordinator.wait(9)
+        assert coordinator.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.heartbeat(second) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert not third
+    coordinator.shard.drop_join(coordinator.now, "g", list(coordinator.group.members.by_id)[-1])
+    coordinator.wait(9)
+    again = coordinator.join(first.member_id, rebalance_s=300)
+    assert not again  # the third member has to join again, or to end
+    coordinator.wait(2)
+    assert [each.member_id for each in again.one.members] == [first.member_id]
+    assert not third
+
+
+def test_a_muted_member_keeps_its_session() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable(session_s=10)
+    coordinator.group.members.by_id[member.member_id].muted_until = lambda: 200.0
+    coordinator.wait(205 - coordinator.now)
+    assert coordinator.state == "Stable"
+    coordinator.wait(6)
+    assert coordinator.state == "Empty"
+
+
+def test_a_new_member_is_told_its_id_and_is_pending_until_it_joins() -> None:
+    coordinator = Coordinator()
+    told = coordinator.join(needs_member_id=True)
+    assert told.one.code is ErrorCode.MEMBER_ID_REQUIRED
+    assert told.one.member_id
+    assert coordinator.state == "Empty"
+    joined = coordinator.join(told.one.member_id, needs_member_id=True)
+    coordinator.wait(3)
+    assert joined.one.member_id == told.one.member_id
+    assert joined.one.generation == 1
+
+
+def test_a_pending_member_holds_a_rebalance_up_until_its_session_would_end() -> None:
+    coordinator = Coordinator()
+    (first,) = coordinator.stable(session_s=100)
+    coordinator.join(needs_member_id=True, session_s=10)
+    second = coordinator.join()
+    again = coordinator.join(first.member_id)
+    coordinator.wait(9)
+    assert not again
+    coordinator.wait(2)
+    assert again.one.generation == second.one.generation == 2
+
+
+def test_pending_members_are_bounded() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=2)))
+    codes = [coordinator.join(needs_member_id=True).one.code for _ in range(3)]
+    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED]
+
+
+def test_a_group_takes_at_most_its_maximum_of_members() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
+    coordinator.stable(2)
+    assert coordinator.join().one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert coordinator.state == "Stable"
+
+
+def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
+    coordinator = Coordinator()
+    waiting = [
+        coordinator.join(protocols=[("a", b"1"), ("b", b"1"), ("c", b"1")]),
+        coordinator.join(protocols=[("c", b"2"), ("b", b"2")]),
+        coordinator.join(protocols=[("c", b"3"), ("b", b"3"), ("d", b"3")]),
+    ]
+    coordinator.wait(10)
+    assert {answers.one.protocol for answers in waiting} == {"c"}
+    leader = next(each.one for each in waiting if each.one.leader == each.one.member_id)
+    assert [each.metadata for each in leader.members] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("protocol_type", "protocols"),
+    [
+        ("connect", [("range", b"")]),
+        ("consumer", [("other", b"")]),
+        ("consumer", []),
+        ("", [("range", b"")]),
+    ],
+)
+def test_protocols_that_do_not_fit_are_refused(
+    protocol_type: str, protocols: list[tuple[str, bytes]]
+) -> None:
+    coordinator = Coordinator()
+    coordinator.stable()
+    answers = coordinator.join(protocol_type=protocol_type, protocols=protocols)
+    assert answers.one.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_a_follower_that_joins_again_unchanged_gets_the_same_generation() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable(2)
+    assert coordinator.join(follower.member_id).one.generation == 1
+    assert coordinator.state == "Stable"
+    assert not coordinator.join(leader.member_id)  # a leader asks for another assignment
+    assert coordinator.state == "PreparingRebalance"
+
+
+def test_a_changed_subscription_begins_a_rebalance() -> None:
+    coordinator = Coordinator()
+    _, follower = coordinator.stable(2)
+    assert not coordinator.join(follower.member_id, protocols=[("range", b"other")])
+    assert coordinator.state == "PreparingRebalance"
+
+
+def test_a_lost_answer_is_given_again_before_the_assignment() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    assert coordinator.join(leader.one.member_id).one.members == leader.one.members
+    assert coordinator.join(follower.one.member_id).one.generation == 1
+    assert coordinator.state == "CompletingRebalance"
+
+
+def test_a_change_before_the_assignment_ends_the_waiting_syncs() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    waiting = coordinator.sync(follower.one)
+    assert coordinator.leave(leader.one.member_id) is ErrorCode.NONE
+    assert waiting.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    again = coordinator.join(follower.one.member_id)
+    assert again.one.generation == 2
+
+
+def test_an_assignment_of_an_earlier_generation_is_not_applied() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    coordinator.sync(leader.one, {follower.one.member_id: b"old"})
+    coordinator.leave(leader.one.member_id)
+    again = coordinator.join(follower.one.member_id)
+    coordinator.commit_all()
+    assert again.one.generation == 2
+    assert coordinator.state == "CompletingRebalance"
+    assert coordinator.sync(again.one, generation=1).one.code is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_members_without_a_sync_are_removed_after_the_rebalance_timeout() -> None:
+    coordinator = Coordinator()
+    leader = coordinator.join(session_s=1000, rebalance_s=20)
+    silent = coordinator.join(session_s=1000, rebalance_s=20)
+    coordinator.wait(6)
+    coordinator.sync(leader.one, {leader.one.member_id: b"x"})
+    assert coordinator.state == "Stable"
+    coordinator.wait(21)
+    assert coordinator.heartbeat(leader.one) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.heartbeat(silent.one) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_leader_without_a_sync_is_removed_after_the_rebalance_timeout() -> None:
+    coordinator = Coordinator()
+    leader = coordinator.join(session_s=1000, rebalance_s=20)
+    follower = coordinator.join(session_s=1000, rebalance_s=20)
+    coordinator.wait(6)
+    waiting = coordinator.sync(follower.one)
+    coordinator.wait(21)
+    assert waiting.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.heartbeat(leader.one) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.join(follower.one.member_id).one.leader == follower.one.member_id
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"generation": 7}, ErrorCode.ILLEGAL_GENERATION),
+        ({"member_id": "nobody"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"protocol_type": "connect"}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocol": "roundrobin"}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ({"instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_a_wrong_sync_is_refused(change: dict[str, object], code: ErrorCode) -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    instance_id = change.pop("instance_id", None)
+    answers = coordinator.sync(member, instance_id=instance_id, **change)  # type: ignore[arg-type]
+    assert answers.one.code is code
+
+
+def test_a_sync_during_a_rebalance_is_refused() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    coordinator.join()
+    assert coordinator.sync(member).one.code is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_the_last_member_that_leaves_empties_the_group_on_record() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    assert coordinator.leave(member.member_id) is ErrorCode.NONE
+    assert coordinator.state == "Empty"
+    coordinator.fail_over()
+    assert coordinator.state == "Empty"
+    assert coordinator.group.generation == 2
+    assert coordinator.leave(member.member_id) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_another_coordinator_restores_members_generation_and_assignment() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable(2)
+    coordinator.fail_over()
+    assert coordinator.state == "Stable"
+    assert coordinator.heartbeat(leader) is ErrorCode.NONE
+    assert coordinator.sync(follower).one.assignment == follower.member_id.encode()
+    assert coordinator.group.members.leader == leader.member_id
+    coordinator.wait(11)
+    assert coordinator.state == "Empty"  # sessions begin when the group is loaded
+
+
+def test_a_generation_without_an_assignment_does_not_survive_its_coordinator() -> None:
+    coordinator = Coordinator()
+    joined = coordinator.join()
+    coordinator.wait(3)
+    coordinator.fail_over()
+    assert coordinator.heartbeat(joined.one) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_unloading_answers_everything_that_waits() -> None:
+    coordinator = Coordinator()
+    joining = coordinator.join()
+    coordinator.fail_over()
+    assert joining.one.code is ErrorCode.NOT_COORDINATOR
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    syncing = coordinator.sync(follower.one)
+    coordinator.fail_over()
+    assert syncing.one.code is ErrorCode.NOT_COORDINATOR
+    assert leader.one.generation == 1
+
+
+# Static members (KIP-345)
+
+
+def static_pair(coordinator: Coordinator) -> tuple[object, object]:
+    waiting = [coordinator.join(instance_id="a"), coordinator.join(instance_id="b")]
+    coordinator.wait(6)
+    first, second = (each.one for each in waiting)
+    coordinator.sync(second, instance_id="b")
+    coordinator.sync(first, {first.member_id: b"1", second.member_id: b"2"}, instance_id="a")
+    return first, second
+
+
+def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance() -> None:
+    coordinator = Coordinator()
+    _, second = static_pair(coordinator)
+    restarted = coordinator.join(instance_id="b")
+    assert restarted.one.generation == 1
+    assert restarted.one.member_id != second.member_id  # type: ignore[attr-defined]
+    assert coordinator.sync(restarted.one, instance_id="b").one.assignment == b"2"
+    assert coordinator.state == "Stable"
+    coordinator.fail_over()
+    assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.NONE
+
+
+def test_the_process_that_was_replaced_is_fenced() -> None:
+    coordinator = Coordinator()
+    _, second = static_pair(coordinator)
+    coordinator.join(instance_id="b")
+    member = second
+    assert coordinator.heartbeat(member, instance_id="b") is ErrorCode.FENCED_INSTANCE_ID  # type: ignore[arg-type]
+    assert coordinator.sync(member, instance_id="b").one.code is ErrorCode.FENCED_INSTANCE_ID  # type: ignore[arg-type]
+    fenced = coordinator.join(member.member_id, instance_id="b")  # type: ignore[attr-defined]
+    assert fenced.one.code is ErrorCode.FENCED_INSTANCE_ID
+    assert coordinator.leave(member.member_id, "b") is ErrorCode.FENCED_INSTANCE_ID  # type: ignore[attr-defined]
+
+
+def test_a_waiting_join_of_the_replaced_process_is_fenced() -> None:
+    coordinator = Coordinator()
+    waiting = coordinator.join(instance_id="a")
+    other = coordinator.join(instance_id="a")
+    assert waiting.one.code is ErrorCode.FENCED_INSTANCE_ID
+    coordinator.wait(6)
+    assert other.one.generation == 1
+
+
+def test_a_replaced_leader_may_keep_the_assignment() -> None:
+    coordinator = Coordinator()
+    static_pair(coordinator)
+    restarted = coordinator.join(instance_id="a").one
+    assert restarted.skip_assignment
+    assert restarted.leader == restarted.member_id
+    assert len(restarted.members) == 2
+
+
+def test_an_older_replaced_leader_is_told_that_another_one_leads() -> None:
+    coordinator = Coordinator()
+    first, _ = static_pair(coordinator)
+    restarted = coordinator.join(instance_id="a", may_skip_assignment=False).one
+    assert restarted.leader == first.member_id  # type: ignore[attr-defined]
+    assert restarted.leader != restarted.member_id
+    assert restarted.members == []
+
+
+def test_the_new_id_of_a_static_member_is_not_told_before_it_is_recorded() -> None:
+    coordinator = Coordinator()
+    static_pair(coordinator)
+    coordinator.commits_at_once = False
+    restarted = coordinator.join(instance_id="b")
+    assert not restarted
+    coordinator.commit_all()
+    assert restarted.one.generation == 1
+
+
+def test_a_static_member_leaves_by_its_instance_id_alone() -> None:
+    coordinator = Coordinator()
+    static_pair(coordinator)
+    assert coordinator.leave("", "b") is ErrorCode.NONE
+    assert coordinator.leave("", "b") is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.state == "PreparingRebalance"
+
+
+def test_a_static_member_that_does_not_join_in_time_stays_until_its_session_ends() -> None:
+    coordinator = Coordinator()
+    waiting = [coordinator.join(instance_id=name, session_s=50, rebalance_s=10) for name in "ab"]
+    coordinator.wait(6)
+    first, second = (each.one for each in waiting)
+    coordinator.sync(second, instance_id="b")
+    coordinator.sync(first, {}, instance_id="a")
+    third = coordinator.join(session_s=50, rebalance_s=10)
+    again = coordinator.join(first.member_id, instance_id="a", session_s=50, rebalance_s=10)
+    coordinator.wait(11)
+    assert again.one.generation == third.one.generation == 2
+    assert {each.instance_id for each in again.one.members} == {"a", "b", None}
+
+
+# What is shown of rebalances
+
+
+def test_the_history_names_cause_and_length() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2)
+    coordinator.wait(1)
+    coordinator.heartbeat(first)
+    coordinator.heartbeat(second)
+    coordinator.leave(second.member_id)
+    coordinator.wait(2)
+    again = coordinator.join(first.member_id)
+    coordinator.assign([again.one])
+    begin, leave = coordinator.group.history.rebalances
+    assert (begin.cause, begin.generation) == ("a member has joined", 1)
+    assert (leave.cause, leave.member_id) == ("a member has left", second.member_id)
+    assert leave.ended - leave.began == pytest.approx(2)
+
+
+def test_memory_of_members_is_counted_and_returned() -> None:
+    coordinator = Coordinator()
+    before = coordinator.memory.used_bytes
+    first, second = coordinator.stable(2, protocols=[("range", bytes(10_000))])
+    assert coordinator.memory.used_bytes - before > 20_000
+    coordinator.leave(first.member_id)
+    coordinator.leave(second.member_id)
+    assert coordinator.memory.used_bytes - before < 3000
+    coordinator.shard.unload()
+    assert coordinator.memory.used_bytes == before
+
+
+def test_a_member_that_would_exceed_the_memory_of_groups_is_refused() -> None:
+    coordinator = Coordinator()
+    coordinator.stable()
+    answers = coordinator.join(protocols=[("range", bytes(2 << 20))])
+    assert answers.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert coordinator.state == "Stable"
+
+
+@pytest.mark.parametrize(
+    ("session_s", "ok"), [(5.9, False), (6, True), (1800, True), (1801, False)]
+)
+def test_session_timeouts_are_bounded(session_s: float, ok: bool) -> None:
+    answers = Coordinator().join(session_s=session_s)
+    assert ok == (not answers)
+    assert ok or answers.one.code is ErrorCode.INVALID_SESSION_TIMEOUT
