@@ -1,0 +1,317 @@
+"""Kafka's formats of the records in `__consumer_offsets`: bytes to values, and back.
+
+A key begins with the version of its format, which selects the kind of the record: 0 and 1 are a
+committed offset, 2 is the metadata of a group. A value begins with the version of its own format.
+
+    key of an offset    group string, topic string, partition int32
+    key of a group      group string
+    value of an offset  offset int64, leader_epoch int32 (version 3+), metadata string,
+                        commit_timestamp int64, expire_timestamp int64 (only version 1),
+                        topic_id (version 4+, tag 0, 16 bytes)
+    value of a group    the table `GroupMetadataValue` below
+
+Version 4 of a value has compact strings and arrays, and tagged fields; fields with unknown tags are
+skipped (KIP-915). Records of other kinds (keys from version 3 on: KIP-848, share and streams
+groups) are not decoded. Kafka 4.3 writes an offset as version 4, with an expiry as version 1, and a
+group as version 3.
+
+A coordinator loads millions of offsets at once. So the value of an offset is only checked when it
+is loaded (`check_offset_value`), and decoded when it is used (`decode_offset_value`).
+
+Source: OffsetCommitKey.json, OffsetCommitValue.json, GroupMetadataKey.json and
+GroupMetadataValue.json of Apache Kafka 4.3.1.
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Layout
+from struct import error as LayoutError  # noqa: N812
+from sys import intern
+from typing import Final, NamedTuple, TypeAlias
+
+from wire.primitives.errors import WireError
+from wire.primitives.types import ZERO_UUID, Uuid
+from wire.schema import codec
+from wire.schema.message import Message, Struct, array, blob, int32, int64, string
+
+OFFSET_KEY_VERSIONS: Final = (0, 1)
+OFFSET_KEY_VERSION: Final = 1
+GROUP_KEY_VERSION: Final = 2
+HIGHEST_VALUE_VERSION: Final = 4
+# The versions of values that are written.
+OFFSET_VERSION: Final = 4
+EXPIRING_OFFSET_VERSION: Final = 1
+GROUP_VERSION: Final = 3
+# Pairs of group and topic that a KeyDecoder remembers: at most some 10 MB.
+MAX_CACHED_NAMES: Final = 20_000
+
+_MAX_STRING_BYTES: Final = 0x7FFF
+_TOPIC_ID_TAG: Final = 0
+_ONE_TOPIC_ID: Final = b"\x01\x00\x10"  # one tagged field, of tag 0 and 16 bytes
+_INT16: Final = Layout(">h")
+_INT32: Final = Layout(">i")
+_INT64: Final = Layout(">q")
+_VERSION_OFFSET: Final = Layout(">hq")
+_VERSION_OFFSET_EPOCH: Final = Layout(">hqi")
+
+
+class MalformedRecordError(ValueError):
+    """Raised if a record makes no sense or has a newer version; the message says what is wrong.
+
+    The record must be skipped with a log line: it may not stop a load.
+    """
+
+
+class OffsetKey(NamedTuple):
+    """Key of a committed offset (OffsetCommitKey)."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    """Key of the metadata of a group (GroupMetadataKey)."""
+
+    group: str
+
+
+RecordKey: TypeAlias = OffsetKey | GroupKey
+
+
+class OffsetValue(NamedTuple):
+    """A committed offset (OffsetCommitValue).
+
+    `leader_epoch` and `expire_timestamp_ms` are -1, and `topic_id` is ZERO_UUID, if the record does
+    not have them.
+    """
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = -1
+    topic_id: Uuid = ZERO_UUID
+
+
+class MemberMetadata(Struct):
+    member_id: str = string()
+    group_instance_id: str | None = string("3+", nullable="3+", default=None, ignorable=True)
+    client_id: str = string()
+    client_host: str = string()
+    rebalance_timeout: int = int32("1+", default=-1, ignorable=True)
+    session_timeout: int = int32()
+    subscription: bytes = blob()
+    assignment: bytes = blob()
+
+
+class GroupMetadataValue(Message, api=-1, versions="0-4", flexible="4+"):
+    """A generation of a group: members with assignments.
+
+    A group without members has no protocol and no leader. `current_state_timestamp` is the time of
+    the last change of state in ms, -1 if the record does not have it.
+    """
+
+    protocol_type: str = string()
+    generation: int = int32()
+    protocol: str | None = string(nullable="0+", default=None)
+    leader: str | None = string(nullable="0+", default=None)
+    current_state_timestamp: int = int64("2+", default=-1, ignorable=True)
+    members: list[MemberMetadata] = array(MemberMetadata)
+
+
+def encode_key(key: RecordKey) -> bytes:
+    """Return the bytes of a key. Raises ValueError if a name is too long."""
+    if isinstance(key, GroupKey):
+        return _INT16.pack(GROUP_KEY_VERSION) + _string("group", key.group)
+    head = _INT16.pack(OFFSET_KEY_VERSION) + _string("group", key.group)
+    return head + _string("topic", key.topic) + _INT32.pack(key.partition)
+
+
+def decode_key(key: bytes) -> RecordKey | None:
+    """Return the key, None for a record of another kind. Raises MalformedRecordError."""
+    try:
+        version = _INT16.unpack_from(key)[0]
+        if version in OFFSET_KEY_VERSIONS:
+            group, position = _read_string(key, 2)
+            topic, position = _read_string(key, position)
+            partition = _INT32.unpack_from(key, position)[0]
+            position += 4
+            decoded: RecordKey = OffsetKey(group, intern(topic), partition)
+        elif version == GROUP_KEY_VERSION:
+            group, position = _read_string(key, 2)
+            decoded = GroupKey(group)
+        else:
+            return None
+    except (LayoutError, ValueError) as error:
+        raise MalformedRecordError(f"the key is malformed: {error}") from error
+    if position != len(key):
+        raise MalformedRecordError(f"{len(key) - position} bytes follow the key")
+    return decoded
+
+
+class KeyDecoder:
+    """Decodes keys of a partition, and remembers names: an offset is committed again and again."""
+
+    def __init__(self, max_names: int = MAX_CACHED_NAMES) -> None:
+        self._max_names = max_names
+        # Group and topic, by the bytes of a key before its partition.
+        self._names: dict[bytes, tuple[str, str]] = {}
+
+    def decode(self, key: bytes) -> RecordKey | None:
+        """Return the same as `decode_key`."""
+        names = self._names.get(key[:-4])
+        if names is not None:
+            return OffsetKey(names[0], names[1], _INT32.unpack_from(key, len(key) - 4)[0])
+        decoded = decode_key(key)
+        if isinstance(decoded, OffsetKey):
+            if len(self._names) >= self._max_names:
+                self._names.clear()
+            self._names[key[:-4]] = (decoded.group, decoded.topic)
+        return decoded
+
+
+def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
+    """Return the bytes of a value, in the version that Kafka writes unless another is requested.
+
+    A field that the version does not have is dropped, as by Kafka: version 1 has no leader epoch
+    and no topic id. Raises ValueError if the metadata is too long.
+    """
+    if version is None:
+        version = EXPIRING_OFFSET_VERSION if value.expire_timestamp_ms != -1 else OFFSET_VERSION
+    if version >= 3:
+        head = _VERSION_OFFSET_EPOCH.pack(version, value.offset, value.leader_epoch)
+    else:
+        head = _VERSION_OFFSET.pack(version, value.offset)
+    timestamp = _INT64.pack(value.commit_timestamp_ms)
+    if version < 4:
+        expiry = _INT64.pack(value.expire_timestamp_ms) if version == 1 else b""
+        return head + _string("metadata", value.metadata) + timestamp + expiry
+    tags = b"\0" if value.topic_id == ZERO_UUID else _ONE_TOPIC_ID + value.topic_id
+    return head + _compact_string("metadata", value.metadata) + timestamp + tags
+
+
+def check_offset_value(value: bytes) -> None:
+    """Raise MalformedRecordError if `decode_offset_value` would; cheap for a value as written."""
+    if len(value) >= 42 and value[1] == 4 and not value[0]:
+        length = value[14]  # length of the metadata + 1, in one byte below 128
+        if (
+            0 < length < 128
+            and len(value) == 41 + length
+            and value[22 + length : 25 + length] == _ONE_TOPIC_ID
+            and value[15 : 14 + length].isascii()
+        ):
+            return
+    decode_offset_value(value)
+
+
+def decode_offset_value(value: bytes) -> OffsetValue:
+    """Return the committed offset. Raises MalformedRecordError."""
+    try:
+        decoded, end = _read_offset_value(value)
+    except (LayoutError, IndexError, ValueError) as error:
+        raise MalformedRecordError(f"the value of an offset is malformed: {error}") from error
+    if end != len(value):
+        raise MalformedRecordError(f"{len(value) - end} bytes follow the value of an offset")
+    return decoded
+
+
+def _read_offset_value(value: bytes) -> tuple[OffsetValue, int]:
+    version, offset = _VERSION_OFFSET.unpack_from(value)
+    if not 0 <= version <= HIGHEST_VALUE_VERSION:
+        raise MalformedRecordError(f"version {version} is not supported")
+    position, leader_epoch = 10, -1
+    if version >= 3:
+        leader_epoch = _INT32.unpack_from(value, position)[0]
+        position += 4
+    metadata, position = (_read_string if version < 4 else _read_compact_string)(value, position)
+    commit_timestamp_ms = _INT64.unpack_from(value, position)[0]
+    position += 8
+    expire_timestamp_ms, topic_id = -1, ZERO_UUID
+    if version == 1:
+        expire_timestamp_ms = _INT64.unpack_from(value, position)[0]
+        position += 8
+    elif version == 4:
+        topic_id, position = _read_topic_id(value, position)
+    decoded = OffsetValue(
+        offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms, topic_id
+    )
+    return decoded, position
+
+
+def _read_topic_id(value: bytes, position: int) -> tuple[Uuid, int]:
+    """Return the topic id among the tagged fields at `position`, and the position after them."""
+    topic_id = ZERO_UUID
+    count, position = _read_uvarint(value, position)
+    for _ in range(count):
+        tag, position = _read_uvarint(value, position)
+        size, position = _read_uvarint(value, position)
+        field = _slice(value, position, size)
+        position += size
+        if tag == _TOPIC_ID_TAG:
+            if size != len(ZERO_UUID):
+                raise ValueError(f"a topic id of {size} bytes")
+            topic_id = field
+    return topic_id, position
+
+
+def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VERSION) -> bytes:
+    """Return the bytes of a value. Raises WireError if a field of it is too long."""
+    return _INT16.pack(version) + codec.encode(value, version)
+
+
+def decode_group_value(value: bytes) -> GroupMetadataValue:
+    """Return the metadata of a group. Raises MalformedRecordError."""
+    try:
+        version = _INT16.unpack_from(value)[0]
+        if not 0 <= version <= HIGHEST_VALUE_VERSION:
+            raise MalformedRecordError(f"version {version} is not supported")
+        return codec.decode(GroupMetadataValue, version, memoryview(value)[2:])
+    except (LayoutError, WireError, ValueError) as error:
+        raise MalformedRecordError(f"the value of a group is malformed: {error}") from error
+
+
+def _string(name: str, text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > _MAX_STRING_BYTES:
+        raise ValueError(f"the {name} has {len(encoded)} bytes, more than {_MAX_STRING_BYTES}")
+    return _INT16.pack(len(encoded)) + encoded
+
+
+def _compact_string(name: str, text: str) -> bytes:
+    encoded = _string(name, text)[2:]
+    length = bytearray()
+    raw = len(encoded) + 1
+    while raw > 0x7F:
+        length.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    length.append(raw)
+    return bytes(length) + encoded
+
+
+def _read_string(data: bytes, position: int) -> tuple[str, int]:
+    size = _INT16.unpack_from(data, position)[0]
+    return str(_slice(data, position + 2, size), "utf-8"), position + 2 + int(size)
+
+
+def _read_compact_string(data: bytes, position: int) -> tuple[str, int]:
+    length, position = _read_uvarint(data, position)
+    return str(_slice(data, position, length - 1), "utf-8"), position + length - 1
+
+
+def _slice(data: bytes, position: int, size: int) -> bytes:
+    if not 0 <= size <= len(data) - position:
+        raise ValueError(f"a length of {size} at byte {position} of {len(data)}")
+    return data[position : position + size]
+
+
+def _read_uvarint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the unsigned varint at `position`, of at most 5 bytes, and the position after it."""
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError(f"a varint of more than 5 bytes before byte {position}")
