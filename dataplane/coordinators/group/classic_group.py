@@ -40,7 +40,6 @@ from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.group_metadata import GroupMetadata
 from dataplane.coordinators.group.membership import (
     GroupMember,
     GroupMemory,
@@ -48,6 +47,7 @@ from dataplane.coordinators.group.membership import (
     never_muted,
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
+from dataplane.coordinators.group.record_formats import GroupMetadataValue
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
@@ -82,7 +82,7 @@ class Persist:
     `answer` is None if the request waits, and is answered by `ClassicGroup.committed`.
     """
 
-    metadata: GroupMetadata
+    metadata: GroupMetadataValue
     answer: JoinAnswer | None = None
     on_failed: Callable[[ErrorCode], object] | None = None
 
@@ -106,7 +106,7 @@ class ClassicGroup:
         memory: GroupMemory,
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
-        write: Callable[[GroupMetadata], object],
+        write: Callable[[GroupMetadataValue], object],
     ) -> None:
         """Create an empty group. `wall_ms` returns the time for records."""
         self.group_id = group_id
@@ -440,7 +440,7 @@ class ClassicGroup:
     def _synced(self, member: GroupMember) -> SyncAnswer:
         return SyncAnswer(NO_ERROR, self.members.protocol_type, self.protocol, member.assignment)
 
-    def committed(self, now: float, metadata: GroupMetadata) -> None:
+    def committed(self, now: float, metadata: GroupMetadataValue) -> None:
         """Apply a committed record; answer the SyncGroups if it is this generation's assignment."""
         if (
             self.state is not GroupState.COMPLETING_REBALANCE
@@ -565,24 +565,24 @@ class ClassicGroup:
     def _assignments(self) -> dict[str, bytes]:
         return {each.member_id: each.assignment for each in self.members}
 
-    def _metadata(self, assignments: dict[str, bytes]) -> GroupMetadata:
-        return GroupMetadata(
-            self.protocol_type,
-            self.generation,
-            self.protocol,
-            self.members.leader if self.protocol is not None else None,
-            self.state_timestamp_ms,
-            tuple(
+    def _metadata(self, assignments: dict[str, bytes]) -> GroupMetadataValue:
+        return GroupMetadataValue(
+            protocol_type=self.protocol_type,
+            generation=self.generation,
+            protocol=self.protocol,
+            leader=self.members.leader if self.protocol is not None else None,
+            current_state_timestamp=self.state_timestamp_ms,
+            members=[
                 each.persisted(self.protocol, assignments.get(each.member_id, b""))
                 for each in self.members
-            ),
+            ],
         )
 
-    def restore(self, now: float, metadata: GroupMetadata) -> None:
+    def restore(self, now: float, metadata: GroupMetadataValue) -> None:
         """Become the group that another coordinator has recorded; sessions begin now."""
         self.generation = metadata.generation
         self.protocol = metadata.protocol
-        self.state_timestamp_ms = metadata.state_timestamp_ms
+        self.state_timestamp_ms = metadata.current_state_timestamp
         self.members.protocol_type = metadata.protocol_type or None
         for persisted in metadata.members:
             member = GroupMember.restored(

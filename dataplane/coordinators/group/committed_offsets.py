@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from dataplane.coordinators.group.record_formats import (
-    NO_TIMESTAMP,
-    CommittedOffset,
     OffsetKey,
-    decode_offset,
-    encode_offset_key,
+    OffsetValue,
+    decode_offset_value,
+    encode_key,
 )
 from dataplane.coordinators.shard import CoordinatorRecord
 from wire.primitives.types import ZERO_UUID, Uuid
 
+NO_EXPIRY: Final = -1
 # Topic id of a topic's name at present; None if there is no such topic.
 TopicIdOf: TypeAlias = Callable[[str], Uuid | None]
 _NONE: Final[Mapping[str, dict[int, bytes]]] = {}
@@ -49,10 +49,10 @@ class CommittedOffsets:
 
     def replay(self, key: OffsetKey, value: bytes | None) -> None:
         """Apply a committed record; `value` must be valid."""
-        topics = self._groups.get(key.group_id)
+        topics = self._groups.get(key.group)
         if value is not None:
             if topics is None:
-                topics = self._groups[key.group_id] = {}
+                topics = self._groups[key.group] = {}
             of_topic = topics.get(key.topic)
             if of_topic is None:
                 of_topic = topics[key.topic] = {}
@@ -63,44 +63,44 @@ class CommittedOffsets:
             if not of_topic:
                 del topics[key.topic]
                 if not topics:
-                    del self._groups[key.group_id]
+                    del self._groups[key.group]
 
     def appended(self, key: OffsetKey) -> None:
         """Note that a record of the offset, or its tombstone, was appended."""
-        self._pending.setdefault(key.group_id, Counter())[key.topic, key.partition] += 1
+        self._pending.setdefault(key.group, Counter())[key.topic, key.partition] += 1
         self.pending_count += 1
 
     def settled(self, key: OffsetKey) -> None:
         """Note that an appended record is committed."""
-        pending = self._pending[key.group_id]
+        pending = self._pending[key.group]
         place = key.topic, key.partition
         pending[place] -= 1
         self.pending_count -= 1
         if not pending[place]:
             del pending[place]
             if not pending:
-                del self._pending[key.group_id]
+                del self._pending[key.group]
 
-    def of(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
+    def of(self, group_id: str, topic: str, partition: int) -> OffsetValue | None:
         """Return the committed offset; None if there is none for the topic of that name."""
         value = self._groups.get(group_id, _NONE).get(topic, {}).get(partition)
         if value is None:
             return None
-        committed = decode_offset(value)
+        committed = decode_offset_value(value)
         return committed if self._is_of_topic(topic, committed) else None
 
-    def topics_of(self, group_id: str) -> Iterator[tuple[str, list[tuple[int, CommittedOffset]]]]:
+    def topics_of(self, group_id: str) -> Iterator[tuple[str, list[tuple[int, OffsetValue]]]]:
         """Yield the group's topics with their offsets, by partition."""
         for topic, partitions in self._groups.get(group_id, _NONE).items():
             rows = []
             for partition, value in sorted(partitions.items()):
-                committed = decode_offset(value)
+                committed = decode_offset_value(value)
                 if self._is_of_topic(topic, committed):
                     rows.append((partition, committed))
             if rows:
                 yield topic, rows
 
-    def _is_of_topic(self, topic: str, committed: CommittedOffset) -> bool:
+    def _is_of_topic(self, topic: str, committed: OffsetValue) -> bool:
         """Return whether the offset is not one of a deleted topic of the same name."""
         if committed.topic_id == ZERO_UUID:
             return True
@@ -130,7 +130,7 @@ class CommittedOffsets:
         for topic, partitions in self._groups.get(group_id, _NONE).items():
             topic_id = self._topic_id_of(topic)
             for partition, value in partitions.items():
-                committed_id = decode_offset(value).topic_id
+                committed_id = decode_offset_value(value).topic_id
                 if topic_id is None or committed_id not in (ZERO_UUID, topic_id):
                     records.append(tombstone(group_id, topic, partition))
         return records
@@ -140,7 +140,7 @@ class CommittedOffsets:
         group_id: str,
         now_ms: int,
         retention_ms: int,
-        since_ms: Callable[[CommittedOffset], int],
+        since_ms: Callable[[OffsetValue], int],
         is_subscribed: Callable[[str], bool],
     ) -> list[CoordinatorRecord]:
         """Return tombstones for the offsets that have expired.
@@ -156,9 +156,9 @@ class CommittedOffsets:
             for partition, value in partitions.items():
                 if (topic, partition) in pending:
                     continue
-                committed = decode_offset(value)
+                committed = decode_offset_value(value)
                 expires_ms = committed.expire_timestamp_ms
-                if expires_ms == NO_TIMESTAMP:
+                if expires_ms == NO_EXPIRY:
                     expires_ms = since_ms(committed) + retention_ms
                 if now_ms >= expires_ms:
                     records.append(tombstone(group_id, topic, partition))
@@ -167,4 +167,4 @@ class CommittedOffsets:
 
 def tombstone(group_id: str, topic: str, partition: int) -> CoordinatorRecord:
     key = OffsetKey(group_id, topic, partition)
-    return CoordinatorRecord(encode_offset_key(*key), None, key)
+    return CoordinatorRecord(encode_key(key), None, key)

@@ -30,21 +30,19 @@ from dataplane.coordinators.group.classic_group import (
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf, tombstone
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
-from dataplane.coordinators.group.group_metadata import GroupMetadata
 from dataplane.coordinators.group.membership import GroupMemory, never_muted
 from dataplane.coordinators.group.record_formats import (
-    NO_TIMESTAMP,
-    CommittedOffset,
     GroupKey,
+    GroupMetadataValue,
+    KeyDecoder,
+    MalformedRecordError,
     OffsetKey,
-    RecordFormatError,
-    decode_group,
-    decode_key,
-    encode_group,
-    encode_group_key,
-    encode_offset,
-    encode_offset_key,
-    is_offset,
+    OffsetValue,
+    check_offset_value,
+    decode_group_value,
+    encode_group_value,
+    encode_key,
+    encode_offset_value,
 )
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
@@ -123,8 +121,9 @@ class GroupShard:
         self._memory = memory
         self._wall_ms = wall_ms
         self._new_id = new_id
+        self._keys = KeyDecoder()
         self._timeouts = Timeouts()
-        self._recorded: dict[str, GroupMetadata] = {}  # while the shard is loading
+        self._recorded: dict[str, GroupMetadataValue] = {}  # while the shard is loading
         self._persisted: set[str] = set()  # groups with a committed record
         self._is_loaded = False
         self._outbox: list[CoordinatorRecord] = []
@@ -215,7 +214,7 @@ class GroupShard:
         if self.offsets.pending_count + len(request.offsets) > MAX_PENDING_OFFSETS:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else NO_TIMESTAMP
+        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:
@@ -224,10 +223,10 @@ class GroupShard:
                 continue
             codes.append(NO_ERROR)
             key = OffsetKey(request.group_id, each.topic, each.partition)
-            value = CommittedOffset(
+            value = OffsetValue(
                 each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
             )
-            records.append(CoordinatorRecord(encode_offset_key(*key), encode_offset(value), key))
+            records.append(CoordinatorRecord(encode_key(key), encode_offset_value(value), key))
         return Write(records, codes) if records else codes
 
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
@@ -339,23 +338,23 @@ class GroupShard:
         key = record.decoded_key
         try:
             if key is None:
-                key = decode_key(record.key)
+                key = self._keys.decode(record.key)
             if isinstance(key, OffsetKey):
                 self._replay_offset(record, key)
             elif isinstance(key, GroupKey):
-                value = None if record.value is None else decode_group(record.value)
-                self._replay_group(key.group_id, value, now)
-        except RecordFormatError:
+                value = None if record.value is None else decode_group_value(record.value)
+                self._replay_group(key.group, value, now)
+        except MalformedRecordError:
             self.unreadable_count += 1
 
     def _replay_offset(self, record: CoordinatorRecord, key: OffsetKey) -> None:
         if self._is_loaded:
             self.offsets.settled(key)
-        elif record.value is not None and not is_offset(record.value):
-            raise RecordFormatError("malformed offset")
+        elif record.value is not None:
+            check_offset_value(record.value)
         self.offsets.replay(key, record.value)
 
-    def _replay_group(self, group_id: str, metadata: GroupMetadata | None, now: float) -> None:
+    def _replay_group(self, group_id: str, metadata: GroupMetadataValue | None, now: float) -> None:
         if metadata is None:
             self._persisted.discard(group_id)
         else:
@@ -401,7 +400,7 @@ class GroupShard:
         del self.groups[group.group_id]
         self._memory.used_bytes -= GROUP_BYTES
 
-    def _write(self, group_id: str, metadata: GroupMetadata) -> None:
+    def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))
 
     def _take(self) -> list[CoordinatorRecord]:
@@ -420,20 +419,20 @@ class GroupShard:
         return self._with_outbox(answer)
 
 
-def _group_record(group_id: str, metadata: GroupMetadata | None) -> CoordinatorRecord:
-    value = None if metadata is None else encode_group(metadata)
-    return CoordinatorRecord(encode_group_key(group_id), value, GroupKey(group_id))
+def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> CoordinatorRecord:
+    value = None if metadata is None else encode_group_value(metadata)
+    return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
 
 
 def _size_of(request: JoinRequest) -> int:
     return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
 
 
-def _commit_time(committed: CommittedOffset) -> int:
+def _commit_time(committed: OffsetValue) -> int:
     return committed.commit_timestamp_ms
 
 
-def _since_empty(empty_since_ms: int, committed: CommittedOffset) -> int:
+def _since_empty(empty_since_ms: int, committed: OffsetValue) -> int:
     return empty_since_ms if empty_since_ms >= 0 else committed.commit_timestamp_ms
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from dataplane.coordinators.group.group_metadata import PersistedMember
+from dataplane.coordinators.group.record_formats import MemberMetadata
 from dataplane.coordinators.group.requests import (
     JoinAnswer,
     JoinCallback,
@@ -66,17 +66,18 @@ class GroupMember:
 
     @classmethod
     def restored(
-        cls, persisted: PersistedMember, protocol_type: str, protocol: str
+        cls, persisted: MemberMetadata, protocol_type: str, protocol: str
     ) -> "GroupMember":
         """Return the member of a generation that another coordinator has led."""
         request = JoinRequest(
             "",
             persisted.member_id,
-            persisted.instance_id,
+            persisted.group_instance_id,
             persisted.client_id,
             persisted.client_host,
-            persisted.rebalance_timeout_ms,
-            persisted.session_timeout_ms,
+            # Version 0 of the record has only the session timeout.
+            max(persisted.rebalance_timeout, persisted.session_timeout),
+            persisted.session_timeout,
             protocol_type,
             (Protocol(protocol, persisted.subscription),),
         )
@@ -118,16 +119,16 @@ class GroupMember:
         if sync is not None:
             sync(answer)
 
-    def persisted(self, protocol: str | None, assignment: bytes) -> PersistedMember:
-        return PersistedMember(
-            self.member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.rebalance_timeout_ms,
-            self.session_timeout_ms,
-            self.metadata_of(protocol),
-            assignment,
+    def persisted(self, protocol: str | None, assignment: bytes) -> MemberMetadata:
+        return MemberMetadata(
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            rebalance_timeout=self.rebalance_timeout_ms,
+            session_timeout=self.session_timeout_ms,
+            subscription=self.metadata_of(protocol),
+            assignment=assignment,
         )
 
 

@@ -1,339 +1,317 @@
-"""Records of `__consumer_offsets` in Kafka's formats, so that Kafka's tools can read them.
+"""Kafka's formats of the records in `__consumer_offsets`: bytes to values, and back.
 
-    key version   key                              value
-    0, 1          group, topic, partition          a committed offset
-    2             group                            the members and assignments of its generation
-    others        newer protocols (KIP-848, share groups): ignored
+A key begins with the version of its format, which selects the kind of the record: 0 and 1 are a
+committed offset, 2 is the metadata of a group. A value begins with the version of its own format.
 
-Keys and values begin with their version (int16). Up to a million offsets are read when a worker
-becomes coordinator; so keys are decoded by hand-written code, and values of offsets are only
-checked, and decoded when they are needed. Source: Kafka's OffsetCommitKey, OffsetCommitValue,
-GroupMetadataKey and GroupMetadataValue.
+    key of an offset    group string, topic string, partition int32
+    key of a group      group string
+    value of an offset  offset int64, leader_epoch int32 (version 3+), metadata string,
+                        commit_timestamp int64, expire_timestamp int64 (only version 1),
+                        topic_id (version 4+, tag 0, 16 bytes)
+    value of a group    the table `GroupMetadataValue` below
+
+Version 4 of a value has compact strings and arrays, and tagged fields; fields with unknown tags are
+skipped (KIP-915). Records of other kinds (keys from version 3 on: KIP-848, share and streams
+groups) are not decoded. Kafka 4.3 writes an offset as version 4, with an expiry as version 1, and a
+group as version 3.
+
+A coordinator loads millions of offsets at once. So the value of an offset is only checked when it
+is loaded (`check_offset_value`), and decoded when it is used (`decode_offset_value`).
+
+Source: OffsetCommitKey.json, OffsetCommitValue.json, GroupMetadataKey.json and
+GroupMetadataValue.json of Apache Kafka 4.3.1.
 """
 
-import struct
-from struct import Struct
-from typing import Final, NamedTuple
+from __future__ import annotations
 
-from dataplane.coordinators.group.group_metadata import GroupMetadata, PersistedMember
+from struct import Struct as Layout
+from struct import error as LayoutError  # noqa: N812
+from sys import intern
+from typing import Final, NamedTuple, TypeAlias
+
+from wire.primitives.errors import WireError
 from wire.primitives.types import ZERO_UUID, Uuid
+from wire.schema import codec
+from wire.schema.message import Message, Struct, array, blob, int32, int64, string
 
 OFFSET_KEY_VERSIONS: Final = (0, 1)
+OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
-# Versions written: values with a topic id need version 4; Kafka before 4.1 reads only version 3.
-OFFSET_VALUE_VERSION: Final = 3
-OFFSET_WITH_EXPIRY_VERSION: Final = 1  # the only version with the time at which it expires
-OFFSET_WITH_TOPIC_ID_VERSION: Final = 4
-GROUP_VALUE_VERSION: Final = 3
-NO_EPOCH: Final = -1
-NO_TIMESTAMP: Final = -1
-_NEWEST: Final = 4
-_INT16: Final = Struct(">h")
-_INT32: Final = Struct(">i")
-_INT64: Final = Struct(">q")
-_TWO_INT16: Final = Struct(">hh")
-_TWO_INT64: Final = Struct(">qq")
-_OFFSET_V3: Final = Struct(">hqih")  # version, offset, leader epoch, length of the metadata
-_OFFSET_V0: Final = Struct(">hqh")  # version, offset, length of the metadata
-_OFFSET_V4: Final = Struct(">hqi")
+HIGHEST_VALUE_VERSION: Final = 4
+# The versions of values that are written.
+OFFSET_VERSION: Final = 4
+EXPIRING_OFFSET_VERSION: Final = 1
+GROUP_VERSION: Final = 3
+# Pairs of group and topic that a KeyDecoder remembers: at most some 10 MB.
+MAX_CACHED_NAMES: Final = 20_000
+
+_MAX_STRING_BYTES: Final = 0x7FFF
 _TOPIC_ID_TAG: Final = 0
-_MALFORMED: Final = (ValueError, IndexError, struct.error)
+_ONE_TOPIC_ID: Final = b"\x01\x00\x10"  # one tagged field, of tag 0 and 16 bytes
+_INT16: Final = Layout(">h")
+_INT32: Final = Layout(">i")
+_INT64: Final = Layout(">q")
+_VERSION_OFFSET: Final = Layout(">hq")
+_VERSION_OFFSET_EPOCH: Final = Layout(">hqi")
 
 
-class RecordFormatError(Exception):
-    """Raised if a record has a known version but cannot be decoded."""
+class MalformedRecordError(ValueError):
+    """Raised if a record makes no sense or has a newer version; the message says what is wrong.
+
+    The record must be skipped with a log line: it may not stop a load.
+    """
 
 
 class OffsetKey(NamedTuple):
-    group_id: str
+    """Key of a committed offset (OffsetCommitKey)."""
+
+    group: str
     topic: str
     partition: int
 
 
 class GroupKey(NamedTuple):
-    group_id: str
+    """Key of the metadata of a group (GroupMetadataKey)."""
+
+    group: str
 
 
-class CommittedOffset(NamedTuple):
+RecordKey: TypeAlias = OffsetKey | GroupKey
+
+
+class OffsetValue(NamedTuple):
+    """A committed offset (OffsetCommitValue).
+
+    `leader_epoch` and `expire_timestamp_ms` are -1, and `topic_id` is ZERO_UUID, if the record does
+    not have them.
+    """
+
     offset: int
-    leader_epoch: int  # NO_EPOCH if unknown
+    leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
-    expire_timestamp_ms: int = NO_TIMESTAMP  # only in values of version 1
-    topic_id: Uuid = ZERO_UUID  # only in values of version 4
+    expire_timestamp_ms: int = -1
+    topic_id: Uuid = ZERO_UUID
 
 
-# Keys
+class MemberMetadata(Struct):
+    member_id: str = string()
+    group_instance_id: str | None = string("3+", nullable="3+", default=None, ignorable=True)
+    client_id: str = string()
+    client_host: str = string()
+    rebalance_timeout: int = int32("1+", default=-1, ignorable=True)
+    session_timeout: int = int32()
+    subscription: bytes = blob()
+    assignment: bytes = blob()
 
 
-def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    group, name = group_id.encode(), topic.encode()
-    return b"".join(
-        (
-            _TWO_INT16.pack(1, len(group)),
-            group,
-            _INT16.pack(len(name)),
-            name,
-            _INT32.pack(partition),
-        )
-    )
+class GroupMetadataValue(Message, api=-1, versions="0-4", flexible="4+"):
+    """A generation of a group: members with assignments.
+
+    A group without members has no protocol and no leader. `current_state_timestamp` is the time of
+    the last change of state in ms, -1 if the record does not have it.
+    """
+
+    protocol_type: str = string()
+    generation: int = int32()
+    protocol: str | None = string(nullable="0+", default=None)
+    leader: str | None = string(nullable="0+", default=None)
+    current_state_timestamp: int = int64("2+", default=-1, ignorable=True)
+    members: list[MemberMetadata] = array(MemberMetadata)
 
 
-def encode_group_key(group_id: str) -> bytes:
-    group = group_id.encode()
-    return _TWO_INT16.pack(GROUP_KEY_VERSION, len(group)) + group
+def encode_key(key: RecordKey) -> bytes:
+    """Return the bytes of a key. Raises ValueError if a name is too long."""
+    if isinstance(key, GroupKey):
+        return _INT16.pack(GROUP_KEY_VERSION) + _string("group", key.group)
+    head = _INT16.pack(OFFSET_KEY_VERSION) + _string("group", key.group)
+    return head + _string("topic", key.topic) + _INT32.pack(key.partition)
 
 
-def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """Return the key; None if its version is not known. Raises RecordFormatError."""
+def decode_key(key: bytes) -> RecordKey | None:
+    """Return the key, None for a record of another kind. Raises MalformedRecordError."""
     try:
-        version, length = _TWO_INT16.unpack_from(key)
-        if version > GROUP_KEY_VERSION or version < 0:
+        version = _INT16.unpack_from(key)[0]
+        if version in OFFSET_KEY_VERSIONS:
+            group, position = _read_string(key, 2)
+            topic, position = _read_string(key, position)
+            partition = _INT32.unpack_from(key, position)[0]
+            position += 4
+            decoded: RecordKey = OffsetKey(group, intern(topic), partition)
+        elif version == GROUP_KEY_VERSION:
+            group, position = _read_string(key, 2)
+            decoded = GroupKey(group)
+        else:
             return None
-        end = 4 + length
-        if length < 0 or end > len(key):
-            raise RecordFormatError(f"the group id of a key has {length} bytes")
-        group_id = key[4:end].decode()
-        if version == GROUP_KEY_VERSION:
-            _check_end(key, end)
-            return GroupKey(group_id)
-        (length,) = _INT16.unpack_from(key, end)
-        first, end = end + 2, end + 2 + length
-        if length < 0 or end + 4 != len(key):
-            raise RecordFormatError(f"the topic of an offset's key has {length} bytes")
-        return OffsetKey(group_id, key[first:end].decode(), _INT32.unpack_from(key, end)[0])
-    except _MALFORMED as error:
-        raise RecordFormatError(f"malformed key: {error}") from None
+    except (LayoutError, ValueError) as error:
+        raise MalformedRecordError(f"the key is malformed: {error}") from error
+    if position != len(key):
+        raise MalformedRecordError(f"{len(key) - position} bytes follow the key")
+    return decoded
 
 
-# Committed offsets
+class KeyDecoder:
+    """Decodes keys of a partition, and remembers names: an offset is committed again and again."""
+
+    def __init__(self, max_names: int = MAX_CACHED_NAMES) -> None:
+        self._max_names = max_names
+        # Group and topic, by the bytes of a key before its partition.
+        self._names: dict[bytes, tuple[str, str]] = {}
+
+    def decode(self, key: bytes) -> RecordKey | None:
+        """Return the same as `decode_key`."""
+        names = self._names.get(key[:-4])
+        if names is not None:
+            return OffsetKey(names[0], names[1], _INT32.unpack_from(key, len(key) - 4)[0])
+        decoded = decode_key(key)
+        if isinstance(decoded, OffsetKey):
+            if len(self._names) >= self._max_names:
+                self._names.clear()
+            self._names[key[:-4]] = (decoded.group, decoded.topic)
+        return decoded
 
 
-def encode_offset(committed: CommittedOffset) -> bytes:
-    """Encode an offset; with the time at which it expires or else its topic id, if it has one."""
-    metadata = committed.metadata.encode()
-    offset, leader_epoch, timestamp_ms = committed[0], committed[1], committed[3]
-    if committed.expire_timestamp_ms != NO_TIMESTAMP:
-        return b"".join(
-            (
-                _OFFSET_V0.pack(OFFSET_WITH_EXPIRY_VERSION, offset, len(metadata)),
-                metadata,
-                _TWO_INT64.pack(timestamp_ms, committed.expire_timestamp_ms),
-            )
-        )
-    if committed.topic_id == ZERO_UUID:
-        return b"".join(
-            (
-                _OFFSET_V3.pack(OFFSET_VALUE_VERSION, offset, leader_epoch, len(metadata)),
-                metadata,
-                _INT64.pack(timestamp_ms),
-            )
-        )
-    return b"".join(
-        (
-            _OFFSET_V4.pack(OFFSET_WITH_TOPIC_ID_VERSION, offset, leader_epoch),
-            _varint(len(metadata) + 1),
-            metadata,
-            _INT64.pack(timestamp_ms),
-            b"\x01\x00\x10",  # one tagged field: tag 0, 16 bytes
-            committed.topic_id,
-        )
+def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
+    """Return the bytes of a value, in the version that Kafka writes unless another is requested.
+
+    A field that the version does not have is dropped, as by Kafka: version 1 has no leader epoch
+    and no topic id. Raises ValueError if the metadata is too long.
+    """
+    if version is None:
+        version = EXPIRING_OFFSET_VERSION if value.expire_timestamp_ms != -1 else OFFSET_VERSION
+    if version >= 3:
+        head = _VERSION_OFFSET_EPOCH.pack(version, value.offset, value.leader_epoch)
+    else:
+        head = _VERSION_OFFSET.pack(version, value.offset)
+    timestamp = _INT64.pack(value.commit_timestamp_ms)
+    if version < 4:
+        expiry = _INT64.pack(value.expire_timestamp_ms) if version == 1 else b""
+        return head + _string("metadata", value.metadata) + timestamp + expiry
+    tags = b"\0" if value.topic_id == ZERO_UUID else _ONE_TOPIC_ID + value.topic_id
+    return head + _compact_string("metadata", value.metadata) + timestamp + tags
+
+
+def check_offset_value(value: bytes) -> None:
+    """Raise MalformedRecordError if `decode_offset_value` would; cheap for a value as written."""
+    if len(value) >= 42 and value[1] == 4 and not value[0]:
+        length = value[14]  # length of the metadata + 1, in one byte below 128
+        if (
+            0 < length < 128
+            and len(value) == 41 + length
+            and value[22 + length : 25 + length] == _ONE_TOPIC_ID
+            and value[15 : 14 + length].isascii()
+        ):
+            return
+    decode_offset_value(value)
+
+
+def decode_offset_value(value: bytes) -> OffsetValue:
+    """Return the committed offset. Raises MalformedRecordError."""
+    try:
+        decoded, end = _read_offset_value(value)
+    except (LayoutError, IndexError, ValueError) as error:
+        raise MalformedRecordError(f"the value of an offset is malformed: {error}") from error
+    if end != len(value):
+        raise MalformedRecordError(f"{len(value) - end} bytes follow the value of an offset")
+    return decoded
+
+
+def _read_offset_value(value: bytes) -> tuple[OffsetValue, int]:
+    version, offset = _VERSION_OFFSET.unpack_from(value)
+    if not 0 <= version <= HIGHEST_VALUE_VERSION:
+        raise MalformedRecordError(f"version {version} is not supported")
+    position, leader_epoch = 10, -1
+    if version >= 3:
+        leader_epoch = _INT32.unpack_from(value, position)[0]
+        position += 4
+    metadata, position = (_read_string if version < 4 else _read_compact_string)(value, position)
+    commit_timestamp_ms = _INT64.unpack_from(value, position)[0]
+    position += 8
+    expire_timestamp_ms, topic_id = -1, ZERO_UUID
+    if version == 1:
+        expire_timestamp_ms = _INT64.unpack_from(value, position)[0]
+        position += 8
+    elif version == 4:
+        topic_id, position = _read_topic_id(value, position)
+    decoded = OffsetValue(
+        offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms, topic_id
     )
+    return decoded, position
 
 
-def is_offset(value: bytes) -> bool:
-    """Return whether `value` looks like a committed offset; checks versions 3 by their length."""
-    if value[:2] == b"\0\3":
-        return len(value) >= 24 and len(value) == 24 + _INT16.unpack_from(value, 14)[0]
+def _read_topic_id(value: bytes, position: int) -> tuple[Uuid, int]:
+    """Return the topic id among the tagged fields at `position`, and the position after them."""
+    topic_id = ZERO_UUID
+    count, position = _read_uvarint(value, position)
+    for _ in range(count):
+        tag, position = _read_uvarint(value, position)
+        size, position = _read_uvarint(value, position)
+        field = _slice(value, position, size)
+        position += size
+        if tag == _TOPIC_ID_TAG:
+            if size != len(ZERO_UUID):
+                raise ValueError(f"a topic id of {size} bytes")
+            topic_id = field
+    return topic_id, position
+
+
+def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VERSION) -> bytes:
+    """Return the bytes of a value. Raises WireError if a field of it is too long."""
+    return _INT16.pack(version) + codec.encode(value, version)
+
+
+def decode_group_value(value: bytes) -> GroupMetadataValue:
+    """Return the metadata of a group. Raises MalformedRecordError."""
     try:
-        decode_offset(value)
-    except RecordFormatError:
-        return False
-    return True
+        version = _INT16.unpack_from(value)[0]
+        if not 0 <= version <= HIGHEST_VALUE_VERSION:
+            raise MalformedRecordError(f"version {version} is not supported")
+        return codec.decode(GroupMetadataValue, version, memoryview(value)[2:])
+    except (LayoutError, WireError, ValueError) as error:
+        raise MalformedRecordError(f"the value of a group is malformed: {error}") from error
 
 
-def decode_offset(value: bytes) -> CommittedOffset:
-    """Raises RecordFormatError."""
-    reader = _Reader(value)
-    try:
-        version = reader.int16()
-        if not 0 <= version <= _NEWEST:
-            raise RecordFormatError(f"version {version} of an offset's value is not known")
-        reader.is_flexible = version >= 4
-        offset = reader.int64()
-        leader_epoch = reader.int32() if version >= 3 else NO_EPOCH
-        metadata = reader.text()
-        timestamp_ms = reader.int64()
-        expire_ms = reader.int64() if version == 1 else NO_TIMESTAMP
-        tags = reader.tags()
-        reader.end()
-    except _MALFORMED as error:
-        raise RecordFormatError(f"malformed offset: {error}") from None
-    topic_id = tags.get(_TOPIC_ID_TAG, ZERO_UUID)
-    if len(topic_id) != len(ZERO_UUID):
-        raise RecordFormatError(f"the topic id of an offset has {len(topic_id)} bytes")
-    return CommittedOffset(offset, leader_epoch, metadata, timestamp_ms, expire_ms, topic_id)
+def _string(name: str, text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > _MAX_STRING_BYTES:
+        raise ValueError(f"the {name} has {len(encoded)} bytes, more than {_MAX_STRING_BYTES}")
+    return _INT16.pack(len(encoded)) + encoded
 
 
-# Groups
+def _compact_string(name: str, text: str) -> bytes:
+    encoded = _string(name, text)[2:]
+    length = bytearray()
+    raw = len(encoded) + 1
+    while raw > 0x7F:
+        length.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    length.append(raw)
+    return bytes(length) + encoded
 
 
-def encode_group(group: GroupMetadata) -> bytes:
-    parts = [
-        _INT16.pack(GROUP_VALUE_VERSION),
-        _text(group.protocol_type),
-        _INT32.pack(group.generation),
-        _text(group.protocol),
-        _text(group.leader),
-        _INT64.pack(group.state_timestamp_ms),
-        _INT32.pack(len(group.members)),
-    ]
-    for member in group.members:
-        parts += (
-            _text(member.member_id),
-            _text(member.instance_id),
-            _text(member.client_id),
-            _text(member.client_host),
-            _INT32.pack(member.rebalance_timeout_ms),
-            _INT32.pack(member.session_timeout_ms),
-            _INT32.pack(len(member.subscription)),
-            member.subscription,
-            _INT32.pack(len(member.assignment)),
-            member.assignment,
-        )
-    return b"".join(parts)
+def _read_string(data: bytes, position: int) -> tuple[str, int]:
+    size = _INT16.unpack_from(data, position)[0]
+    return str(_slice(data, position + 2, size), "utf-8"), position + 2 + int(size)
 
 
-def decode_group(value: bytes) -> GroupMetadata:
-    """Raises RecordFormatError."""
-    reader = _Reader(value)
-    try:
-        version = reader.int16()
-        if not 0 <= version <= _NEWEST:
-            raise RecordFormatError(f"version {version} of a group's value is not known")
-        reader.is_flexible = version >= 4
-        protocol_type, generation = reader.text(), reader.int32()
-        protocol, leader = reader.nullable_text(), reader.nullable_text()
-        timestamp_ms = reader.int64() if version >= 2 else NO_TIMESTAMP
-        members = tuple(_decode_member(reader, version) for _ in range(reader.count()))
-        reader.tags()
-        reader.end()
-    except _MALFORMED as error:
-        raise RecordFormatError(f"malformed group: {error}") from None
-    return GroupMetadata(protocol_type, generation, protocol, leader, timestamp_ms, members)
+def _read_compact_string(data: bytes, position: int) -> tuple[str, int]:
+    length, position = _read_uvarint(data, position)
+    return str(_slice(data, position, length - 1), "utf-8"), position + length - 1
 
 
-def _decode_member(reader: "_Reader", version: int) -> PersistedMember:
-    member_id = reader.text()
-    instance_id = reader.nullable_text() if version >= 3 else None
-    client_id, client_host = reader.text(), reader.text()
-    rebalance_ms = reader.int32() if version >= 1 else -1
-    session_ms = reader.int32()
-    member = PersistedMember(
-        member_id,
-        instance_id,
-        client_id,
-        client_host,
-        rebalance_ms if version >= 1 else session_ms,
-        session_ms,
-        reader.blob(),
-        reader.blob(),
-    )
-    reader.tags()
-    return member
+def _slice(data: bytes, position: int, size: int) -> bytes:
+    if not 0 <= size <= len(data) - position:
+        raise ValueError(f"a length of {size} at byte {position} of {len(data)}")
+    return data[position : position + size]
 
 
-def _check_end(data: bytes, end: int) -> None:
-    if end != len(data):
-        raise RecordFormatError(f"{len(data) - end} bytes too many")
-
-
-def _text(text: str | None) -> bytes:
-    if text is None:
-        return _INT16.pack(-1)
-    data = text.encode()
-    return _INT16.pack(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
-
-
-class _Reader:
-    """Reads fields one after the other; `is_flexible`: compact lengths and tagged fields."""
-
-    __slots__ = ("_at", "_data", "is_flexible")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-        self.is_flexible = False
-
-    def int16(self) -> int:
-        self._at += 2
-        value: int = _INT16.unpack_from(self._data, self._at - 2)[0]
-        return value
-
-    def int32(self) -> int:
-        self._at += 4
-        value: int = _INT32.unpack_from(self._data, self._at - 4)[0]
-        return value
-
-    def int64(self) -> int:
-        self._at += 8
-        value: int = _INT64.unpack_from(self._data, self._at - 8)[0]
-        return value
-
-    def unsigned(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a number has more than five bytes")
-
-    def count(self) -> int:
-        """Read the length of an array; its items have at least one byte each."""
-        count = self.unsigned() - 1 if self.is_flexible else self.int32()
-        if not 0 <= count <= len(self._data) - self._at:
-            raise ValueError(f"an array has {count} items")
-        return count
-
-    def _take(self, length: int) -> bytes:
-        first, self._at = self._at, self._at + length
-        if length < 0 or self._at > len(self._data):
-            raise ValueError(f"a field has {length} bytes")
-        return self._data[first : self._at]
-
-    def nullable_text(self) -> str | None:
-        length = self.unsigned() - 1 if self.is_flexible else self.int16()
-        return None if length == -1 else self._take(length).decode()
-
-    def text(self) -> str:
-        text = self.nullable_text()
-        if text is None:
-            raise ValueError("a string is null")
-        return text
-
-    def blob(self) -> bytes:
-        return self._take(self.unsigned() - 1 if self.is_flexible else self.int32())
-
-    def tags(self) -> dict[int, bytes]:
-        """Read the tagged fields; none in versions that are not flexible."""
-        if not self.is_flexible:
-            return {}
-        tags: dict[int, bytes] = {}
-        for _ in range(self.unsigned()):
-            tag = self.unsigned()
-            tags[tag] = self._take(self.unsigned())
-        return tags
-
-    def end(self) -> None:
-        _check_end(self._data, self._at)
+def _read_uvarint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the unsigned varint at `position`, of at most 5 bytes, and the position after it."""
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError(f"a varint of more than 5 bytes before byte {position}")
