@@ -1,0 +1,374 @@
+"""The runtime of coordinators, over real partitions of three simulated nodes."""
+
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.coordinators import runtime as runtime_module
+from dataplane.coordinators.runtime import CoordinatorRuntime
+from dataplane.coordinators.shard import CoordinatorRecord, Write
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import Simulated, append_unvalidated, batch_of, simulated
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import Codec, Record, encode_batch
+
+TOPIC = "t"
+
+
+class Register:
+    """A shard of named values, as plain as possible."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.values: dict[bytes, bytes] = {}
+        self.replayed = 0
+        self.in_flight = 0
+        self.is_loaded = self.is_unloaded = False
+        self.next_due = inf
+        self.due_records: list[CoordinatorRecord] = []
+
+    def replay(self, record: CoordinatorRecord, now: float) -> None:
+        self.replayed += 1
+        if self.is_loaded:
+            self.in_flight -= 1
+        if record.value is None:
+            self.values.pop(record.key, None)
+        else:
+            self.values[record.key] = record.value
+
+    def appended(self, records: Sequence[CoordinatorRecord]) -> None:
+        self.in_flight += len(records)
+
+    def loaded(self, now: float, now_ms: int) -> None:
+        self.is_loaded = True
+
+    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
+        self.next_due = inf
+        return self.due_records
+
+    def unload(self) -> None:
+        self.is_unloaded = True
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def __call__(self, value: Any) -> None:
+        assert not self.values, "answered twice"
+        self.values.append(value)
+
+
+class Coordinator:
+    """A runtime on one worker."""
+
+    def __init__(self, worker: Any, time_limit_s: float = 5.0) -> None:
+        self.worker = worker
+        self.runtime: CoordinatorRuntime[Register] = CoordinatorRuntime(
+            TOPIC,
+            worker,
+            worker.replica_manager,
+            Register,
+            load_bytes=1 << 20,
+            time_limit_s=lambda: time_limit_s,
+        )
+        self.runtime.look()
+
+    def put(self, key: bytes, value: bytes | None, *more: tuple[bytes, bytes]) -> Answer:
+        answer = Answer()
+        records = [CoordinatorRecord(key, value), *(CoordinatorRecord(*each) for each in more)]
+        self.runtime.call(0, lambda _: Write(records, value), answer, answer)
+        return answer
+
+    @property
+    def state(self) -> str:
+        try:
+            self.runtime.shard(0)
+        except KafkaError as error:
+            return ErrorCode(error.code).name
+        return "ACTIVE"
+
+    @property
+    def values(self) -> dict[bytes, bytes]:
+        return self.runtime.shard(0).values
+
+
+@asynccontextmanager
+async def coordinating(*coordinators: Coordinator) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for each in coordinators:
+            nursery.start_soon(each.runtime.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def test_a_write_is_replayed_and_answered_only_when_all_in_sync_replicas_have_it() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2, 3))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            first = coordinator.put(b"a", b"1")
+            assert not first.values  # followers have not fetched it yet
+            assert coordinator.values == {}
+            await cluster.until(lambda: first.values)
+            assert first.values == [b"1"]
+            assert coordinator.values == {b"a": b"1"}
+            assert coordinator.runtime.shard(0).in_flight == 0
+
+    together(scenario)
+
+
+def test_with_one_replica_a_write_is_answered_at_once() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1,))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            assert coordinator.put(b"a", b"1").values == [b"1"]
+            assert coordinator.put(b"a", None).values == []  # no answer was asked for
+            assert coordinator.values == {}
+
+    together(scenario)
+
+
+def test_a_follower_is_no_coordinator_and_a_new_leader_loads_what_was_committed() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2, 3))
+        first, second = Coordinator(cluster.worker(1)), Coordinator(cluster.worker(2))
+        async with coordinating(second):
+            async with coordinating(first):
+                await cluster.until(lambda: first.state == "ACTIVE")
+                assert second.state == "NOT_COORDINATOR"
+                answers = [first.put(b"%d" % number, b"x") for number in range(20)]
+                first.put(b"3", None)
+                await cluster.until(lambda: all(answer.values for answer in answers))
+                await cluster.until(lambda: b"3" not in first.values)
+            await cluster.kill(1)
+            await cluster.until(lambda: cluster.replica(2, TOPIC).is_served)
+            with pytest.raises(KafkaError) as refused:
+                second.put(b"a", b"1")
+            assert refused.value.code is ErrorCode.NOT_COORDINATOR
+            second.runtime.look()
+            await cluster.until(lambda: second.state == "ACTIVE")
+            assert sorted(second.values) == sorted(b"%d" % n for n in range(20) if n != 3)
+
+    together(scenario)
+
+
+def test_a_write_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            shard = coordinator.runtime.shard(0)
+            answer = coordinator.put(b"a", b"1")
+            partition = cluster.replica(1, TOPIC)
+            partition.retire()
+            coordinator.runtime.look()
+            assert answer.values == [ErrorCode.NOT_COORDINATOR]
+            assert shard.is_unloaded
+            assert shard.values == {}
+            assert coordinator.state == "NOT_COORDINATOR"
+
+    together(scenario)
+
+
+def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1,))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            coordinator.put(b"a", b"1")
+            before = coordinator.runtime.shard(0)
+            partition = cluster.replica(1, TOPIC)
+            state = partition.state
+            partition.assign(replace(state, leader_epoch=state.leader_epoch + 1))
+            assert coordinator.state == "NOT_COORDINATOR"
+            assert before.is_unloaded
+            coordinator.runtime.look()
+            assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            assert coordinator.runtime.shard(0) is not before
+            assert coordinator.values == {b"a": b"1"}
+
+    together(scenario)
+
+
+def test_too_few_in_sync_replicas_refuse_a_write() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1,), min_insync_replicas=1)
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            partition = cluster.replica(1, TOPIC)
+            partition.state = replace(partition.state, replicas=(1, 2))
+            partition.config = replace(partition.config, min_insync_replicas=2)
+            answer = coordinator.put(b"a", b"1")
+            assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+            assert coordinator.values == {}
+
+    together(scenario)
+
+
+def test_a_write_that_is_not_committed_in_time_fails_and_is_replayed_later() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1), time_limit_s=0.5)
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            await cluster.kill(2)  # the ISR does not shrink at once
+            partition = cluster.replica(1, TOPIC)
+            answer = coordinator.put(b"a", b"1")
+            await cluster.until(lambda: answer.values)
+            if partition.high_watermark < partition.log.log_end_offset:
+                assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+                assert coordinator.values == {}
+            await cluster.until(lambda: coordinator.values == {b"a": b"1"})
+
+    together(scenario, broker_session_timeout_ms=9000)
+
+
+def test_answers_are_given_in_the_order_of_the_log() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2, 3))
+        coordinator = Coordinator(cluster.worker(1))
+        order: list[int] = []
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            for number in range(50):
+                coordinator.runtime.call(
+                    0,
+                    lambda _, number=number: Write(  # type: ignore[misc]
+                        [CoordinatorRecord(b"k", b"%d" % number)], number + 1
+                    ),
+                    order.append,
+                    order.append,
+                )
+            await cluster.until(lambda: len(order) == 50)
+            assert order == list(range(1, 51))
+            assert coordinator.values == {b"k": b"49"}
+
+    together(scenario)
+
+
+def test_uncommitted_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_PENDING_BYTES", 10_000)
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            answers = [coordinator.put(b"k", bytes(4000)) for _ in range(5)]
+            assert [each.values for each in answers[3:]] == [
+                [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+            ] * 2
+            await cluster.until(lambda: all(each.values for each in answers))
+            assert coordinator.put(b"k", b"1") is not None
+
+    together(scenario)
+
+
+def test_records_of_timers_are_written() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1,))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            shard = coordinator.runtime.shard(0)
+            shard.next_due = coordinator.worker.clock.monotonic() + 2
+            shard.due_records = [CoordinatorRecord(b"timer", b"1")]
+            coordinator.put(b"a", b"1")  # arms the timer
+            await cluster.world.sleep(1.9)
+            assert b"timer" not in coordinator.values
+            await cluster.world.sleep(0.2)
+            assert coordinator.values[b"timer"] == b"1"
+
+    together(scenario)
+
+
+def test_closing_refuses_what_waits_and_everything_later() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            answer = coordinator.put(b"a", b"1")
+            coordinator.runtime.close()
+            assert answer.values == [ErrorCode.NOT_COORDINATOR]
+            coordinator.runtime.look()
+            assert coordinator.state == "NOT_COORDINATOR"
+
+    together(scenario)
+
+
+# Loads of one node
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTD])
+def test_a_load_reads_batches_of_every_codec_and_skips_what_has_no_key(codec: Codec) -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, internal_segment_bytes=4096)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        for number in range(40):
+            records = [Record(i, 1, b"%d" % (number * 10 + i), b"v" * 20) for i in range(10)]
+            append_unvalidated(partition, encode_batch(records, codec=codec))
+        append_unvalidated(partition, batch_of(b"without a key"))
+        marker = struct.pack(">hi", 0, 0)
+        append_unvalidated(
+            partition, encode_batch([Record(0, 1, b"\0\0\0\0", marker)], control=True)
+        )
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+                await node.world.sleep(0.01)
+            assert len(coordinator.values) == coordinator.runtime.shard(0).replayed == 400
+
+    simulated(scenario)
+
+
+def test_a_load_begins_at_the_log_start_offset() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        records = [Record(i, 1, b"%d" % i, b"v") for i in range(10)]
+        append_unvalidated(partition, encode_batch(records))
+        partition.log.advance_log_start(4)
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                await node.world.sleep(0.01)
+            assert sorted(coordinator.values) == [b"%d" % i for i in range(4, 10)]
+
+    simulated(scenario)
+
+
+def test_a_damaged_log_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        for number in range(3):
+            append_unvalidated(partition, encode_batch([Record(0, 1, b"%d" % number, b"v" * 50)]))
+        found = partition.log.read(1, 1000, 2)
+        with found.pinned() as file:
+            file.write(b"x", found.position + 80)
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            await node.world.sleep(1)
+            assert coordinator.state == "NOT_COORDINATOR"
+
+    simulated(scenario)
+    assert "the batch at offset 1 of t-0 is damaged" in caplog.text
