@@ -28,9 +28,10 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
     Persist,
 )
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf, tombstone
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.membership import GroupMemory, never_muted
+from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -38,7 +39,6 @@ from dataplane.coordinators.group.record_formats import (
     MalformedRecordError,
     OffsetKey,
     OffsetValue,
-    check_offset_value,
     decode_group_value,
     encode_group_value,
     encode_key,
@@ -62,8 +62,6 @@ from wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
 MAX_PROTOCOLS: Final = 64
-# Most offsets of one shard whose records are not committed yet.
-MAX_PENDING_OFFSETS: Final = 200_000
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
@@ -116,7 +114,8 @@ class GroupShard:
     ) -> None:
         self.configs = configs
         self.groups: dict[str, ClassicGroup] = {}
-        self.offsets = CommittedOffsets(topic_id_of)
+        self.offsets = CommittedOffsets()
+        self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # records with a known key and a malformed value
         self._memory = memory
         self._wall_ms = wall_ms
@@ -211,7 +210,7 @@ class GroupShard:
         code = self._check_commit(now, request)
         if code is not NO_ERROR:
             return code
-        if self.offsets.pending_count + len(request.offsets) > MAX_PENDING_OFFSETS:
+        if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
         expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
@@ -251,73 +250,60 @@ class GroupShard:
     ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
         """Delete offsets of topics that no member consumes; return the error of each."""
         group = self.groups.get(group_id)
-        if group is None and group_id not in self.offsets:
+        if group is None and not self.offsets.has_group(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty and group.protocol_type != CONSUMER:
             return ErrorCode.NON_EMPTY_GROUP
-        is_subscribed = _subscription_of(group)
+        subscribed = _subscribed(group) if group is not None else frozenset()
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for topic, partition in places:
-            if is_subscribed(topic):
+            if subscribed is None or topic in subscribed:
                 codes.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
                 continue
             codes.append(NO_ERROR)
-            if self.offsets.has(group_id, topic, partition):
-                records.append(tombstone(group_id, topic, partition))
+            records += map(_tombstone, self.offsets.delete_offsets(group_id, topic, [partition]))
         return Write(records, codes) if records else codes
 
     def delete_group(self, group_id: str) -> ErrorCode | Write[ErrorCode]:
         group = self.groups.get(group_id)
-        if group is None and group_id not in self.offsets:
+        if group is None and not self.offsets.has_group(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty:
             return ErrorCode.NON_EMPTY_GROUP
         return Write(self._deletion_of(group_id), NO_ERROR)
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
-        records = [tombstone(group_id, *place) for place in self.offsets.places_of(group_id)]
-        records.append(_group_record(group_id, None))
-        return records
+        records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]
+        return [*records, _group_record(group_id, None)]
 
-    def topics_deleted(self) -> Write[None] | None:
-        """Return tombstones for the offsets of deleted topics; None if there are none."""
-        records: list[CoordinatorRecord] = []
-        for group_id in list(self.offsets.group_ids):
-            records += self.offsets.gone(group_id)
-        return Write(records, None) if records else None
+    def delete_stale(self, group_id: str) -> Write[None] | None:
+        """Return tombstones for the group's offsets of topics that were deleted."""
+        keys = self.offsets.delete_stale(group_id, self._topic_id_of)
+        return Write([_tombstone(key) for key in keys], None) if keys else None
 
     def expire(self, group_id: str, now_ms: int) -> Write[None] | None:
         """Return tombstones for what has expired of a group: offsets, and at last the group."""
         group = self.groups.get(group_id)
-        records = self._expired_offsets(group_id, group, now_ms)
-        left = len(self.offsets.places_of(group_id)) - len(records)
-        if left == 0 and (group is None or (group.is_empty and not group.pending)):
+        keys, is_all = self.offsets.expire(
+            group_id,
+            _retention_of(group),
+            now_ms=now_ms,
+            retention_ms=self.configs.offsets_retention_ms,
+        )
+        records = [_tombstone(key) for key in keys]
+        is_all = is_all or not self.offsets.has_group(group_id)
+        if is_all and (group is None or (group.is_empty and not group.pending)):
             if group_id in self._persisted:
                 records.append(_group_record(group_id, None))
             elif group is not None:
                 self._forget(group)
         return Write(records, None) if records else None
 
-    def _expired_offsets(
-        self, group_id: str, group: ClassicGroup | None, now_ms: int
-    ) -> list[CoordinatorRecord]:
-        retention_ms = self.configs.offsets_retention_ms
-        is_subscribed = _subscription_of(group)
-        if group is None or not group.protocol_type:
-            since_ms = _commit_time
-        elif group.is_empty:
-            since_ms = partial(_since_empty, group.state_timestamp_ms)
-        elif group.protocol_type == CONSUMER and group.state is GroupState.STABLE:
-            since_ms = _commit_time
-        else:
-            return []
-        return self.offsets.expired(group_id, now_ms, retention_ms, since_ms, is_subscribed)
-
     @property
     def group_ids(self) -> set[str]:
         """All groups: with members, a record or offsets."""
-        return self.groups.keys() | set(self.offsets.group_ids)
+        return self.groups.keys() | set(self.offsets.groups())
 
     # The shard's side of the runtime
 
@@ -332,7 +318,7 @@ class GroupShard:
     def appended(self, records: Iterable[CoordinatorRecord]) -> None:
         for record in records:
             if isinstance(record.decoded_key, OffsetKey):
-                self.offsets.appended(record.decoded_key)
+                self.offsets.appended(record.decoded_key, record.value)
 
     def replay(self, record: CoordinatorRecord, now: float) -> None:
         key = record.decoded_key
@@ -340,19 +326,12 @@ class GroupShard:
             if key is None:
                 key = self._keys.decode(record.key)
             if isinstance(key, OffsetKey):
-                self._replay_offset(record, key)
+                self.offsets.replay(key, record.value)
             elif isinstance(key, GroupKey):
                 value = None if record.value is None else decode_group_value(record.value)
                 self._replay_group(key.group, value, now)
         except MalformedRecordError:
             self.unreadable_count += 1
-
-    def _replay_offset(self, record: CoordinatorRecord, key: OffsetKey) -> None:
-        if self._is_loaded:
-            self.offsets.settled(key)
-        elif record.value is not None:
-            check_offset_value(record.value)
-        self.offsets.replay(key, record.value)
 
     def _replay_group(self, group_id: str, metadata: GroupMetadataValue | None, now: float) -> None:
         if metadata is None:
@@ -428,31 +407,29 @@ def _size_of(request: JoinRequest) -> int:
     return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
 
 
-def _commit_time(committed: OffsetValue) -> int:
-    return committed.commit_timestamp_ms
+def _tombstone(key: bytes) -> CoordinatorRecord:
+    return CoordinatorRecord(key, None)
 
 
-def _since_empty(empty_since_ms: int, committed: OffsetValue) -> int:
-    return empty_since_ms if empty_since_ms >= 0 else committed.commit_timestamp_ms
+def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
+    if group is None:
+        return OffsetRetention()
+    return offset_retention(
+        group.protocol_type,
+        is_empty=group.is_empty,
+        is_stable=group.state is GroupState.STABLE,
+        state_timestamp_ms=group.state_timestamp_ms if group.state_timestamp_ms >= 0 else None,
+        subscribed=_subscribed(group),
+    )
 
 
-def _no_topic(topic: str) -> bool:
-    return False
-
-
-def _every_topic(topic: str) -> bool:
-    return True
-
-
-def _subscription_of(group: ClassicGroup | None) -> Callable[[str], bool]:
-    """Return whether a member of the group is subscribed to a topic, as a function."""
-    if group is None or group.is_empty or group.protocol_type != CONSUMER:
-        return _no_topic
+def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
+    """Return the topics of all members of a consumer group; None if they are unknown."""
     topics: set[str] = set()
     for member in group.members:
         for protocol in member.protocols:
             subscribed = subscribed_topics(protocol.metadata)
             if subscribed is None:
-                return _every_topic
+                return None
             topics |= subscribed
-    return topics.__contains__
+    return frozenset(topics)

@@ -22,6 +22,7 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from wire.primitives.errors import ErrorCode
+from wire.primitives.types import ZERO_UUID
 
 GROUP = "g"
 TOPIC_ID = bytes(15) + b"\1"
@@ -58,7 +59,7 @@ class Coordinator:
         return GroupShard(
             self.configs,
             self.memory,
-            self.topic_ids.get,
+            lambda topic: self.topic_ids.get(topic, ZERO_UUID),
             lambda: self.now_ms,
             lambda: str(next(self._ids)),
         )
@@ -205,7 +206,9 @@ class Coordinator:
         return self._take(outcome, answers)
 
     def committed(self, topic: str = "t", partition: int = 0, group_id: str = GROUP) -> int | None:
-        found = self.shard.offsets.of(group_id, topic, partition)
+        found = self.shard.offsets.fetch(
+            group_id, topic, partition, self.topic_ids.get(topic, ZERO_UUID)
+        )
         return None if found is None else found.offset
 
     # Whole steps
