@@ -172,9 +172,7 @@ class CommittedOffsets:
         value = self._groups.get(group, {}).get(topic, {}).get(partition)
         return None if value is None else _of_topic(value, topic_id)
 
-    def fetch_group(
-        self, group: str, topic_id_of: TopicIdOf
-    ) -> dict[str, dict[int, OffsetValue]]:
+    def fetch_group(self, group: str, topic_id_of: TopicIdOf) -> dict[str, dict[int, OffsetValue]]:
         """Return all committed offsets of the group, by topic and partition.
 
         `topic_id_of` returns the current id of a topic, ZERO_UUID for one that does not exist.

@@ -39,6 +39,7 @@ from dataplane.coordinators.group.record_formats import (
     MalformedRecordError,
     OffsetKey,
     OffsetValue,
+    decode_key,
     decode_group_value,
     encode_group_value,
     encode_key,
@@ -408,7 +409,7 @@ def _size_of(request: JoinRequest) -> int:
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:
-    return CoordinatorRecord(key, None)
+    return CoordinatorRecord(key, None, decode_key(key))
 
 
 def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:

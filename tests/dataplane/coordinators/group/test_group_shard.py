@@ -1,0 +1,306 @@
+"""Offsets and groups of one shard: who may commit, what is deleted, what expires."""
+
+import struct
+
+import pytest
+
+from dataplane.coordinators.group.group_shard import GroupConfigs
+from dataplane.coordinators.group.record_formats import GroupKey, encode_key
+from dataplane.coordinators.shard import CoordinatorRecord, Write
+from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
+from wire.primitives.errors import ErrorCode
+
+MINUTE_MS = 60_000
+ALL = [ErrorCode.NONE]
+
+
+def subscription(*topics: str) -> bytes:
+    names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)
+
+
+def done(coordinator: Coordinator, outcome: object) -> Answers:
+    return coordinator._take(outcome, Answers())
+
+
+def expire(coordinator: Coordinator, group_id: str = GROUP) -> None:
+    done(coordinator, coordinator.shard.expire(group_id, coordinator.now_ms))
+
+
+# Commits
+
+
+def test_an_offset_is_returned_once_its_record_is_committed() -> None:
+    coordinator = Coordinator()
+    coordinator.commits_at_once = False
+    answers = coordinator.commit(5)
+    assert not answers
+    assert coordinator.committed() is None
+    coordinator.commit_all()
+    assert answers.one == ALL
+    assert coordinator.committed() == 5
+
+
+def test_anybody_commits_without_a_generation_while_the_group_is_empty() -> None:
+    coordinator = Coordinator()
+    assert coordinator.commit(1).one == ALL
+    (member,) = coordinator.stable()
+    assert coordinator.commit(2).one == [ErrorCode.UNKNOWN_MEMBER_ID]
+    coordinator.leave(member.member_id)
+    assert coordinator.commit(3).one == ALL
+    assert coordinator.committed() == 3
+
+
+@pytest.mark.parametrize(
+    ("generation", "known", "code"),
+    [
+        (1, True, ErrorCode.NONE),
+        (0, True, ErrorCode.ILLEGAL_GENERATION),
+        (2, True, ErrorCode.ILLEGAL_GENERATION),
+        (1, False, ErrorCode.UNKNOWN_MEMBER_ID),
+        (-1, True, ErrorCode.ILLEGAL_GENERATION),
+    ],
+)
+def test_only_members_of_the_generation_commit(
+    generation: int, known: bool, code: ErrorCode
+) -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    if not known:
+        member.member_id = "somebody"
+    assert coordinator.commit(member=member, generation=generation).one == [code]
+    assert (coordinator.committed() is not None) == (code is ErrorCode.NONE)
+
+
+def test_a_generation_without_its_group_is_an_old_one() -> None:
+    coordinator = Coordinator()
+    (member,) = Coordinator().stable()
+    assert coordinator.commit(member=member).one == [ErrorCode.ILLEGAL_GENERATION]
+
+
+def test_a_member_commits_while_others_are_awaited_but_not_before_the_assignment() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    coordinator.join()
+    assert coordinator.commit(member=member).one == ALL  # as it gives its partitions up
+    again = coordinator.join(member.member_id)
+    assert coordinator.commit(member=again.one).one == [ErrorCode.REBALANCE_IN_PROGRESS]
+
+
+def test_a_commit_keeps_the_session() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable(session_s=10)
+    for _ in range(5):
+        coordinator.wait(9)
+        assert coordinator.commit(member=member).one == ALL
+    assert coordinator.state == "Stable"
+
+
+def test_metadata_of_an_offset_is_bounded() -> None:
+    coordinator = Coordinator(GroupConfigs(offset_metadata_max_bytes=10))
+    assert coordinator.commit(metadata="m" * 10).one == ALL
+    too_large = coordinator.commit(7, metadata="m" * 11)
+    assert too_large.one == [ErrorCode.OFFSET_METADATA_TOO_LARGE]
+    assert coordinator.committed() == 5
+
+
+def test_offsets_survive_the_coordinator() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(5)
+    coordinator.commit(6, partition=1)
+    coordinator.commits_at_once = False
+    coordinator.commit(9)
+    coordinator.fail_over()
+    assert (coordinator.committed(), coordinator.committed(partition=1)) == (5, 6)
+
+
+# Topics that are deleted or created again (R10)
+
+
+def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(5)
+    coordinator.topic_ids["t"] = bytes(15) + b"\2"
+    assert coordinator.committed() is None
+    coordinator.commit(1, partition=1)
+    done(coordinator, coordinator.shard.delete_stale(GROUP))
+    assert coordinator.committed(partition=1) == 1
+    assert coordinator.shard.offsets.offset_count == 1
+
+
+def test_offsets_of_a_deleted_topic_are_deleted_by_the_next_coordinator() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(5)
+    coordinator.commit(5, topic="u")
+    del coordinator.topic_ids["t"]
+    coordinator.topic_ids["u"] = bytes(16)
+    coordinator.fail_over()
+    done(coordinator, coordinator.shard.delete_stale(GROUP))
+    assert coordinator.shard.offsets.offset_count == 0
+
+
+# Deletions
+
+
+def test_offsets_of_consumed_topics_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    coordinator.topic_ids["u"] = bytes(15) + b"\3"
+    coordinator.commit(5)
+    coordinator.commit(6, topic="u")
+    coordinator.stable(protocols=[("range", subscription("t"))])
+    answers = done(coordinator, coordinator.shard.delete_offsets(GROUP, [("t", 0), ("u", 0)]))
+    assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
+    assert coordinator.committed() == 5
+    assert coordinator.committed("u") is None
+
+
+def test_offsets_of_an_unknown_group_or_of_another_protocol_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    shard = coordinator.shard
+    assert shard.delete_offsets(GROUP, [("t", 0)]) is ErrorCode.GROUP_ID_NOT_FOUND
+    coordinator.stable(protocol_type="connect")
+    assert shard.delete_offsets(GROUP, [("t", 0)]) is ErrorCode.NON_EMPTY_GROUP
+
+
+def test_a_deleted_group_leaves_nothing() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    coordinator.commit(5, member=member)
+    assert coordinator.shard.delete_group(GROUP) is ErrorCode.NON_EMPTY_GROUP
+    coordinator.leave(member.member_id)
+    assert done(coordinator, coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
+    assert coordinator.shard.group_ids == set()
+    assert coordinator.shard.delete_group(GROUP) is ErrorCode.GROUP_ID_NOT_FOUND
+    coordinator.fail_over()
+    assert coordinator.shard.group_ids == set()
+
+
+def test_a_deletion_covers_offsets_that_are_not_committed_yet() -> None:
+    coordinator = Coordinator()
+    coordinator.commits_at_once = False
+    coordinator.commit(5)
+    deleted = done(coordinator, coordinator.shard.delete_group(GROUP))
+    coordinator.commit_all()
+    assert deleted.one is ErrorCode.NONE
+    assert coordinator.shard.group_ids == set()
+
+
+def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    coordinator.leave(member.member_id)
+    coordinator.commits_at_once = False
+    done(coordinator, coordinator.shard.delete_group(GROUP))
+    joining = coordinator.join()
+    coordinator.commit_all()
+    coordinator.wait(3)
+    assert joining.one.code is ErrorCode.NONE
+
+
+# Expiry (KIP-211)
+
+
+def test_offsets_expire_after_the_group_became_empty_and_then_the_group() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=10 * MINUTE_MS))
+    (member,) = coordinator.stable(
+        protocols=[("range", subscription("t"))], session_s=1800, rebalance_s=1800
+    )
+    coordinator.commit(5, member=member)
+    coordinator.wait(1200)
+    expire(coordinator)
+    assert coordinator.committed() == 5  # consumed
+    coordinator.leave(member.member_id)
+    coordinator.wait(599)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+    coordinator.wait(2)
+    expire(coordinator)
+    assert coordinator.committed() is None
+    assert coordinator.shard.group_ids == set()
+
+
+def test_a_live_group_and_its_offsets_do_not_expire() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    (member,) = coordinator.stable(
+        protocols=[("range", subscription("t"))], session_s=1800, rebalance_s=1800
+    )
+    coordinator.commit(5, member=member)
+    coordinator.wait(900)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+    assert coordinator.state == "Stable"
+    assert coordinator.heartbeat(member) is ErrorCode.NONE
+
+
+def test_offsets_of_topics_that_no_member_consumes_expire_in_a_live_group() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    coordinator.topic_ids["u"] = bytes(15) + b"\3"
+    (member,) = coordinator.stable(
+        protocols=[("range", subscription("t"))], session_s=1800, rebalance_s=1800
+    )
+    coordinator.commit(5, member=member)
+    coordinator.commit(6, topic="u", member=member)
+    coordinator.wait(61)
+    expire(coordinator)
+    assert (coordinator.committed(), coordinator.committed("u")) == (5, None)
+
+
+def test_an_offset_that_is_committed_again_does_not_expire_before_that_is_committed() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    coordinator.commit(5)
+    coordinator.wait(61)
+    coordinator.commits_at_once = False
+    coordinator.commit(6)
+    assert coordinator.shard.expire(GROUP, coordinator.now_ms) is None
+    coordinator.commit_all()
+    assert coordinator.committed() == 6
+
+
+def test_an_offset_with_its_own_retention_expires_by_that() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=1000 * MINUTE_MS))
+    coordinator.commit(5, retention_ms=MINUTE_MS)
+    coordinator.wait(59)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+    coordinator.wait(2)
+    expire(coordinator)
+    assert coordinator.committed() is None
+
+
+def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
+    coordinator = Coordinator()
+    coordinator.join(needs_member_id=True)
+    expire(coordinator)
+    assert coordinator.shard.group_ids == {GROUP}  # its member may still join
+    coordinator.wait(11)
+    expire(coordinator)
+    assert coordinator.shard.group_ids == set()
+
+
+# Records of others
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        CoordinatorRecord(b"", b""),
+        CoordinatorRecord(b"\0\1\0\1g\0\1t\0\0\0", b"x"),  # truncated key
+        CoordinatorRecord(b"\0\1\0\1g\0\1t\0\0\0\0", b"\0\3x"),  # malformed value
+        CoordinatorRecord(encode_key(GroupKey("g")), b"\0\3\0"),
+        CoordinatorRecord(b"\0\7whatever", b"x"),  # a newer protocol
+    ],
+)
+def test_records_that_make_no_sense_do_not_stop_a_load(record: CoordinatorRecord) -> None:
+    coordinator = Coordinator()
+    coordinator.log.append(record)
+    coordinator.commit(5)
+    coordinator.fail_over()
+    assert coordinator.committed() == 5
+
+
+def test_a_write_of_nothing_is_an_answer() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(5)
+    outcome = coordinator.shard.delete_offsets(GROUP, [("t", 7)])
+    assert not isinstance(outcome, Write)
+    assert outcome == ALL
