@@ -79,6 +79,9 @@ class Coordinator:
             answers(outcome)
         return answers
 
+    def do(self, outcome: Any) -> Answers:
+        return self._take(outcome, Answers())
+
     def _append(self, records: list[CoordinatorRecord], done: Callable[[], object]) -> None:
         self.shard.appended(records)
         self.uncommitted.append((records, done))
@@ -175,8 +178,7 @@ class Coordinator:
 
     def leave(self, member_id: str, instance_id: str | None = None) -> ErrorCode:
         leaving = LeavingMember(member_id, instance_id)
-        answers = self._take(self.shard.leave(self.now, GROUP, [leaving]), Answers())
-        code: ErrorCode = answers.one[0]
+        code: ErrorCode = self.do(self.shard.leave(self.now, GROUP, [leaving])).one[0]
         return code
 
     def commit(

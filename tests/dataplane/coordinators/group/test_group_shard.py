@@ -7,7 +7,7 @@ import pytest
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.record_formats import GroupKey, encode_key
 from dataplane.coordinators.shard import CoordinatorRecord, Write
-from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
+from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
 from wire.primitives.errors import ErrorCode
 
 MINUTE_MS = 60_000
@@ -19,12 +19,8 @@ def subscription(*topics: str) -> bytes:
     return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)
 
 
-def done(coordinator: Coordinator, outcome: object) -> Answers:
-    return coordinator._take(outcome, Answers())
-
-
 def expire(coordinator: Coordinator, group_id: str = GROUP) -> None:
-    done(coordinator, coordinator.shard.expire(group_id, coordinator.now_ms))
+    coordinator.do(coordinator.shard.expire(group_id, coordinator.now_ms))
 
 
 # Commits
@@ -123,7 +119,7 @@ def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() 
     coordinator.topic_ids["t"] = bytes(15) + b"\2"
     assert coordinator.committed() is None
     coordinator.commit(1, partition=1)
-    done(coordinator, coordinator.shard.delete_stale(GROUP))
+    coordinator.do(coordinator.shard.delete_stale(GROUP))
     assert coordinator.committed(partition=1) == 1
     assert coordinator.shard.offsets.offset_count == 1
 
@@ -135,7 +131,7 @@ def test_offsets_of_a_deleted_topic_are_deleted_by_the_next_coordinator() -> Non
     del coordinator.topic_ids["t"]
     coordinator.topic_ids["u"] = bytes(16)
     coordinator.fail_over()
-    done(coordinator, coordinator.shard.delete_stale(GROUP))
+    coordinator.do(coordinator.shard.delete_stale(GROUP))
     assert coordinator.shard.offsets.offset_count == 0
 
 
@@ -148,7 +144,7 @@ def test_offsets_of_consumed_topics_are_not_deleted() -> None:
     coordinator.commit(5)
     coordinator.commit(6, topic="u")
     coordinator.stable(protocols=[("range", subscription("t"))])
-    answers = done(coordinator, coordinator.shard.delete_offsets(GROUP, [("t", 0), ("u", 0)]))
+    answers = coordinator.do(coordinator.shard.delete_offsets(GROUP, [("t", 0), ("u", 0)]))
     assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     assert coordinator.committed() == 5
     assert coordinator.committed("u") is None
@@ -168,7 +164,7 @@ def test_a_deleted_group_leaves_nothing() -> None:
     coordinator.commit(5, member=member)
     assert coordinator.shard.delete_group(GROUP) is ErrorCode.NON_EMPTY_GROUP
     coordinator.leave(member.member_id)
-    assert done(coordinator, coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
+    assert coordinator.do(coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
     assert coordinator.shard.group_ids == set()
     assert coordinator.shard.delete_group(GROUP) is ErrorCode.GROUP_ID_NOT_FOUND
     coordinator.fail_over()
@@ -179,7 +175,7 @@ def test_a_deletion_covers_offsets_that_are_not_committed_yet() -> None:
     coordinator = Coordinator()
     coordinator.commits_at_once = False
     coordinator.commit(5)
-    deleted = done(coordinator, coordinator.shard.delete_group(GROUP))
+    deleted = coordinator.do(coordinator.shard.delete_group(GROUP))
     coordinator.commit_all()
     assert deleted.one is ErrorCode.NONE
     assert coordinator.shard.group_ids == set()
@@ -190,7 +186,7 @@ def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
     (member,) = coordinator.stable()
     coordinator.leave(member.member_id)
     coordinator.commits_at_once = False
-    done(coordinator, coordinator.shard.delete_group(GROUP))
+    coordinator.do(coordinator.shard.delete_group(GROUP))
     joining = coordinator.join()
     coordinator.commit_all()
     coordinator.wait(3)
