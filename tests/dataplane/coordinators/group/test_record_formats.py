@@ -24,6 +24,8 @@ from dataplane.coordinators.group.record_formats import (
     encode_group_value,
     encode_key,
     encode_offset_value,
+    offset_timestamps,
+    offset_topic_id,
 )
 from wire.primitives.types import ZERO_UUID
 
@@ -238,6 +240,17 @@ def test_unknown_tagged_fields_of_an_offset_are_skipped() -> None:
     assert decode_offset_value(before + b"\x01\x05\x01z").topic_id == ZERO_UUID
 
 
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 255, 256, 300, 16382, 16383, 16384, 32767])
+@pytest.mark.parametrize("version", range(5))
+def test_metadata_of_every_length_is_decoded(size: int, version: int) -> None:
+    value = OffsetValue(5, 3, "é" * (size // 2) + "x" * (size % 2), 1000, 2000, TOPIC_ID)
+    encoded = encode_offset_value(value, version)
+    check_offset_value(encoded)
+    assert decode_offset_value(encoded) == carried_offset(value, version)
+    assert offset_timestamps(encoded) == (1000, 2000 if version == 1 else -1)
+    assert offset_topic_id(encoded) == (TOPIC_ID if version == 4 else ZERO_UUID)
+
+
 # The cache of names
 
 
@@ -256,6 +269,13 @@ def test_a_decoder_with_a_cache_refuses_the_same_keys(key: RecordKey, more: byte
     for changed in [encoded[:end] for end in range(len(encoded))] + [encoded + b"\0" + more]:
         with pytest.raises(MalformedRecordError):
             decoder.decode(changed)
+
+
+def test_a_decoder_remembers_a_bounded_number_of_names() -> None:
+    decoder = KeyDecoder(10)
+    for number in range(100):
+        decoder.decode(encode_key(OffsetKey(f"g{number}", "t", 0)))
+        assert len(decoder._names) <= 10
 
 
 # Malformed bytes
@@ -338,6 +358,21 @@ def test_a_value_of_an_unknown_version_is_refused(version: int) -> None:
     assert is_refused(head + encode_offset_value(OffsetValue(5, 3, "", 1000))[2:])
     with pytest.raises(MalformedRecordError):
         decode_group_value(head + encode_group_value(GroupMetadataValue())[2:])
+
+
+def test_a_negative_length_in_a_key_is_refused() -> None:
+    long = b"\x80\0" + b"n" * 0x8000
+    short = b"\0\1n"
+    for names in (long + short, short + long):
+        with pytest.raises(MalformedRecordError):
+            decode_key(b"\0\1" + names + bytes(4))
+
+
+def test_a_length_of_two_bytes_is_not_read_as_one() -> None:
+    """As one byte, the length of the metadata would fit the size of the value."""
+    head = encode_offset_value(OffsetValue(5, 3, "x" * 128, 1000))[:144]
+    assert head[14:16] == b"\x81\x01"
+    assert is_refused(head + bytes(7) + b"\x01\0\x10" + bytes(16))
 
 
 def test_a_metadata_that_is_null_or_not_utf_8_is_refused() -> None:
