@@ -415,7 +415,7 @@ class CoordinatorRuntime(Generic[S]):
         led.shard.unload()
 
     def close(self) -> None:
-        """Unload all shards: the worker stops."""
+        """End all shards, because the worker stops."""
         self.is_closed = True
         for led in list(self._led.values()):
             self._unload(led)

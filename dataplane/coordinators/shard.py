@@ -3,7 +3,7 @@
     operation -> records -> appended to the partition -> committed -> replayed -> answered
 
 An operation decides on the shard's state, and returns its answer, or a `Write`: records and the
-answer that holds once they are committed. What must survive the coordinator (an assignment, a
+answer that holds once they are committed. State that must survive the coordinator (an assignment, a
 committed offset, a deletion) changes only in `replay`. Members, timers and waiting requests are
 memory of this coordinator: an operation changes them at once. Source: design of KIP-848's
 coordinator runtime.

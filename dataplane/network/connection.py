@@ -127,7 +127,7 @@ class ClientConnection:
 
     @property
     def may_be_idle(self) -> bool:
-        """Whether a lack of progress is the client's: the worker makes it wait for nothing."""
+        """Whether a connection without progress is idle, as its client awaits no response."""
         return self.waits_for not in (Wait.MEMORY, Wait.MUTE) and not self._pipeline.outlasts_idle
 
     @property

@@ -28,10 +28,10 @@ A generation is memory of this coordinator until its assignment is recorded: if 
 before, its members are unknown to the next one and join again. The methods return the answer, None
 for a request that waits, or a `Persist`, whose answer holds once the record is committed.
 
-A new member without an id is told one and joins again (KIP-394); it is *pending* until then. A
-session ends if the member is not heard for its session timeout; members with a waiting JoinGroup or
-SyncGroup are alive as long as their connection. Source: KIP-62, 345, 394, 559, 814, and the
-behaviour of Kafka 4.3.
+A new member without an id receives one, and joins again with it (KIP-394); it is *pending* until
+then. A session ends if the member sends nothing for its session timeout; members with a waiting
+JoinGroup or SyncGroup are alive as long as their connection. Source: KIP-62, 345, 394, 559, 814,
+and the behaviour of Kafka 4.3.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,9 @@ class ClassicGroup:
         self.generation = 0
         self.protocol: str | None = None
         self.members = Membership(memory)
-        self.pending: dict[str, Timeout] = {}  # ids that were told, by which no member has joined
+        self.pending: dict[
+            str, Timeout
+        ] = {}  # ids given to new members that have not joined with them
         self.state_timestamp_ms = -1
         self.history = RebalanceHistory()
         self._timeouts = timeouts
@@ -268,7 +270,7 @@ class ClassicGroup:
             answer = self._joined(member)
             if request.may_skip_assignment:
                 answer.skip_assignment = self.members.leader == member_id
-            else:  # a leader that must not compute an assignment is told another member's id
+            else:  # a leader that must not compute an assignment gets another member's id
                 answer.leader, answer.members = leader_before, []
             return Persist(self._metadata(self._assignments()), answer)
         self.members.wait_join(member, callback)
@@ -493,13 +495,13 @@ class ClassicGroup:
         return NO_ERROR
 
     def hear(self, now: float, member_id: str) -> None:
-        """Note that a member was heard; also by its commits."""
+        """Note a request of a member, which is a sign of life; also a commit."""
         member = self.members.by_id.get(member_id)
         if member is not None:
             member.heard_at = now
 
     def _hear(self, now: float, member: GroupMember) -> None:
-        """Note that a member was heard, and watch its session."""
+        """Note a request of the member, and watch its session."""
         member.heard_at = now
         if member.member_id not in self._sessions:
             self._sessions[member.member_id] = self._timeouts.at(

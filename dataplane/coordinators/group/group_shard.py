@@ -1,12 +1,12 @@
 """Groups and committed offsets of one partition of `__consumer_offsets`. Plain state, no I/O.
 
 Every operation returns its answer, None for a JoinGroup or SyncGroup that waits, or a `Write` with
-the records and the answer that holds once they are committed (`dataplane.coordinators.shard`). Who
-may do what with offsets:
+the records and the answer that holds once they are committed (`dataplane.coordinators.shard`).
+Commits that are accepted:
 
     the group                        a commit
     does not exist                   without a generation only; creates the group's offsets
-    has no members                   without a generation, by anybody
+    has no members                   without a generation, by every client
     has members                      by a member of the current generation; not while the leader's
                                      assignment is missing (COMPLETING_REBALANCE)
 

@@ -96,9 +96,9 @@ class GroupMember:
 
     @property
     def session_ends_at(self) -> float:
-        """Monotonic seconds at which the session ends, unless the member is heard until then.
+        """Monotonic seconds at which the session ends, unless the member sends a request before.
 
-        A member cannot be heard while its connection is muted, so that time does not count.
+        No request of a muted connection is handled, so that time does not count.
         """
         return max(self.heard_at, self.muted_until()) + self.session_timeout_ms / 1000
 

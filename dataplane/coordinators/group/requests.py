@@ -32,9 +32,9 @@ class JoinRequest:
     protocol_type: str
     protocols: tuple[Protocol, ...]
     reason: str = ""
-    # Whether a new member is only told its id, with which it joins again (KIP-394).
+    # Whether a new member only receives its id, with which it joins again (KIP-394).
     needs_member_id: bool = True
-    # Whether a static leader may be told to keep the assignment (KIP-814).
+    # Whether the answer to a static leader may be to keep the assignment (KIP-814).
     may_skip_assignment: bool = True
 
 

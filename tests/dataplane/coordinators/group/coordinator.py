@@ -1,4 +1,4 @@
-"""A coordinator of one shard for tests: a log in memory that commits when the test says so."""
+"""A coordinator of one shard for tests: a log in memory, which the test commits."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -453,7 +453,7 @@ def test_a_static_member_that_does_not_join_in_time_stays_until_its_session_ends
     assert {each.instance_id for each in again.one.members} == {"a", "b", None}
 
 
-# What is shown of rebalances
+# History of rebalances
 
 
 def test_the_history_names_cause_and_length() -> None:
