@@ -1,5 +1,7 @@
-"""Consumer groups: members, generations and committed offsets, as plain state without I/O.
+"""Consumer groups: members, generations and committed offsets.
 
-Start with the state machine of one group, `classic_group`. `record_formats` has Kafka's records of
-`__consumer_offsets`, `committed_offsets` the offsets that they hold.
+May import wire and `dataplane.coordinators.shard`; plain state, no I/O. Start at `classic_group`
+for the state machine of one group, at `group_shard` for the operations of all APIs.
+`record_formats` has Kafka's records of `__consumer_offsets`, `committed_offsets` the offsets in
+them.
 """

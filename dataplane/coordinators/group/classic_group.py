@@ -40,10 +40,10 @@ from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.membership import (
+from dataplane.coordinators.group.members import (
     GroupMember,
+    GroupMembers,
     GroupMemory,
-    Membership,
     never_muted,
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
@@ -114,7 +114,7 @@ class ClassicGroup:
         self.state = GroupState.EMPTY
         self.generation = 0
         self.protocol: str | None = None
-        self.members = Membership(memory)
+        self.members = GroupMembers(memory)
         self.pending: dict[
             str, Timeout
         ] = {}  # ids given to new members that have not joined with them

@@ -30,7 +30,7 @@ from dataplane.coordinators.group.classic_group import (
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
-from dataplane.coordinators.group.membership import GroupMemory, never_muted
+from dataplane.coordinators.group.members import GroupMemory, never_muted
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.record_formats import (
     GroupKey,

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from dataplane.coordinators.group.membership import GroupMember
+from dataplane.coordinators.group.members import GroupMember
 
 KEPT: Final = 16
 REASON_LENGTH: Final = 255  # characters of a client's own words, as Kafka keeps

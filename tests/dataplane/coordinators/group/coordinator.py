@@ -11,7 +11,7 @@ from dataplane.coordinators.group.group_shard import (
     GroupShard,
     OffsetToCommit,
 )
-from dataplane.coordinators.group.membership import GroupMemory
+from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.requests import (
     JoinAnswer,
     JoinRequest,

@@ -143,7 +143,7 @@ class GroupMemory:
         return self.used_bytes + size_bytes <= self.limit_bytes
 
 
-class Membership:
+class GroupMembers:
     """The members of one group, in the order in which they joined."""
 
     def __init__(self, memory: GroupMemory) -> None:
