@@ -150,8 +150,11 @@ class CoordinatorRuntime(Generic[S]):
         *,
         load_bytes: int,
         time_limit_s: Callable[[], float],
+        on_loaded: Callable[[S], object] | None = None,
     ) -> None:
+        """Create the runtime without shards; `on_loaded` is called when a shard becomes active."""
         self.topic = topic
+        self._on_loaded = on_loaded
         self.is_closed = False
         self.loaded_count = 0  # loads that have ended, since the start
         self.load_s = 0.0  # seconds of the last load
@@ -470,6 +473,8 @@ class CoordinatorRuntime(Generic[S]):
                 self.load_s,
             )
             self._arm(led)
+            if self._on_loaded is not None:
+                self._on_loaded(led.shard)
 
     def _fail_load(self, led: _Led[S], error: Exception) -> None:
         if not led.is_current:

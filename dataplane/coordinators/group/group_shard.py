@@ -107,12 +107,14 @@ class GroupShard:
 
     def __init__(
         self,
+        index: int,
         configs: GroupConfigs,
         memory: GroupMemory,
         topic_id_of: TopicIdOf,
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
+        self.index = index  # number of the partition
         self.configs = configs
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
@@ -302,9 +304,9 @@ class GroupShard:
         return Write(records, None) if records else None
 
     @property
-    def group_ids(self) -> set[str]:
+    def group_ids(self) -> list[str]:
         """All groups: with members, a record or offsets."""
-        return self.groups.keys() | set(self.offsets.groups())
+        return list(dict.fromkeys([*self.groups, *self.offsets.groups()]))
 
     # The shard's side of the runtime
 

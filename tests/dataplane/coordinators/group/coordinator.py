@@ -57,6 +57,7 @@ class Coordinator:
 
     def _new_shard(self) -> GroupShard:
         return GroupShard(
+            0,
             self.configs,
             self.memory,
             lambda topic: self.topic_ids.get(topic, ZERO_UUID),

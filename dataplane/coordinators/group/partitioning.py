@@ -1,0 +1,32 @@
+"""The partition of `__consumer_offsets` that a group belongs to.
+
+All workers, and all versions of them, must agree on it: the leader of that partition is the group's
+coordinator. Kafka's tools compute it, too, so it is Java's hash of the group id.
+"""
+
+from struct import Struct
+from typing import Final
+
+# Units that are unpacked at once.
+_UNITS: Final = 64
+_UINT32: Final = 0xFFFF_FFFF
+_POSITIVE: Final = 0x7FFF_FFFF
+
+
+def partition_of(group_id: str, partition_count: int) -> int:
+    """Return the partition of a group. Source: String.hashCode of Java, Utils.abs of Kafka."""
+    return (java_hash(group_id) & _POSITIVE) % partition_count
+
+
+def java_hash(text: str) -> int:
+    """Return Java's hash of a string as an unsigned number: h = 31 * h + unit, in 32 bits.
+
+    The units are those of UTF-16; a lone surrogate is one unit.
+    """
+    data = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for first in range(0, len(data), 2 * _UNITS):
+        piece = data[first : first + 2 * _UNITS]
+        for unit in Struct(f">{len(piece) // 2}H").unpack(piece):
+            value = (value * 31 + unit) & _UINT32
+    return value

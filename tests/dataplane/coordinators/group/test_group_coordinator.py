@@ -1,0 +1,204 @@
+"""The groups of real workers: commits, fail-over, retention, and topics that are deleted."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.coordinators.group.group_coordinator import (
+    CONSUMER_OFFSETS,
+    CoordinatorConfigs,
+    GroupCoordinator,
+)
+from dataplane.coordinators.group.group_shard import CommitRequest, GroupConfigs, OffsetToCommit
+from dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Protocol
+from simulations.kernel.process import MachineStopped
+from tests.dataplane.replication.together import NODES, Together, together
+from wire.primitives.errors import ErrorCode, KafkaError
+
+GROUP = "group"
+
+
+class Peer:
+    """The coordinator of one worker, called as handlers do."""
+
+    def __init__(self, worker: Any, configs: CoordinatorConfigs | None = None) -> None:
+        ids = count(1)
+        self.worker = worker
+        self.coordinator = GroupCoordinator(
+            worker,
+            worker.replica_manager,
+            configs or CoordinatorConfigs(GroupConfigs(), 1 << 20),
+            lambda: f"{worker.worker_id}-{next(ids)}",
+        )
+        self.coordinator.runtime.look()
+
+    def call(self, operation: Any) -> list[Any]:
+        answers: list[Any] = []
+        self.coordinator.call(GROUP, operation, answers.append, answers.append)
+        return answers
+
+    def commit(self, offset: int, topic: str = "t") -> list[Any]:
+        clock = self.worker.clock
+        found = self.worker.image.topic(topic)
+        row = OffsetToCommit(topic, found.topic_id, 0, offset, -1, "")
+        request = CommitRequest(GROUP, "", None, -1, [row])
+        return self.call(lambda shard: shard.commit(clock.monotonic(), clock.now_ms(), request))
+
+    def committed(self, topic: str = "t") -> int | None:
+        found = self.worker.image.topic(topic)
+        topic_id = bytes(16) if found is None else found.topic_id
+        value = self.coordinator.shard(GROUP).offsets.fetch(GROUP, topic, 0, topic_id)
+        return None if value is None else value.offset
+
+    def join(self) -> list[JoinAnswer]:
+        request = JoinRequest(
+            GROUP, "", None, "c", "/h", 60_000, 10_000, "consumer", (Protocol("range", b""),),
+            needs_member_id=False,
+        )  # fmt: skip
+        answers: list[JoinAnswer] = []
+        now = self.worker.clock.monotonic()
+        self.call(lambda shard: shard.join(now, request, answers.append))
+        return answers
+
+    @property
+    def state(self) -> str:
+        try:
+            self.coordinator.shard(GROUP)
+        except KafkaError as error:
+            return ErrorCode(error.code).name
+        return "ACTIVE"
+
+
+async def run(peer: Peer) -> None:
+    try:
+        await peer.coordinator.run()
+    except* MachineStopped:  # its worker was killed
+        pass
+
+
+@asynccontextmanager
+async def coordinating(*peers: Peer) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(run, peer)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def active(cluster: Together, *peers: Peer) -> Peer:
+    """Wait until one of the workers coordinates the group, and return it."""
+    await cluster.until(lambda: any(peer.state == "ACTIVE" for peer in peers))
+    return next(peer for peer in peers if peer.state == "ACTIVE")
+
+
+def test_there_is_no_coordinator_before_the_topic_exists() -> None:
+    async def scenario(cluster: Together) -> None:
+        peer = Peer(cluster.worker(1))
+        assert peer.state == "COORDINATOR_NOT_AVAILABLE"
+        with pytest.raises(KafkaError) as refused:
+            peer.coordinator.shard("g" * 40_000)
+        assert refused.value.code is ErrorCode.INVALID_GROUP_ID
+
+    together(scenario)
+
+
+def test_commits_survive_a_killed_coordinator_and_waiting_members_do_not() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.create(CONSUMER_OFFSETS, (1, 2, 3), cleanup_policy="compact")
+        peers = [Peer(cluster.worker(node_id)) for node_id in NODES]
+        async with coordinating(*peers):
+            first = await active(cluster, *peers)
+            assert sum(peer.state == "ACTIVE" for peer in peers) == 1
+            committed = [first.commit(offset) for offset in range(1, 21)]
+            await cluster.until(lambda: all(committed))
+            assert committed[-1] == [[ErrorCode.NONE]]
+            await cluster.kill(first.worker.worker_id)
+            first.coordinator.close()
+            others = [peer for peer in peers if peer is not first]
+
+            def look() -> bool:
+                for peer in others:
+                    peer.coordinator.runtime.look()
+                return any(peer.state == "ACTIVE" for peer in others)
+
+            await cluster.until(look)
+            assert (await active(cluster, *others)).committed() == 20
+
+    together(scenario)
+
+
+def test_a_join_that_waits_is_answered_when_the_worker_stops() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
+        peer = Peer(cluster.worker(1))
+        async with coordinating(peer):
+            await active(cluster, peer)
+            answers = peer.join()
+            assert not answers
+            peer.coordinator.close()
+            assert answers[0].code is ErrorCode.NOT_COORDINATOR
+
+    together(scenario)
+
+
+def test_members_get_their_generation_after_the_initial_delay() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
+        peer = Peer(cluster.worker(1))
+        async with coordinating(peer):
+            await active(cluster, peer)
+            answers = peer.join()
+            await cluster.world.sleep(2.9)
+            assert not answers
+            await cluster.world.sleep(0.2)
+            assert answers[0].generation == 1
+
+    together(scenario)
+
+
+def test_offsets_expire_at_the_interval_of_the_check() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1,))
+        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
+        configs = CoordinatorConfigs(GroupConfigs(offsets_retention_ms=30_000), 1 << 20)
+        configs.retention_check_s = 10.0
+        peer = Peer(cluster.worker(1), configs)
+        async with coordinating(peer):
+            await active(cluster, peer)
+            peer.commit(5)
+            await cluster.world.sleep(25)
+            assert peer.committed() == 5
+            await cluster.until(lambda: peer.committed() is None, 20)
+            assert peer.coordinator.shard(GROUP).group_ids == []
+
+    together(scenario)
+
+
+def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1,))
+        await cluster.create("u", (1,))
+        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
+        peer = Peer(cluster.worker(1))
+        async with coordinating(peer):
+            await active(cluster, peer)
+            peer.commit(5)
+            peer.commit(6, "u")
+        client = await cluster.connect(1)
+        assert await client.delete("t") == ErrorCode.NONE
+        await cluster.until(lambda: cluster.worker(1).image.topic("t") is None)
+        await cluster.create("t", (1,))
+        other = Peer(cluster.worker(1))
+        async with coordinating(other):
+            await active(cluster, other)
+            assert other.committed() is None
+            assert other.committed("u") == 6
+            offsets = other.coordinator.shard(GROUP).offsets
+            await cluster.until(lambda: offsets.offset_count == 1)
+
+    together(scenario)
