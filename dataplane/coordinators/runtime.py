@@ -27,7 +27,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import trio
 
@@ -129,9 +129,17 @@ class CoordinatorRuntime(Generic[S]):
         """Raise KafkaError, as `call` does, unless the shard of this partition is active."""
         self._hosted_at(index).check()
 
+    @overload
+    def call(
+        self, index: int, operation: Callable[[S], Write[T]], timeout_ms: int
+    ) -> T | DelayedWrite: ...
+
+    @overload
     def call(
         self, index: int, operation: Callable[[S], T | Write[T]], timeout_ms: int
-    ) -> T | DelayedWrite:
+    ) -> T | DelayedWrite: ...
+
+    def call(self, index: int, operation: Callable[[S], Any], timeout_ms: int) -> Any:
         """Return the answer of `operation`, which gets the shard of the partition.
 
         If it returns a Write, the result is a DelayedWrite, which completes with the write's answer
@@ -141,16 +149,14 @@ class CoordinatorRuntime(Generic[S]):
         """
         hosted = self._hosted_at(index)
         hosted.check()
-        decided: T | Write[T]
         try:
             decided = operation(hosted.shard)
             if not isinstance(decided, Write):
                 return decided
-            write: Write[T] = decided
-            if not write.records:
-                return write.answer
-            response = self._write(hosted, write, timeout_ms)
-            return cast(T, response.complete()) if response.is_ready else response
+            if not decided.records:
+                return decided.answer
+            response = self._write(hosted, decided, timeout_ms)
+            return response.complete() if response.is_ready else response
         finally:
             self._set_alarm(hosted)
 
@@ -165,7 +171,7 @@ class CoordinatorRuntime(Generic[S]):
 
     # Writes
 
-    def _write(self, hosted: HostedShard[S], write: Write[T], timeout_ms: int) -> DelayedWrite:
+    def _write(self, hosted: HostedShard[S], write: Write[Any], timeout_ms: int) -> DelayedWrite:
         """Append the records of the write; return the response, which may be ready.
 
         Raises KafkaError.

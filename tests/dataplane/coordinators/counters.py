@@ -83,10 +83,14 @@ Counters = CoordinatorRuntime[CounterShard]
 
 
 @asynccontextmanager
-async def running(worker: Any, limits: RuntimeLimits | None = None) -> AsyncIterator[Counters]:
+async def running(
+    worker: Any,
+    limits: RuntimeLimits | None = None,
+    make: Callable[[int], CounterShard] = CounterShard,
+) -> AsyncIterator[Counters]:
     """Run the counters of the worker; close them after the block."""
     chosen = limits or RuntimeLimits()
-    counters = CoordinatorRuntime(worker, TOPIC, CounterShard, lambda: chosen)
+    counters = CoordinatorRuntime(worker, TOPIC, make, lambda: chosen)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(counters.run)
         yield counters

@@ -6,6 +6,7 @@ The test plays the other replica.
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ async def test_too_few_in_sync_replicas_refuse_a_write_before_it_is_appended(
     async with replicated(tmp_path, min_insync_replicas=2) as (served, counters, partition):
         assign(served, partition, state(1, 1, (1, OTHER), (1,), 2))
         end = partition.log.log_end_offset
-        call = lambda: counters.call(0, add(b"a"), TIMEOUT_MS)  # noqa: E731
+        call = partial(counters.call, 0, add(b"a"), TIMEOUT_MS)
         assert error_of(call) == E.COORDINATOR_NOT_AVAILABLE
         assert partition.log.log_end_offset == end
         assert counters.call(0, value_of(b"a"), TIMEOUT_MS) == 0
@@ -257,7 +258,7 @@ async def test_uncommitted_records_have_a_memory_limit(tmp_path: Path) -> None:
         while error_of(lambda: writes.append(delayed(counters))) is None:
             assert counters.pending_bytes <= 10_000
         assert len(writes) > 3
-        call = lambda: counters.call(0, add(b"a"), TIMEOUT_MS)  # noqa: E731
+        call = partial(counters.call, 0, add(b"a"), TIMEOUT_MS)
         assert error_of(call) == E.COORDINATOR_NOT_AVAILABLE
         holds(partition)
         assert [await wait_answer(write) for write in writes] == [1] * len(writes)
@@ -305,7 +306,7 @@ async def test_a_new_epoch_of_the_same_leader_loads_again(tmp_path: Path) -> Non
     async with replicated(tmp_path) as (served, counters, partition):
         write, shard = delayed(counters), counters.shards()[0]
         assign(served, partition, state(1, 2, (1, OTHER)))
-        call = lambda: counters.call(0, value_of(b"a"), 1)  # noqa: E731
+        call = partial(counters.call, 0, value_of(b"a"), 1)
         assert error_of(call) == E.COORDINATOR_LOAD_IN_PROGRESS
         with pytest.raises(KafkaError) as caught:
             await wait_answer(write)
@@ -385,7 +386,7 @@ async def test_a_full_disk_refuses_writes_and_the_shard_stays(tmp_path: Path) ->
     async with alone(tmp_path, disk) as (_, counters, _):
         counters.call(0, add(b"a"), TIMEOUT_MS)
         disk.fail("write", f"/{TOPIC}-0", errno.ENOSPC)
-        call = lambda: counters.call(0, add(b"a"), TIMEOUT_MS)  # noqa: E731
+        call = partial(counters.call, 0, add(b"a"), TIMEOUT_MS)
         assert error_of(call) == E.COORDINATOR_NOT_AVAILABLE
         assert counters.call(0, value_of(b"a"), TIMEOUT_MS) == 1
         disk.faults.clear()
@@ -402,7 +403,7 @@ async def test_a_failed_directory_unloads_the_shard(tmp_path: Path) -> None:
         async with running(served.worker) as counters:
             shard = await until_active(counters)
             disk.fail("write", f"/{TOPIC}-0", errno.EIO)
-            call = lambda: counters.call(0, add(b"a"), TIMEOUT_MS)  # noqa: E731
+            call = partial(counters.call, 0, add(b"a"), TIMEOUT_MS)
             assert error_of(call) == E.NOT_COORDINATOR
             await turns()
             assert shard.is_unloaded
@@ -444,7 +445,7 @@ async def test_the_records_of_timers_are_tried_again_before_later_writes(tmp_pat
         counters.call(0, lambda shard: at(shard, began, b"timer"), TIMEOUT_MS)
         while shard.timers:
             await trio.sleep(0.001)
-        call = lambda: counters.call(0, add(b"a"), TIMEOUT_MS)  # noqa: E731
+        call = partial(counters.call, 0, add(b"a"), TIMEOUT_MS)
         assert error_of(call) == E.COORDINATOR_NOT_AVAILABLE
         disk.faults.clear()
         await wait_answer(call())
