@@ -13,7 +13,7 @@ no version of this worker writes them to an internal topic.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
@@ -27,13 +27,25 @@ from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from dataplane.worker.capabilities import FailsPartitions, HasClock, HasDisk, HasSlicer
 from metaquorum.runtime import StorageError
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.records.batches import LOG_APPEND_TIME, BatchHeader, BatchState, scan
-from wire.records.records import MAX_DECOMPRESSED_BYTES, record_spans
+from wire.records.batches import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    BatchHeader,
+    BatchState,
+    scan,
+)
+from wire.records.record_walk import RECORD_MIN_BYTES, Span
+from wire.records.records import MAX_DECOMPRESSED_BYTES, new_walk, record_spans
 
 log = logging.getLogger(__name__)
 
 # Seconds between attempts to read a chunk while the disk or the process has a transient failure.
 RETRY_S: Final = 5.0
+# Batches with few records between two checks of the clock; one takes some microseconds.
+_PIECE_BATCHES: Final = 32
+# Records without compression up to this size are decoded in one piece.
+_SMALL_BYTES: Final = 16_384
 
 
 class LoadsShards(HasClock, HasDisk, HasSlicer, FailsPartitions, Protocol):
@@ -164,7 +176,7 @@ class ShardLoader:
 
     def _replayed(self, data: bytes) -> Work[None]:
         """Check and replay the complete batches of a chunk, in pieces."""
-        position = 0
+        position = batches = 0
         statistics = self.statistics
         while position < len(data):
             state, header, problem = scan(data, position)
@@ -181,7 +193,9 @@ class ShardLoader:
             position += header.batch_bytes
             statistics.size_bytes += header.batch_bytes
             self._next_offset = max(self._next_offset, header.next_offset)
-            yield
+            batches += 1
+            if not batches % _PIECE_BATCHES:
+                yield
 
     def _replayed_batch(self, data: bytes, position: int, header: BatchHeader) -> Work[None]:
         replay, statistics = self._shard.replay, self.statistics
@@ -189,7 +203,7 @@ class ShardLoader:
         append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
         first_delta = self._next_offset - header.base_offset  # above 0: below the log start offset
         try:
-            for piece, spans in record_spans(data, position, header, MAX_DECOMPRESSED_BYTES):
+            for piece, spans in _pieces(data, position, header):
                 for first in range(0, len(spans), PIECE_ROWS):
                     for (
                         _, _, _, delta, timestamp, key_at, key_length, value_at, value_length, _, _
@@ -207,6 +221,9 @@ class ShardLoader:
                             ),
                         )
                         statistics.records += 1
+                    if first + PIECE_ROWS < len(spans):
+                        yield
+                if len(spans) > PIECE_ROWS:
                     yield
         except WireError as error:
             self._refuse(header.base_offset, str(error))
@@ -223,3 +240,24 @@ class ShardLoader:
 
     def _refuse(self, offset: int, problem: str) -> NoReturn:
         raise UnreadableRecordsError(f"offset {offset} of {self._partition}: {problem}")
+
+
+def _pieces(
+    data: bytes, position: int, header: BatchHeader
+) -> Iterable[tuple[bytes, Sequence[Span]]]:
+    """Return the records of a batch in pieces; a small batch, the most frequent one, in one.
+
+    Raises WireError, also from the iterator, as `record_spans`.
+    """
+    end, count = position + header.batch_bytes, header.record_count
+    size_bytes = header.batch_bytes - HEADER_BYTES
+    if (
+        header.attributes & CODEC_MASK
+        or size_bytes > _SMALL_BYTES
+        or count * RECORD_MIN_BYTES > size_bytes
+    ):
+        return record_spans(data, position, header, MAX_DECOMPRESSED_BYTES)
+    walk = new_walk(count, header.last_offset_delta, False)
+    body, spans = data[position + HEADER_BYTES : end], list[Span]()
+    walk.finish(size_bytes - walk.spans(body, spans))
+    return ((body, spans),)

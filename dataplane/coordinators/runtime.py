@@ -125,6 +125,11 @@ class CoordinatorRuntime(Generic[S]):
         """Return the active shards by the index of their partition."""
         return {index: each.shard for index, each in self._hosted.items() if each.is_active}
 
+    @property
+    def loading_count(self) -> int:
+        """Number of partitions that are loading or wait to load."""
+        return len(self._to_load) + len(self._loading)
+
     def check(self, index: int) -> None:
         """Raise KafkaError, as `call` does, unless the shard of this partition is active."""
         self._hosted_at(index).check()

@@ -70,7 +70,7 @@ class Coordinators:
 
 
 @asynccontextmanager
-async def coordinators(cluster: Together, **configs: object) -> AsyncIterator[Coordinators]:
+async def coordinators(cluster: Together, **configs: Any) -> AsyncIterator[Coordinators]:
     await cluster.create(TOPIC, **configs)
     async with trio.open_nursery() as nursery:
         found = Coordinators(cluster, nursery)
@@ -80,8 +80,8 @@ async def coordinators(cluster: Together, **configs: object) -> AsyncIterator[Co
 
 
 async def written(counters: Counters, key: bytes) -> int:
-    answer: int = await wait_answer(counters.call(0, add(key), LONG_MS))
-    return answer
+    result = counters.call(0, add(key), LONG_MS)
+    return await wait_answer(result)
 
 
 @pytest.mark.parametrize("seed", range(5))

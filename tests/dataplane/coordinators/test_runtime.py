@@ -199,6 +199,21 @@ async def test_decisions_do_not_see_records_that_are_not_committed(tmp_path: Pat
 
 
 @in_trio
+async def test_a_write_behind_others_that_are_committed_is_not_replayed_at_once(
+    tmp_path: Path,
+) -> None:
+    """A step of the event loop would otherwise replay any number of writes."""
+    async with replicated(tmp_path) as (served, counters, partition):
+        writes = [delayed(counters) for _ in range(10)]
+        assign(served, partition, state(1, 1, (1,), partition_epoch=2))
+        assert partition.high_watermark == 10
+        last = delayed(counters)
+        assert counters.shards()[0].replayed == []
+        await wait_answer(last)
+        assert all(write.is_ready for write in writes)
+
+
+@in_trio
 async def test_a_write_that_is_late_is_refused_and_replayed_when_it_commits(
     tmp_path: Path,
 ) -> None:
@@ -337,9 +352,11 @@ async def test_the_end_of_the_leadership_stops_a_load(tmp_path: Path) -> None:
             delayed(counters)
         assign(served, partition, state(1, 2, (1, OTHER)))
         await turns(50)  # the load waits for the commit
+        assert counters.loading_count == 1
         assign(served, partition, state(OTHER, 3, (1, OTHER)))
         await turns(50)
         assert counters.shards() == {}
+        assert counters.loading_count == 0
         assign(served, partition, state(1, 4, (1, OTHER)))
         holds(partition)
         assert (await until_active(counters)).counters == {b"a": 3}
