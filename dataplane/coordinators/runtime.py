@@ -471,8 +471,9 @@ class CoordinatorRuntime(Generic[S]):
         except UnreadableRecordsError as error:
             hosted.state = ShardState.FAILED
             log.error(
-                "cannot load partition %s: %s; stop this worker so that another in-sync replica"
-                " leads, remove the partition's folder %s, and start the worker",
+                "cannot load partition %s: %s; its coordinator is not available: if there are other"
+                " in-sync replicas, stop this worker so that one of them leads, remove the folder"
+                " %s, and start the worker; otherwise restore the folder from a backup",
                 partition,
                 error,
                 partition.log.folder,
