@@ -19,6 +19,7 @@ from metaquorum.client.groups.coordinators import (
     subject,
 )
 from metaquorum.client.groups.values import CommittedOffset
+from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
     from wire.messages.delete_groups import DeleteGroupsResponse
@@ -182,8 +183,8 @@ async def delete_offsets(
         response: OffsetDeleteResponse = await cluster.call(
             _delete_request(group, partitions), to=node_id, deadline=deadline, changes=True
         )
-        if response.error_code:
-            return {group: broker_error(response.error_code, None, subject(group))}
+        if refusal := _error(response.error_code, subject(group)):
+            return {group: refusal}
         answers: Answers[None] = {}
         for topic in response.topics:
             for row in topic.partitions:
@@ -237,8 +238,22 @@ async def delete_groups(cluster: Cluster, groups: Sequence[str]) -> Outcomes[Non
     return await ask_coordinators(cluster, groups, ask, deadline)
 
 
+# Responses have no message; these say more than the name of the code.
+_TEXTS: Final = {
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has members, and only they may commit offsets",
+    ErrorCode.NON_EMPTY_GROUP: "the group has members",
+    ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group subscribes to the topic",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such partition",
+}
+
+
 def _error(code: int, what: str) -> BrokerError | None:
-    return broker_error(code, None, what) if code else None
+    if not code:
+        return None
+    error = broker_error(code, None, what)
+    error.message = _TEXTS.get(error.code, error.message)
+    return error
 
 
 def _retried(answers: Answers[None]) -> BrokerError | None:

@@ -23,7 +23,7 @@ from metaquorum.client.groups.coordinators import subject
 from metaquorum.client.groups.lag import LogOffsets, log_offsets
 from metaquorum.client.groups.offsets import Committed, committed_offsets
 from metaquorum.client.groups.queries import describe_groups
-from metaquorum.client.groups.values import WITHOUT_MEMBERS
+from metaquorum.client.groups.values import WITHOUT_MEMBERS, GroupDescription
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 
@@ -65,11 +65,15 @@ class PlannedOffset:
 
 @frozen
 class ResetPlan:
-    """Plan for one group. `refused`: partitions without a new offset, and the reasons."""
+    """Plan for one group. `refused`: partitions without a new offset, and the reasons.
+
+    `creates_group`: the group does not exist, and the commit creates it.
+    """
 
     group: str
     offsets: Sequence[PlannedOffset]
     refused: Mapping[TopicPartition, BrokerError]
+    creates_group: bool = False
 
 
 async def plan_reset(
@@ -79,7 +83,7 @@ async def plan_reset(
 
     Raises BrokerError if the group has members (NON_EMPTY_GROUP) or cannot be read.
     """
-    committed = await _resettable(cluster, group)
+    exists, committed = await _resettable(cluster, group)
     logs = await log_offsets(cluster, partitions)
     times: dict[TopicPartition, int] = {}
     if reset.target is ResetTarget.TIME:
@@ -90,6 +94,7 @@ async def plan_reset(
         committed,
         logs,
         is_clamped=reset.target is not ResetTarget.CURRENT,
+        creates_group=not exists,
     )
 
 
@@ -97,8 +102,9 @@ async def plan_offsets(
     cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]
 ) -> ResetPlan:
     """Return the plan for given offsets, such as those of a file. Raises as `plan_reset`."""
-    committed = await _resettable(cluster, group)
-    return planned(group, offsets, committed, await log_offsets(cluster, offsets))
+    exists, committed = await _resettable(cluster, group)
+    logs = await log_offsets(cluster, offsets)
+    return planned(group, offsets, committed, logs, creates_group=not exists)
 
 
 def planned(
@@ -108,6 +114,7 @@ def planned(
     logs: Mapping[TopicPartition, LogOffsets],
     *,
     is_clamped: bool = True,
+    creates_group: bool = False,
 ) -> ResetPlan:
     """Return the plan for the wanted offsets. None: relative to a commit that there is not."""
     offsets: list[PlannedOffset] = []
@@ -136,7 +143,7 @@ def planned(
                 None if new == offset else offset,
             )
         )
-    return ResetPlan(group, offsets, refused)
+    return ResetPlan(group, offsets, refused, creates_group)
 
 
 def _refusal(code: ErrorCode, text: str, where: TopicPartition) -> BrokerError:
@@ -185,26 +192,27 @@ async def _offsets_at(
     return offsets
 
 
-async def _resettable(cluster: Cluster, group: str) -> Committed:
-    """Return the committed offsets of a group without members.
+async def _resettable(cluster: Cluster, group: str) -> tuple[bool, Committed]:
+    """Return whether the group exists, and its committed offsets.
 
-    A group that does not exist has none, and the commit creates it. Raises BrokerError if the group
-    has members.
+    Raises BrokerError if the group has members. Groups of other protocols than the classic one are
+    not described: the coordinator refuses the commit if they have members.
     """
-    await check_without_members(cluster, group)
+    described = (await describe_groups(cluster, [group]))[group]
+    is_described = not isinstance(described, BrokerError)
+    if isinstance(described, BrokerError):
+        if described.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise described
+    else:
+        check_without_members(described)
     committed = (await committed_offsets(cluster, [group]))[group]
     if isinstance(committed, BrokerError):
         raise committed
-    return committed
+    return is_described or bool(committed), committed
 
 
-async def check_without_members(cluster: Cluster, group: str) -> None:
+def check_without_members(described: GroupDescription) -> None:
     """Raise NON_EMPTY_GROUP, with the names of the members, if the group has any."""
-    described = (await describe_groups(cluster, [group]))[group]
-    if isinstance(described, BrokerError):
-        if described.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            return
-        raise described
     if described.state in WITHOUT_MEMBERS and not described.members:
         return
     names = [member.name for member in described.members[:_MEMBERS_NAMED]]
@@ -213,5 +221,5 @@ async def check_without_members(cluster: Cluster, group: str) -> None:
     count = len(described.members)
     text = f"it is {described.state} and has {count} member{'' if count == 1 else 's'}"
     raise BrokerError(
-        ErrorCode.NON_EMPTY_GROUP, f"{text}: {listed}" if listed else text, subject(group)
+        ErrorCode.NON_EMPTY_GROUP, f"{text}: {listed}" if listed else text, subject(described.group)
     )

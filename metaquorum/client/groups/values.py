@@ -63,9 +63,14 @@ class MemberDescription:
     assignment_bytes: int
 
     @property
+    def host(self) -> str:
+        """Address of the client, without the slash that Kafka puts before it."""
+        return self.client_host.removeprefix("/")
+
+    @property
     def name(self) -> str:
         """Client id and host, by which an operator finds the program."""
-        return f"{self.client_id or self.member_id} ({self.client_host.removeprefix('/')})"
+        return f"{self.client_id or self.member_id} ({self.host})"
 
 
 @frozen
