@@ -210,8 +210,8 @@ def _plan(session: Session, group: str, make_plan: MakePlan) -> ResetPlan | None
     except (BrokerError, AdminError) as error:  # continue with the other groups
         session.report(error)
         return None
-    for error in plan.refused.values():
-        session.report(error)
+    for refusal in plan.refused.values():
+        session.report(refusal)
     if plan.creates_group and plan.offsets:
         session.note(f"group {group} does not exist; a commit creates it")
     for each in plan.offsets:

@@ -137,9 +137,25 @@ async def commit_offsets(
         return dict.fromkeys(groups, _retried(answers) or answers)
 
     outcome = (await ask_coordinators(cluster, [group], ask, deadline))[group]
+    return _by_partition(outcome, group, offsets)
+
+
+def _by_partition(
+    outcome: Answers[None] | BrokerError, group: str, partitions: Iterable[TopicPartition]
+) -> Answers[None]:
+    """Return the outcome of each partition, an error for one that is not in the response.
+
+    Raises BrokerError if the outcome is one.
+    """
     if isinstance(outcome, BrokerError):
         raise outcome
-    return outcome
+    absent = "the response does not contain the partition"
+    return {
+        where: outcome[where]
+        if where in outcome
+        else BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, absent, _subject(group, where))
+        for where in partitions
+    }
 
 
 def _commit_request(group: str, offsets: Mapping[TopicPartition, int]) -> OffsetCommitRequest:
@@ -193,9 +209,7 @@ async def delete_offsets(
         return dict.fromkeys(groups, _retried(answers) or answers)
 
     outcome = (await ask_coordinators(cluster, [group], ask, deadline))[group]
-    if isinstance(outcome, BrokerError):
-        raise outcome
-    return outcome
+    return _by_partition(outcome, group, partitions)
 
 
 def _delete_request(group: str, partitions: Sequence[TopicPartition]) -> OffsetDeleteRequest:

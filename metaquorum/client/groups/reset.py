@@ -90,7 +90,7 @@ async def plan_reset(
         times = await _offsets_at(cluster, logs, reset.value)
     return planned(
         group,
-        {where: _wanted(where, reset, committed, logs, times) for where in partitions},
+        {where: wanted_offset(where, reset, committed, logs, times) for where in partitions},
         committed,
         logs,
         is_clamped=reset.target is not ResetTarget.CURRENT,
@@ -150,7 +150,7 @@ def _refusal(code: ErrorCode, text: str, where: TopicPartition) -> BrokerError:
     return BrokerError(code, text, f"partition {where}")
 
 
-def _wanted(
+def wanted_offset(
     where: TopicPartition,
     reset: Reset,
     committed: Committed,
