@@ -47,13 +47,12 @@ async def list_groups(
     A node that cannot list its groups is among the `failures`. Raises AdminError if the cluster is
     too old for a filter.
     """
-    deadline = cluster.deadline()
-    await cluster.refresh(deadline=deadline)
+    await cluster.refresh()
     found: dict[str, GroupListing] = {}
     failures: dict[int, Exception] = {}
     for node_id in sorted(cluster.nodes):
         try:
-            for listing in await _list_of(cluster, node_id, states, types, deadline):
+            for listing in await _list_of(cluster, node_id, states, types):
                 found[listing.group] = listing  # a group that moved meanwhile is listed twice
         except (UnreachableError, BrokerError) as error:
             failures[node_id] = error
@@ -61,10 +60,11 @@ async def list_groups(
 
 
 async def _list_of(
-    cluster: Cluster, node_id: int, states: Sequence[str], types: Sequence[str], deadline: float
+    cluster: Cluster, node_id: int, states: Sequence[str], types: Sequence[str]
 ) -> list[GroupListing]:
     from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
+    deadline = cluster.deadline()  # of its own, so that a hanging node does not fail the others
     connection = await cluster.connection(node_id, deadline)
     version = connection.version_of(ListGroupsRequest)
     if states and version < _STATES_SINCE:

@@ -32,7 +32,7 @@ def tool(with_groups: Peer, kafka_tool: KafkaTool) -> Callable[..., str]:
 
 
 def new_topic(admin: Admin, *counts: int) -> str:
-    """Create a topic with so many records in each partition."""
+    """Create a topic whose partitions have these numbers of records."""
     name = admin.create("-p", len(counts))
     for index, count in enumerate(counts):
         admin("produce", name, "--partition", index, stdin="v\n" * count)
@@ -97,6 +97,21 @@ def test_members_are_described(admin: Admin, with_groups: Peer) -> None:
     admin("groups", "describe", "no-such-group", code=1)
     assert "GROUP_ID_NOT_FOUND" in admin.errors
     assert "`mq-admin groups list` shows the groups" in admin.errors
+
+
+@pytest.mark.parametrize(
+    ("api", "arguments"),
+    [("ListGroups", ("list",)), ("DescribeGroups", ("reset", "g", "--topic", "t", "--to", "1"))],
+)
+def test_a_cluster_without_groups_is_named_as_such(
+    either: Peer, api: str, arguments: tuple[str, ...]
+) -> None:
+    admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
+    if admin.serves(api):
+        admin("groups", "list")
+        return
+    admin("groups", *arguments, code=1)
+    assert f"this cluster does not serve {api}" in admin.errors
 
 
 # Lag
