@@ -291,6 +291,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     describe_cluster_health = _blocking(AdminClient.describe_cluster_health)
     describe_truncations = _blocking(AdminClient.describe_truncations)
     unregister_worker = _blocking(AdminClient.unregister_worker)
+    raise_features = _blocking(AdminClient.raise_features)
     describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
     topics = _blocking(AdminClient.topics)
     describe_topics = _blocking(AdminClient.describe_topics)
