@@ -1,7 +1,7 @@
 """Creation of internal topics when they are first needed.
 
 The first request asks the active controller; others that come meanwhile wait for the same answer.
-A client that receives COORDINATOR_NOT_AVAILABLE tries again, and its next request asks again.
+A client retries after COORDINATOR_NOT_AVAILABLE; its next request is sent to the controller again.
 """
 
 from typing import Final
@@ -82,7 +82,7 @@ class InternalTopics:
                 f"topic '{name}' does not exist yet and was not created: {error.message}",
             )
             raise creation.error from None
-        finally:  # also if this request was cancelled: one of those that wait then asks again
+        finally:  # if this request was cancelled, one of those that wait asks the controller
             del self._creations[name]
             creation.has_ended.set()
 

@@ -15,7 +15,7 @@ from wire.primitives.errors import ErrorCode
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
-MAX_LEVEL: Final = 2**15 - 1  # of a feature, in UpdateFeatures
+MAX_LEVEL: Final = 2**15 - 1  # highest feature level that UpdateFeatures can set
 
 
 async def describe_quorum(cluster: Cluster) -> Quorum:

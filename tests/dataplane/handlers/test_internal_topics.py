@@ -1,4 +1,4 @@
-"""What clients may do with `__consumer_offsets`: read it and change some configs, and no more."""
+"""`__consumer_offsets` through a node: clients can read it, and nothing else."""
 
 from collections.abc import Sequence
 

@@ -34,6 +34,7 @@ class Together:
     def __init__(self, world: World, nodes: dict[int, NodeOnMachine], runtime: Runtime) -> None:
         self.world = world
         self.nodes = nodes
+        self.runtime = runtime
         self._network = runtime.network
 
     async def connect(self, node_id: int, port: int = PORT) -> RawClient:

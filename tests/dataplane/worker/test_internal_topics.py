@@ -7,12 +7,14 @@ import pytest
 import trio
 
 from dataplane.worker.internal_topics import CREATE_S
+from metaquorum.client import connect
+from metaquorum.client.admin import AdminClient
 from metaquorum.controller import features
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from metaquorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, PORT, Together, together
 from tests.dataplane.serving import Simulated, simulated
 from tests.dataplane.worker.test_mutation_limits import creation, limited
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -167,3 +169,24 @@ def test_a_cluster_of_an_earlier_version_creates_it_after_its_upgrade(
     earlier = (FeatureRange(METADATA_VERSION, 1, 1), *others)
     monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
     simulated(scenario)
+
+
+def test_health_warns_of_replicas_that_a_later_worker_could_have() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.kill(3)
+        await cluster.until(lambda: cluster.worker(1).image.workers[3].fenced)
+        await cluster.create_offsets_topic()
+        async with connect(f"node-1:{PORT}", timeout_s=60, runtime=cluster.runtime) as known:
+            admin = AdminClient(known)
+
+            async def warnings() -> list[str]:
+                return list((await admin.describe_cluster_health(await admin.topics())).warnings)
+
+            assert await warnings() == []
+            await cluster.restart(3)
+            await cluster.until(lambda: not cluster.worker(1).image.workers[3].fenced)
+            (warning,) = await warnings()
+            assert warning.startswith("4 partitions of __consumer_offsets have fewer replicas")
+            assert "3 live workers and offsets.topic.replication.factor=3" in warning
+
+    together(scenario, offsets_topic_num_partitions=4)
