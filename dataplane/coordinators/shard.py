@@ -1,0 +1,65 @@
+"""The state of one partition of an internal topic, and what operations on it return.
+
+    operation -> records -> appended to the partition -> committed -> replayed -> answered
+
+An operation decides on the shard's state, and returns its answer, or a `Write`: records and the
+answer that holds once they are committed. State that must survive the coordinator (an assignment, a
+committed offset, a deletion) changes only in `replay`. Members, timers and waiting requests are
+memory of this coordinator: an operation changes them at once. Source: design of KIP-848's
+coordinator runtime.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+
+T = TypeVar("T")
+
+
+class CoordinatorRecord(NamedTuple):
+    """A record of an internal topic; a tombstone if `value` is None.
+
+    `decoded_key` saves decoding the key of a record that this coordinator has written.
+    """
+
+    key: bytes
+    value: bytes | None
+    decoded_key: object = None
+
+
+@frozen
+class Write(Generic[T]):
+    """Records to append, and the answer to give once they are committed.
+
+    `on_failed` is called with the reason if they are not appended, or not committed in time.
+    Records that were appended may still be committed after that, and are then replayed.
+    """
+
+    records: Sequence[CoordinatorRecord]
+    answer: T
+    on_failed: Callable[[ErrorCode], object] | None = None
+
+
+class Shard(Protocol):
+    """The state of one partition while this worker leads it."""
+
+    @property
+    def next_due(self) -> float:
+        """Monotonic seconds at which `due` must be called next; infinite if never."""
+
+    def replay(self, record: CoordinatorRecord, now: float) -> None:
+        """Apply a committed record. Refuses none; ignores records of unknown formats."""
+
+    def appended(self, records: Sequence[CoordinatorRecord]) -> None:
+        """Note records that were appended and will be replayed, unless the leadership ends."""
+
+    def loaded(self, now: float, now_ms: int) -> None:
+        """Start the timers, after all committed records were replayed."""
+
+    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
+        """Do what is due by `now`, and return the records to write for it."""
+
+    def unload(self) -> None:
+        """Answer all waiting requests with NOT_COORDINATOR: the leadership has ended."""
