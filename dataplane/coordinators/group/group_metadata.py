@@ -1,4 +1,4 @@
-"""What the log stores of a group: one record for each generation, with members and assignments.
+"""Metadata of a group in the log: a generation, its members and their assignments.
 
 `record_formats` encodes these values as Kafka's GroupMetadataValue.
 """

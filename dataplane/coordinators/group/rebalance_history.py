@@ -48,6 +48,13 @@ class RebalanceView:
 
 
 @dataclass(slots=True)
+class _Names:
+    joined: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Entry:
     started: float
     started_ms: int
@@ -55,49 +62,56 @@ class _Entry:
     member_id: str
     client_id: str
     client_host: str
+    names: _Names
     generation: int = -1
     length_s: float | None = None
-    joined: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
 
 
 class RebalanceHistory:
-    """The last rebalances of one group. Changes of members outside a rebalance are not recorded."""
+    """The last rebalances of one group.
 
-    __slots__ = ("_entries", "_running")
+    A member joins or leaves just before the rebalance that it causes starts: its name goes to the
+    entry that runs, or else to the next one.
+    """
+
+    __slots__ = ("_entries", "_names", "_running")
 
     def __init__(self) -> None:
         self._entries: deque[_Entry] = deque(maxlen=MOST_REBALANCES)
         self._running: _Entry | None = None
+        self._names = _Names()
 
     def started(
         self,
         now: float,
         now_ms: int,
         cause: Cause,
-        *,
         member_id: str = "",
         client_id: str = "",
         client_host: str = "",
     ) -> None:
         """Begin an entry. A rebalance that interrupts another one ends the entry of that one."""
-        self.finished(now, -1)
-        names = (text[:MOST_CHARACTERS] for text in (member_id, client_id, client_host))
-        self._running = _Entry(now, now_ms, cause, *names)
+        if self._running is not None:
+            self.finished(now, -1)
+        self._running = _Entry(
+            now,
+            now_ms,
+            cause,
+            member_id[:MOST_CHARACTERS],
+            client_id[:MOST_CHARACTERS],
+            client_host[:MOST_CHARACTERS],
+            self._names,
+        )
         self._entries.append(self._running)
 
     def joined(self, member_id: str) -> None:
-        if self._running is not None:
-            _add(self._running.joined, member_id)
+        _add(self._names.joined, member_id)
 
     def left(self, member_id: str) -> None:
-        if self._running is not None:
-            _add(self._running.left, member_id)
+        _add(self._names.left, member_id)
 
     def late(self, member_id: str) -> None:
-        if self._running is not None:
-            _add(self._running.late, member_id)
+        _add(self._names.late, member_id)
 
     def finished(self, now: float, generation: int) -> None:
         """End the running entry, if there is one, with the generation that it has made."""
@@ -105,6 +119,7 @@ class RebalanceHistory:
             self._running.length_s = now - self._running.started
             self._running.generation = generation
             self._running = None
+            self._names = _Names()
 
     def views(self) -> tuple[RebalanceView, ...]:
         """Return the rebalances, the newest last."""
@@ -125,7 +140,7 @@ def _view(entry: _Entry) -> RebalanceView:
         entry.client_id,
         entry.client_host,
         entry.generation,
-        tuple(entry.joined),
-        tuple(entry.left),
-        tuple(entry.late),
+        tuple(entry.names.joined),
+        tuple(entry.names.left),
+        tuple(entry.names.late),
     )

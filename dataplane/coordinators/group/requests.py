@@ -1,8 +1,8 @@
 """Requests to a group and their answers, as plain values: handlers translate messages to them.
 
-A request that must wait returns `WAITING`, and its answer comes by the callback that was passed with
-it: exactly once, possibly before the call returns. A `Write` whose answer is `WAITING` is answered by
-that callback as well, also if the write fails.
+A request that must wait returns `WAITING` and is answered through the callback that was passed with
+it: exactly once, possibly before the call returns. That holds for a `Write` whose answer is
+`WAITING` as well, also if the write fails.
 """
 
 from collections.abc import Callable
