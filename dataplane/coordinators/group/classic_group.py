@@ -302,10 +302,15 @@ class ClassicGroup(GroupState):
         self._start_session(member)
 
     def _undo_replacement(self, member: Member, error: ErrorCode) -> None:
-        """Return to the old member id, because the new one was not stored."""
-        old = member.replacement
-        if old is None or self.members.get(member.member_id) is not member:
+        """Return to the old member id, because the new one was not stored.
+
+        A rebalance that has started meanwhile stores the new one with its next generation.
+        """
+        old, member.replacement = member.replacement, None
+        if old is None or self.state is not STABLE:
             return
+        if self.members.get(member.member_id) is not member:
+            return  # it has left, and its join was answered
         answer = JoinAnswer(
             error,
             "",

@@ -44,6 +44,9 @@ from wire.primitives.errors import ErrorCode
 
 T = TypeVar("T")
 
+# Clients choose the rebalance timeout, which may be 0: a timer must not run in each turn.
+LEAST_WAIT_S: Final = 1.0
+
 # Reverses a change whose record could not be stored.
 Undo: TypeAlias = Callable[[ErrorCode], None]
 
@@ -229,7 +232,8 @@ class GroupState:
                 self.members.remove(member)
         if len(self.members) and not self.members.elect_joined_leader():
             # Only static members, and none has joined: wait until one does, or its session ends.
-            self._join_due = self._now + self.members.rebalance_timeout_s()
+            wait_s = max(self.members.rebalance_timeout_s(), LEAST_WAIT_S)
+            self._join_due = self._now + wait_s
             return
         self.generation += 1
         self.members.clear_syncs()
