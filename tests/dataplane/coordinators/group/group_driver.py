@@ -1,6 +1,6 @@
 """A classic group with its log, virtual time, and clients that remember their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -32,12 +32,17 @@ RANGE = (Protocol("range", b"r"),)
 class Asked(Generic[T]):
     """A request, with its answers: never more than one."""
 
-    answers: list[T] = field(default_factory=list)
     at: float = 0.0
+    identity: str = ""  # the instance id, or else the member id
+    generation: int = -1
+    on_answer: "Callable[[Asked[Any]], None] | None" = None
+    answers: list[T] = field(default_factory=list)
 
     def take(self, answer: T) -> None:
         self.answers.append(answer)
         assert len(self.answers) == 1, f"answered twice: {self.answers}"
+        if self.on_answer is not None:
+            self.on_answer(self)
 
     @property
     def answer(self) -> T:
@@ -68,6 +73,7 @@ class Driver:
         self.group = ClassicGroup("g", self.limits, record_of)
         self.in_flight: list[tuple[Write[Any], Asked[Any] | None]] = []
         self.stored: list[GroupMetadata] = []
+        self.on_answer: Callable[[Asked[Any]], None] | None = None
         self._ids = 0
 
     @property
@@ -103,7 +109,7 @@ class Driver:
             version >= 4,
             version >= 9,
         )
-        asked: Asked[JoinAnswer] = Asked(at=self.now)
+        asked: Asked[JoinAnswer] = Asked(self.now, instance_id or member_id, -1, self.on_answer)
         return self._asked(asked, self.group.join(self.now, self.now_ms, request, asked.take))
 
     def new(self, **named: Any) -> Asked[JoinAnswer]:
@@ -131,7 +137,8 @@ class Driver:
             protocol,
             tuple((assignments or {}).items()),
         )
-        asked: Asked[SyncAnswer] = Asked(at=self.now)
+        identity = instance_id or member_id
+        asked: Asked[SyncAnswer] = Asked(self.now, identity, generation, self.on_answer)
         return self._asked(asked, self.group.sync(self.now, self.now_ms, request, asked.take))
 
     def heartbeat(
@@ -207,8 +214,22 @@ class Driver:
             if self.commits:
                 self.commit_all()
 
-    def failover(self) -> Sequence[GroupMetadata]:
-        """Replace the coordinator by one that has only the committed records."""
+    def time_out(self, number: int) -> None:
+        """Let a write fail whose records stay in the log, and may still be committed."""
+        write, asked = self.in_flight[number]
+        if write.on_failed is not None:
+            write.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self.in_flight[number] = (Write(write.records, None), None)
+        del asked
+        self._run_overdue()
+
+    def failover(self, committed: int = 0) -> Sequence[GroupMetadata]:
+        """Replace the coordinator by one that has the committed records.
+
+        The first `committed` writes in flight are committed by the new leader of the partition.
+        """
+        for write, _ in self.in_flight[:committed]:
+            self.stored.extend(map(metadata_of, write.records))
         self.group.unload()
         self.in_flight.clear()
         self.group = ClassicGroup("g", self.limits, record_of)
