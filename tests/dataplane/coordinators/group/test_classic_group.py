@@ -353,6 +353,15 @@ def test_a_leader_that_does_not_join_in_time_is_replaced() -> None:
     assert [row.member_id for row in joined.answer.members] == [follower]
 
 
+def test_a_static_leader_that_does_not_join_in_time_stays_and_does_not_lead() -> None:
+    driver = Driver()
+    leader, follower = driver.stable_static("a", "b", session_ms=600_000)
+    joined = driver.join(follower, instance_id="b", session_ms=600_000, protocols=OTHER)
+    driver.advance(REBALANCE_MS / 1000)
+    assert joined.answer.leader == follower
+    assert {row.member_id for row in joined.answer.members} == {leader, follower}
+
+
 def test_a_rebalance_waits_for_a_static_member_if_none_has_joined() -> None:
     driver = Driver()
     leader, follower = driver.stable_static("a", "b", session_ms=600_000)
@@ -822,6 +831,30 @@ def test_a_failed_restart_that_a_rebalance_has_overtaken_stays() -> None:
     driver.fail()
     assert driver.group.state is COMPLETING
     assert driver.group.protocol == "x"
+
+
+def test_a_failed_restart_stays_while_members_join() -> None:
+    driver = Driver()
+    leader, follower, _ = driver.stable_static("a", "b", "c")
+    driver.commits = False
+    again = driver.join(instance_id="b")
+    driver.join(leader, instance_id="a", protocols=OTHER)
+    driver.fail()
+    assert again.waits
+    assert driver.group.state is PREPARING
+    assert driver.heartbeat(follower, instance_id="b") is FENCED
+
+
+def test_a_stored_restart_waits_for_the_rebalance_that_has_started() -> None:
+    driver = Driver()
+    leader, _, other = driver.stable_static("a", "b", "c")
+    driver.commits = False
+    again = driver.join(instance_id="b")
+    driver.join(leader, instance_id="a", protocols=OTHER)
+    driver.commit()
+    assert again.waits
+    driver.join(other, instance_id="c")
+    assert (again.answer.error, again.answer.generation) == (OK, 2)
 
 
 def test_a_rebalance_answers_the_join_of_a_restarted_member_with_its_generation() -> None:

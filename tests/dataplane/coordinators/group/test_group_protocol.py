@@ -100,7 +100,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.world.settle()
 
 
-GroupMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+GroupMachine.TestCase.settings = settings(stateful_step_count=50)
 TestGroupProtocol = GroupMachine.TestCase
 
 
@@ -129,8 +129,9 @@ def play(seed: int, steps: int = 300) -> Counter[str]:
             world.advance(draw.choice((0.1, 0.3, 1.0)))
         elif kind < 0.85:
             BREACHES[draw.choice(sorted(BREACHES))](world, client)
-        elif kind < 0.9 and world.driver.in_flight:
-            draw.choice((world.driver.commit, world.driver.fail))()
+        elif kind < 0.9:
+            if world.driver.in_flight:
+                draw.choice((world.driver.commit, world.driver.fail))()
         elif kind < 0.91:
             world.failover(draw.randint(0, 2))
         else:
