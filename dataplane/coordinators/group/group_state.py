@@ -30,7 +30,7 @@ from math import inf
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.group_metadata import GroupMetadata
-from dataplane.coordinators.group.membership import Member, Membership, restored
+from dataplane.coordinators.group.membership import GroupMembers, Member, restored
 from dataplane.coordinators.group.rebalance_history import Cause, RebalanceHistory
 from dataplane.coordinators.group.requests import (
     GroupLimits,
@@ -98,7 +98,7 @@ class GroupState:
         self.state_timestamp_ms = -1
         self.generation = 0
         self.protocol: str | None = None
-        self.members = Membership()
+        self.members = GroupMembers()
         self.history = RebalanceHistory()
         self.is_stored = False  # whether the log has a record of this group
         self._record_of = record_of
@@ -118,7 +118,7 @@ class GroupState:
     def load(self, metadata: GroupMetadata) -> None:
         """Apply a record of the log of earlier leaders: it replaces all that earlier ones set."""
         self.is_stored = True
-        self.members = Membership()
+        self.members = GroupMembers()
         self.generation = metadata.generation
         self.protocol = metadata.protocol
         self.state_timestamp_ms = metadata.state_timestamp_ms

@@ -94,7 +94,7 @@ class Member:
         )
 
 
-class Membership:
+class GroupMembers:
     """The members of one group, by member id."""
 
     __slots__ = (

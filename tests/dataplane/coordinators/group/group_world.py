@@ -85,7 +85,7 @@ class World:
     def __post_init__(self) -> None:
         self.driver.on_answer = self.check_answer
 
-    # What clients do
+    # Steps of a client
 
     def act(self, client: Client) -> None:
         """Do the next step that the protocol asks of a client."""
@@ -250,7 +250,7 @@ class World:
         )
         self.seen["failover"] += 1
 
-    # What must always hold
+    # Invariants
 
     def check(self) -> None:
         self.waiting = [asked for asked in self.waiting if asked.waits]

@@ -1,7 +1,6 @@
 """Transcripts of a classic group: one or several for each row of its tables."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -375,16 +374,15 @@ def test_a_rebalance_waits_for_a_static_member_if_none_has_joined() -> None:
 
 def test_a_rebalance_timeout_of_zero_makes_no_timer_that_never_rests() -> None:
     driver = Driver()
-    leader, follower = driver.stable_static("a", "b", session_ms=600_000)
-    stored = driver.stored[-1]
-    members = tuple(replace(row, rebalance_timeout_ms=0) for row in stored.members)
-    driver.stored.append(replace(stored, members=members))
-    driver.failover()
-    driver.leave(leader)
+    driver.stable_static("a", "b", session_ms=600_000)
+    again = [
+        driver.join(instance_id=name, rebalance_ms=0, session_ms=600_000).answer for name in "ab"
+    ]
+    driver.leave(again[0].member_id)
     driver.advance(0)
     assert driver.group.state is PREPARING
     assert driver.group.next_due == driver.now + 1
-    assert driver.heartbeat(follower) is IN_PROGRESS
+    assert driver.heartbeat(again[1].member_id) is IN_PROGRESS
 
 
 # Limits
