@@ -34,7 +34,7 @@ JoinGroup or SyncGroup are alive as long as their connection. Source: KIP-62, 34
 and the behaviour of Kafka 4.3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -64,6 +64,8 @@ from dataplane.coordinators.group.timeouts import Timeout, Timeouts
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
+# Shortest time for which absent static members are awaited again: clients choose the timeout.
+LEAST_WAIT_S: Final = 1.0
 MutedUntil: TypeAlias = Callable[[], float]
 
 
@@ -128,7 +130,8 @@ class ClassicGroup:
         self._first_ends_at = 0.0  # longest time of the first rebalance
         self._has_new_members = False
         self._is_first = False  # the rebalance began without members
-        self._is_assigned = False  # the leader's assignment is written, but not committed
+        # The leader's assignment is written: at most one in a generation, also if it was late.
+        self._is_assigned = False
         self._unsynced: set[str] = set()  # members without a SyncGroup in this generation
         self._syncs_end_at = 0.0
 
@@ -365,9 +368,10 @@ class ClassicGroup:
                 self._forget(member.member_id)
         if len(self.members) and not self.members.elect_leader():
             # Only static members are left, and none has joined: their sessions will end.
-            self._wait(now + self.members.rebalance_timeout_s, self._complete)
+            timeout_s = max(self.members.rebalance_timeout_s, LEAST_WAIT_S)
+            self._wait(now + timeout_s, self._complete)
             return
-        self._is_first = False
+        self._is_first = self._is_assigned = False
         self.generation += 1
         if not len(self.members):
             self.protocol = None
@@ -396,7 +400,6 @@ class ClassicGroup:
         self._prepare(now, "a member has not sent its SyncGroup in time", missing[0])
 
     def _refuse_syncs(self, code: ErrorCode) -> None:
-        self._is_assigned = False
         for member in self.members:
             self.members.assign(member, b"")
             member.answer_sync(SyncAnswer(code))
@@ -451,7 +454,6 @@ class ClassicGroup:
         ):
             return
         assignments = {each.member_id: each.assignment for each in metadata.members}
-        self._is_assigned = False
         self._turn(GroupState.STABLE)
         if self._unsynced:
             self._wait(self._syncs_end_at, self._syncs_ended)
@@ -463,13 +465,16 @@ class ClassicGroup:
                 member.answer_sync(self._synced(member))
 
     def _assignment_failed(self, generation: int, code: ErrorCode) -> None:
-        """Begin another rebalance: the record of the assignment was not committed in time."""
+        """Begin another rebalance: the record of the assignment was not committed in time.
+
+        If it is committed before the next timeout, the generation has its assignment after all.
+        """
         if self.state is GroupState.COMPLETING_REBALANCE and generation == self.generation:
             self._refuse_syncs(code)
-            self._timeouts.at(float("-inf"), self._prepare_after_failure)
+            self._timeouts.at(float("-inf"), partial(self._prepare_after_failure, generation))
 
-    def _prepare_after_failure(self, now: float) -> None:
-        if self.state is GroupState.COMPLETING_REBALANCE and not self._is_assigned:
+    def _prepare_after_failure(self, generation: int, now: float) -> None:
+        if self.state is GroupState.COMPLETING_REBALANCE and generation == self.generation:
             self._prepare(now, "the assignment could not be recorded", None)
 
     # Heartbeats, sessions and leaving
@@ -526,23 +531,34 @@ class ClassicGroup:
         if self.state is GroupState.PREPARING_REBALANCE and not self._is_first:
             self._complete_if_all_joined(now)
 
-    def leave(self, now: float, leaving: LeavingMember) -> ErrorCode:
-        """Remove a member by its id, or by its instance id alone."""
+    def leave(self, now: float, members: Iterable[LeavingMember]) -> list[ErrorCode]:
+        """Remove members by their ids, or by their instance ids alone; rebalance once."""
+        codes: list[ErrorCode] = []
+        left: tuple[GroupMember, str] | None = None  # the first
+        for leaving in members:
+            code, member = self._leave(now, leaving)
+            codes.append(code)
+            if member is not None and left is None:
+                left = member, leaving.reason
+        if left is not None:
+            self._rebalance(now, "a member has left", *left)
+        return codes
+
+    def _leave(self, now: float, leaving: LeavingMember) -> tuple[ErrorCode, GroupMember | None]:
+        """Remove a member, which is returned unless it was only pending."""
         if self.state is GroupState.DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, None
         member_id = leaving.member_id
         if not member_id and leaving.instance_id is not None:
             member_id = self.members.static_ids.get(leaving.instance_id, "")
         elif member_id in self.pending:
             if leaving.instance_id is not None:
-                return ErrorCode.UNKNOWN_MEMBER_ID
+                return ErrorCode.UNKNOWN_MEMBER_ID, None
             self.pending[member_id].cancel()
             self._pending_ended(member_id, now)
-            return NO_ERROR
+            return NO_ERROR, None
         code = self.members.check(member_id, leaving.instance_id)
-        if code is NO_ERROR:
-            self._remove(now, member_id, "a member has left", leaving.reason)
-        return code
+        return code, self._forget(member_id) if code is NO_ERROR else None
 
     def _remove(self, now: float, member_id: str, cause: str, reason: str = "") -> None:
         """Remove a member and rebalance."""

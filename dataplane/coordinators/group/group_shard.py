@@ -191,8 +191,7 @@ class GroupShard:
         group = self.groups.get(group_id)
         if group is None:
             return [ErrorCode.UNKNOWN_MEMBER_ID for _ in members]
-        codes = [group.leave(now, member) for member in members]
-        return self._with_outbox(codes)
+        return self._with_outbox(group.leave(now, members))
 
     def drop_join(self, now: float, group_id: str, member_id: str) -> None:
         """Note that the connection of a waiting JoinGroup has ended."""

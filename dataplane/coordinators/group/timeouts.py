@@ -11,17 +11,19 @@ LEAST_CANCELLED: Final = 1000
 
 
 class Timeout:
-    __slots__ = ("_timeouts", "call")
+    __slots__ = ("_timeouts", "call", "is_queued")
 
     def __init__(self, call: Callable[[float], object], timeouts: "Timeouts") -> None:
         self.call: Callable[[float], object] | None = call
         self._timeouts = timeouts
+        self.is_queued = True
 
     def cancel(self) -> None:
         """Do not call. Idempotent."""
         if self.call is not None:
             self.call = None
-            self._timeouts.cancelled()
+            if self.is_queued:
+                self._timeouts.cancelled()
 
 
 class Timeouts:
@@ -54,9 +56,16 @@ class Timeouts:
             self._cancelled = 0
 
     def run(self, now: float) -> None:
-        """Make the calls that are due, in the order of their times."""
+        """Make the calls that are due, in the order of their times.
+
+        Timeouts that these calls add wait for the next `run`, also if they are due: other tasks run
+        in between.
+        """
+        due: list[Timeout] = []
         while self.next_due <= now:
-            timeout = heappop(self._queue)[2]
+            due.append(heappop(self._queue)[2])
+            due[-1].is_queued = False
+        for timeout in due:
             call, timeout.call = timeout.call, None
-            assert call is not None
-            call(now)
+            if call is not None:  # an earlier call may have cancelled it
+                call(now)

@@ -4,6 +4,7 @@ import pytest
 
 from dataplane.coordinators.group.classic_group import GroupLimits
 from dataplane.coordinators.group.group_shard import GroupConfigs
+from dataplane.coordinators.group.requests import LeavingMember
 from tests.dataplane.coordinators.group.coordinator import Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -79,6 +80,36 @@ def test_an_assignment_that_was_not_recorded_begins_another_rebalance() -> None:
     coordinator.wait(0)
     assert coordinator.state == "PreparingRebalance"
     assert coordinator.heartbeat(member.one) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_generation_has_one_assignment_even_if_its_record_was_late() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    ids = leader.one.member_id, follower.one.member_id
+    first = coordinator.sync(leader.one, {ids[0]: b"all"})
+    coordinator.group._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert first.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    again = coordinator.sync(leader.one, {ids[1]: b"all"})  # before the next rebalance has begun
+    assert len(coordinator.uncommitted) == 1
+    coordinator.commit_all()
+    assert again.one.assignment == b"all"
+    coordinator.fail_over()
+    members = coordinator.group.members.by_id
+    assert [members[each].assignment for each in ids] == [b"all", b""]
+
+
+def test_members_that_leave_together_begin_one_rebalance() -> None:
+    coordinator = Coordinator()
+    first, second, third = coordinator.stable(3)
+    for each in (first, third):
+        coordinator.join(each.member_id)  # waits for the second
+    leaving = [LeavingMember(each.member_id, None) for each in (second, third)]
+    codes = coordinator.do(coordinator.shard.leave(coordinator.now, "g", leaving)).one
+    assert codes == [ErrorCode.NONE] * 2
+    assert coordinator.group.generation == 2
+    assert len(coordinator.group.history.rebalances) == 2
 
 
 def test_a_member_that_joins_later_begins_a_rebalance() -> None:
@@ -451,6 +482,23 @@ def test_a_static_member_that_does_not_join_in_time_stays_until_its_session_ends
     coordinator.wait(11)
     assert again.one.generation == third.one.generation == 2
     assert {each.instance_id for each in again.one.members} == {"a", "b", None}
+
+
+def test_static_members_without_a_rebalance_timeout_do_not_keep_the_loop_busy() -> None:
+    coordinator = Coordinator()
+    static_pair(coordinator)
+    restarted = [coordinator.join(instance_id=name, rebalance_s=0) for name in "ab"]
+    assert [answers.one.code for answers in restarted] == [ErrorCode.NONE] * 2
+    coordinator.leave("", "a")
+    calls, end = 0, coordinator.now + 5
+    while coordinator.shard.next_due <= end:
+        calls += 1
+        assert calls < 20
+        coordinator.now = max(coordinator.now, coordinator.shard.next_due)
+        coordinator.shard.due(coordinator.now, coordinator.now_ms)
+    assert coordinator.state == "PreparingRebalance"  # until b joins, or its session ends
+    coordinator.wait(6)
+    assert coordinator.state == "Empty"
 
 
 # History of rebalances
