@@ -24,6 +24,7 @@ from tests.nodes import (
     new_node,
     shared_kafka,
 )
+from wire.protocol.apis import APIS
 
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -77,7 +78,7 @@ CLUSTER = "together"
 # Tests that start a process, too.
 PROCESS_FIXTURES = {
     *("either", "java", "kafka", "kafka_tool", "node", "start_node"),
-    *("shared_spark", "spark"),
+    *("shared_spark", "spark", "with_groups"),
 }
 
 
@@ -134,6 +135,22 @@ def either(
     if elsewhere():
         pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
     yield request.getfixturevalue("kafka")
+
+
+# Both once this project's nodes serve groups; until then Apache Kafka alone.
+PEERS_WITH_GROUPS = (
+    ("ours", "kafka") if "JoinGroup" in {api.name for api in APIS.values()} else ("kafka",)
+)
+
+
+@pytest.fixture(scope="session", params=PEERS_WITH_GROUPS)
+def with_groups(request: pytest.FixtureRequest) -> Peer:
+    """Run a test of consumer groups with each cluster that serves them; skip without Java."""
+    if elsewhere() and request.param != PEERS_WITH_GROUPS[0]:
+        pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
+    is_kafka = request.param == "kafka" and not elsewhere()
+    peer: Peer = request.getfixturevalue("kafka" if is_kafka else "node")
+    return peer
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ import click
 from cli.admin.common.session import INT32_MAX, Session, session_command
 from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.connection import VersionRange
+from metaquorum.client.quorum import MAX_LEVEL
+from metaquorum.runtime.whole_numbers import whole_number
 
 _NODE_COLUMNS = (
     Column("node"),
@@ -64,7 +66,8 @@ def health(session: Session) -> None:
     """Show the number of live workers and of unhealthy partitions.
 
     `mq-admin topics list --unhealthy` shows the topics, `mq-admin topics describe --health` the
-    reason for each partition.
+    reason for each partition. A warning about the offsets topic of consumer groups is printed on
+    stderr: it has fewer replicas than the live workers permit, or is not compacted.
 
     \b
     Examples:
@@ -79,9 +82,40 @@ def health(session: Session) -> None:
         "partitions": found.partitions,
     } | {trouble.name.lower(): count for trouble, count in found.counts.items()}
     if session.output != "text":
-        session.show_data(data)
+        session.show_data(data | {"warnings": list(found.warnings)})
         return
     show_pairs((key.replace("_", " "), value) for key, value in data.items())
+    for warning in found.warnings:
+        session.note(f"Warning: {warning}")
+
+
+@command.command("upgrade")
+@click.argument("levels", nargs=-1, required=True, metavar="FEATURE=LEVEL...")
+@click.option("--dry-run", is_flag=True, help="Let the cluster check the change without making it.")
+@session_command
+def upgrade(session: Session, levels: tuple[str, ...], dry_run: bool) -> None:
+    """Raise feature levels of the cluster, when all nodes run the new version.
+
+    The levels change together or not at all. A level of metadata.version is never lowered again;
+    nodes of versions that do not support it can no longer join.
+
+    \b
+    Examples:
+      mq-admin cluster upgrade metadata.version=2 --dry-run
+      mq-admin cluster upgrade metadata.version=2
+    """
+    wanted = dict(map(_feature_level, levels))
+    session.admin.raise_features(wanted, validate_only=dry_run)
+    for name, level in wanted.items():
+        session.say(f"{name} {'can be' if dry_run else 'is'} {level}")
+
+
+def _feature_level(text: str) -> tuple[str, int]:
+    name, _, level = text.partition("=")
+    number = whole_number(level, MAX_LEVEL)
+    if not name or number is None:
+        raise click.BadParameter(f"{text!r} is not FEATURE=LEVEL, such as metadata.version=2")
+    return name, number
 
 
 @command.command("apis")

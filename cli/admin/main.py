@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "quotas": Place("quotas.commands", "Set, show and explain the quotas of users and clients."),
     "users": Place("users", "Add, list and remove users with SCRAM passwords."),
     "records": Place("records.commands", "Delete records from the start of partitions."),
+    "groups": Place("groups.commands", "Show consumer groups and their lag; reset their offsets."),
     "cluster": Place("cluster", "Describe the cluster, its nodes, its health and its APIs."),
     "quorum": Place("quorum", "Show the controllers: the leader, and the lag of each voter."),
     "workers": Place("workers", "List, describe and unregister workers."),

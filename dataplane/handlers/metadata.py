@@ -22,6 +22,7 @@ from dataplane.worker.metadata_cache import (
 from dataplane.worker.mutation_limits import CreatesTopics
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from wire.messages.metadata import (
     MetadataRequest,
@@ -266,7 +267,9 @@ def _find(worker: HasImage, asked: MetadataRequestTopic) -> Found:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     except KafkaError as error:
         code = error.code
-    return MetadataResponseTopic(error_code=code, name=asked.name)
+    return MetadataResponseTopic(
+        error_code=code, name=asked.name, is_internal=is_internal(asked.name)
+    )
 
 
 def view_of(worker: ViewsTopics, topic: TopicImage) -> TopicView:

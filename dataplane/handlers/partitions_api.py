@@ -26,6 +26,7 @@ from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
 from dataplane.worker.mutation_limits import ChangesPartitions
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.rpc.methods import CREATE_PARTITIONS, CreatePartitions
 from wire.messages.create_partitions import (
@@ -193,7 +194,10 @@ def _absent(name: str) -> DescribeTopicPartitionsResponseTopic:
     except KafkaError as error:
         code = error.code
     return DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+        error_code=code,
+        name=name,
+        is_internal=is_internal(name),
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )
 
 
@@ -203,6 +207,7 @@ def _describe(
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
+        is_internal=is_internal(topic.name),
         partitions=[
             DescribeTopicPartitionsResponsePartition(
                 error_code=one.error_code,

@@ -58,6 +58,7 @@ from dataplane.worker.capabilities import (
     ReadsMetadata,
 )
 from dataplane.worker.context import Request
+from metaquorum.metadata.internal_topics import check_writable
 from metaquorum.runtime import Clock, StorageError
 from wire.messages.produce import (
     PartitionProduceData,
@@ -122,7 +123,7 @@ def handle_produce_fast(
     """Append a request for one topic in place, as for most requests, and return its response.
 
     Return None, without an append, for requests that `handle_produce` must handle: several topics,
-    acks=0, unknown partitions, or an append that has to wait.
+    acks=0, unknown partitions, internal topics, or an append that has to wait.
     """
     if client.rejected is not None:
         client.rejected = client.rejected.next_request()
@@ -141,6 +142,7 @@ def handle_produce_fast(
         partition = hosted.get(index)
         if (
             partition is None
+            or partition.is_internal
             or partition.log.config.flush_messages != NEVER
             or _must_wait(worker, partition, records)
         ):
@@ -267,7 +269,9 @@ def _append(
     try:
         if version >= _TOPIC_IDS_SINCE:
             partition = worker.replica_manager.by_id(topic.topic_id, data.index)
+            check_writable(partition.topic)
         else:
+            check_writable(topic.name)
             partition = worker.replica_manager.by_name(topic.name, data.index)
         records = data.records
         if records is None:

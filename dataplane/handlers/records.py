@@ -17,6 +17,7 @@ from dataplane.worker.capabilities import (
     HasSlicer,
 )
 from dataplane.worker.context import Request
+from metaquorum.metadata.internal_topics import check_writable
 from metaquorum.runtime import StorageError
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -156,6 +157,7 @@ async def _of_partition(
     result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=_NO_OFFSET)
     partition: Partition | None = None
     try:
+        check_writable(topic)
         partition = worker.replica_manager.by_name(topic, index)
         async with partition.appending:
             result.low_watermark = await _delete_before(worker, partition, offset)

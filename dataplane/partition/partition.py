@@ -23,6 +23,7 @@ from dataplane.instruments.histogram import Histogram
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition.leader_state import UNKNOWN, BrokerEpoch, Eligible, LeaderState
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.runtime import Disk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Uuid
@@ -201,6 +202,7 @@ class Partition:
         "event_count",
         "high_watermark",
         "index",
+        "is_internal",
         "known_high_watermark",
         "leader_epoch",
         "leader_id",
@@ -230,6 +232,7 @@ class Partition:
         """Create an unassigned replica; `high_watermark` is the checkpointed one."""
         self.topic = topic
         self.topic_id = topic_id
+        self.is_internal = is_internal(topic)  # clients cannot change its records
         self.index = index
         self.worker_id = context.worker_id
         self._context = context

@@ -20,6 +20,7 @@ from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_manager import ReplicaManager
 from dataplane.scheduling.time_slices import TimeSlicer
+from dataplane.worker.internal_topics import InternalTopics
 from dataplane.worker.leadership_check import LeadershipCheck
 from dataplane.worker.metadata_cache import MetadataCache
 from dataplane.worker.producer_ids import ProducerIds
@@ -82,6 +83,7 @@ class Worker:
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(controller_client, session)
+        self.internal_topics = InternalTopics(controller_client, session, loader, configs)
         self.leadership_check = LeadershipCheck(controller_client)
         # Decompress one batch at a time: a batch may grow to a hundred megabytes.
         self.opening_batch = trio.Lock()

@@ -16,6 +16,7 @@ import trio
 
 from dataplane.instruments.error_counts import EncodedRow
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.internal_topics import is_internal
 from wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
@@ -133,6 +134,7 @@ def _encoded(
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
+        is_internal=is_internal(topic.name),
         partitions=partitions,  # type: ignore[arg-type]  # partitions may be encoded already
     )
     if form.with_operations:

@@ -2,7 +2,7 @@
 
 The active controller keeps the token buckets (`metaquorum.controller.mutation_quotas`); the worker
 asks it only if a quota applies to the client. Operations without effect (the topic exists already,
-does not exist, or is only validated) take no tokens.
+does not exist, is internal, or is only validated) take no tokens.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from metaquorum.controller.topics import (
     NewTopic,
 )
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.rpc.methods import TAKE_MUTATIONS, TakeMutations
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -87,7 +88,7 @@ async def allowed(
 
 
 def partitions_of_new(worker: CountsNewPartitions, spec: NewTopic) -> int:
-    if worker.image.topic(spec.name) is not None:
+    if worker.image.topic(spec.name) is not None or is_internal(spec.name):
         return 0
     try:
         check_topic_name(spec.name)
@@ -101,11 +102,11 @@ def partitions_of_new(worker: CountsNewPartitions, spec: NewTopic) -> int:
 
 def partitions_of(image: MetadataImage, name: str | None, topic_id: bytes | None) -> int:
     topic = image.topic(name) if name is not None else image.topic_by_id(topic_id or b"")
-    return 0 if topic is None else len(topic.partitions)
+    return 0 if topic is None or is_internal(topic.name) else len(topic.partitions)
 
 
 def partitions_more(image: MetadataImage, spec: NewPartitions) -> int:
     topic = image.topic(spec.topic)
-    if topic is None or spec.count > MAX_PARTITIONS_PER_TOPIC:
+    if topic is None or is_internal(topic.name) or spec.count > MAX_PARTITIONS_PER_TOPIC:
         return 0
     return max(0, spec.count - len(topic.partitions))

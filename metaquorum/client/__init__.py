@@ -10,8 +10,9 @@ In a trio program:
 Programs without an event loop use `metaquorum.client.socket_transport`. `connect(..., runtime=...)`
 takes the interfaces of a simulated machine.
 
-Deliberately absent: consumer groups and transactions. `Producer` has one batch per partition in
-flight at a time; `Consumer` reads the partitions that it is assigned.
+Deliberately absent: membership in consumer groups (`groups` administers them), and transactions.
+`Producer` has one batch per partition in flight at a time; `Consumer` reads the partitions that it
+is assigned.
 
 Imports `metaquorum.security`, `metadata` and below, not the rest of the quorum. Network I/O in
 `trio_transport` and `socket_transport` only. Start with `cluster` (connections and metadata) and

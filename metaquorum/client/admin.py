@@ -14,7 +14,12 @@ from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPart
 from metaquorum.client.connection import VersionRange
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.health import ClusterHealth, PartitionHealth
-from metaquorum.client.quorum import describe_quorum, describe_workers, unregister_worker
+from metaquorum.client.quorum import (
+    describe_quorum,
+    describe_workers,
+    raise_features,
+    unregister_worker,
+)
 from metaquorum.client.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.client.replicas import (
@@ -121,6 +126,12 @@ class AdminClient:
     async def unregister_worker(self, worker_id: int) -> None:
         """Remove the registration of a worker. Raises BrokerError if the cluster refuses."""
         await unregister_worker(self.cluster, worker_id)
+
+    async def raise_features(
+        self, levels: Mapping[str, int], *, validate_only: bool = False
+    ) -> None:
+        """Raise feature levels of the cluster, all or none. Raises BrokerError on refusal."""
+        await raise_features(self.cluster, levels, validate_only=validate_only)
 
     async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDir]:
         """Return the log directories of these nodes (None: of all nodes), by node and path.

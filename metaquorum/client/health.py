@@ -69,6 +69,7 @@ class ClusterHealth:
     workers: int
     partitions: int
     counts: Mapping[Trouble, int]
+    warnings: Sequence[str] = ()  # risks of a cluster without problems, as sentences
 
     @property
     def is_healthy(self) -> bool:
@@ -92,6 +93,33 @@ def troubles(
             found.append(Trouble.AT_MIN_ISR)
     if is_short:
         found.append(Trouble.UNDER_REPLICATED)
+    return found
+
+
+def offsets_topic_warnings(
+    topic: Topic, live_workers: int, most_replicas: int | None, cleanup_policy: str | None
+) -> list[str]:
+    """Return the risks for the committed offsets of all groups, stored in `topic`.
+
+    `most_replicas`: offsets.topic.replication.factor. None: not known.
+    """
+    found = []
+    fewest = min((len(each.replicas) for each in topic.partitions), default=0)
+    wanted = 0 if most_replicas is None else min(most_replicas, live_workers)
+    if fewest < wanted:
+        short = sum(len(each.replicas) < wanted for each in topic.partitions)
+        found.append(
+            f"{short} partitions of {topic.name} have fewer replicas than {wanted}, the number that"
+            f" {live_workers} live workers and offsets.topic.replication.factor={most_replicas}"
+            " permit: committed offsets of consumer groups are lost if the workers that have them"
+            " lose their disks"
+        )
+    if cleanup_policy is not None and "compact" not in cleanup_policy.split(","):
+        found.append(
+            f"{topic.name} has cleanup.policy={cleanup_policy}: retention deletes committed offsets"
+            f" that are in use; set it with `mq-admin configs set topic {topic.name}"
+            " cleanup.policy=compact`"
+        )
     return found
 
 

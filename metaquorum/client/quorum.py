@@ -5,7 +5,7 @@ Apache Kafka    DescribeCluster returns the brokers and which are fenced, Descri
                 metadata offsets; the other fields are None
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, address_text
@@ -15,6 +15,7 @@ from wire.primitives.errors import ErrorCode
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
+MAX_LEVEL: Final = 2**15 - 1  # highest feature level that UpdateFeatures can set
 
 
 async def describe_quorum(cluster: Cluster) -> Quorum:
@@ -138,6 +139,35 @@ async def unregister_worker(cluster: Cluster, worker_id: int) -> None:
     response: UnregisterBrokerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
     if response.error_code:
         raise broker_error(response.error_code, response.error_message, f"worker {worker_id}")
+
+
+async def raise_features(
+    cluster: Cluster, levels: Mapping[str, int], *, validate_only: bool
+) -> None:
+    """Raise feature levels, all or none; the request is sent at most once.
+
+    Raises BrokerError if the cluster refuses.
+    """
+    from wire.messages.update_features import (
+        FeatureUpdateKey,
+        UpdateFeaturesRequest,
+        UpdateFeaturesResponse,
+    )
+
+    request = UpdateFeaturesRequest(
+        timeout_ms=int(cluster.timeout_s * 1000),
+        feature_updates=[
+            FeatureUpdateKey(feature=name, max_version_level=level)
+            for name, level in levels.items()
+        ],
+        validate_only=validate_only,
+    )
+    response: UpdateFeaturesResponse = await cluster.call(request, to=CONTROLLER, changes=True)
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, "the feature levels")
+    for result in response.results:  # before version 2 of the API
+        if result.error_code:
+            raise broker_error(result.error_code, result.error_message, result.feature)
 
 
 def _check(code: int, message: str | None) -> None:

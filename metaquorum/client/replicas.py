@@ -15,6 +15,7 @@ from metaquorum.client.health import (
     PartitionHealth,
     Trouble,
     needs_look,
+    offsets_topic_warnings,
     partition_health,
 )
 from metaquorum.client.quorum import describe_workers
@@ -28,6 +29,7 @@ from metaquorum.client.values import (
     Topic,
     Truncation,
 )
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from wire.primitives.types import uuid_to_text
 
 
@@ -109,11 +111,31 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
     counts: Counter[Trouble] = Counter()
     for partition in await describe_health(cluster, ill):
         counts.update(partition.troubles)
+    live = [worker.worker_id for worker in workers if not worker.is_fenced]
     return ClusterHealth(
-        sum(not worker.is_fenced for worker in workers),
+        len(live),
         len(workers),
         sum(len(topic.partitions) for topic in topics),
         {trouble: counts[trouble] for trouble in Trouble},
+        await _warnings(cluster, topics, live),
+    )
+
+
+async def _warnings(
+    cluster: Cluster, topics: Sequence[Topic], live: Sequence[int]
+) -> Sequence[str]:
+    topic = next((each for each in topics if each.name == CONSUMER_OFFSETS), None)
+    if topic is None or not live:
+        return ()
+    of_topic = await topic_config(cluster, [topic.name], "cleanup.policy")
+    name = "offsets.topic.replication.factor"
+    of_worker = await reported_configs(cluster, ResourceType.BROKER, [str(live[0])], name, live[0])
+    factor = of_worker.get(str(live[0]), "")
+    return offsets_topic_warnings(
+        topic,
+        len(live),
+        int(factor) if factor.isdigit() else None,
+        of_topic.get(topic.name),
     )
 
 
@@ -132,6 +154,16 @@ async def topic_config(cluster: Cluster, topics: Sequence[str], name: str) -> di
 
     Raises AdminError if no broker answers.
     """
+    return await reported_configs(cluster, ResourceType.TOPIC, topics, name, ANY_BROKER)
+
+
+async def reported_configs(
+    cluster: Cluster, kind: ResourceType, names: Sequence[str], config_name: str, to: int
+) -> dict[str, str]:
+    """Return the value of one config for the resources for which the node `to` reports a value.
+
+    Raises AdminError if no broker answers.
+    """
     from wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -139,16 +171,16 @@ async def topic_config(cluster: Cluster, topics: Sequence[str], name: str) -> di
     )
 
     found: dict[str, str] = {}
-    for start in range(0, len(topics), MAX_RESOURCES):
+    for start in range(0, len(names), MAX_RESOURCES):
         request = DescribeConfigsRequest(
             resources=[
                 DescribeConfigsResource(
-                    resource_type=ResourceType.TOPIC, resource_name=topic, configuration_keys=[name]
+                    resource_type=kind, resource_name=name, configuration_keys=[config_name]
                 )
-                for topic in topics[start : start + MAX_RESOURCES]
+                for name in names[start : start + MAX_RESOURCES]
             ]
         )
-        response: DescribeConfigsResponse = await cluster.call(request, to=ANY_BROKER)
+        response: DescribeConfigsResponse = await cluster.call(request, to=to)
         for result in response.results:
             for config in result.configs:
                 if not result.error_code and config.value is not None:

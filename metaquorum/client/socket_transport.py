@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=Closable)
-A = TypeVar("A", AdminClient, Producer, Consumer)
+A = TypeVar("A")
 
 _LEAST_TIMEOUT_S: Final = 0.001  # a timeout of zero would make the socket non-blocking
 
@@ -266,7 +266,7 @@ class Blocking(Generic[A]):
         self.client = client
 
 
-def _blocking(
+def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Blocking[A], P], T]:
     def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -282,42 +282,43 @@ class BlockingAdmin(Blocking[AdminClient]):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(AdminClient(cluster))
 
-    describe_cluster = _blocking(AdminClient.describe_cluster)
-    apis = _blocking(AdminClient.apis)
-    describe_quorum = _blocking(AdminClient.describe_quorum)
-    workers = _blocking(AdminClient.workers)
-    describe_health = _blocking(AdminClient.describe_health)
-    describe_eligible = _blocking(AdminClient.describe_eligible)
-    describe_cluster_health = _blocking(AdminClient.describe_cluster_health)
-    describe_truncations = _blocking(AdminClient.describe_truncations)
-    unregister_worker = _blocking(AdminClient.unregister_worker)
-    describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
-    topics = _blocking(AdminClient.topics)
-    describe_topics = _blocking(AdminClient.describe_topics)
-    create_topics = _blocking(AdminClient.create_topics)
-    delete_topics = _blocking(AdminClient.delete_topics)
-    create_partitions = _blocking(AdminClient.create_partitions)
-    list_offsets = _blocking(AdminClient.list_offsets)
-    delete_records = _blocking(AdminClient.delete_records)
-    describe_configs = _blocking(AdminClient.describe_configs)
-    alter_configs = _blocking(AdminClient.alter_configs)
-    describe_users = _blocking(AdminClient.describe_users)
-    set_password = _blocking(AdminClient.set_password)
-    delete_credentials = _blocking(AdminClient.delete_credentials)
-    describe_client_quotas = _blocking(AdminClient.describe_client_quotas)
-    describe_quota_use = _blocking(AdminClient.describe_quota_use)
-    alter_client_quotas = _blocking(AdminClient.alter_client_quotas)
+    describe_cluster = blocking(AdminClient.describe_cluster)
+    apis = blocking(AdminClient.apis)
+    describe_quorum = blocking(AdminClient.describe_quorum)
+    workers = blocking(AdminClient.workers)
+    describe_health = blocking(AdminClient.describe_health)
+    describe_eligible = blocking(AdminClient.describe_eligible)
+    describe_cluster_health = blocking(AdminClient.describe_cluster_health)
+    describe_truncations = blocking(AdminClient.describe_truncations)
+    unregister_worker = blocking(AdminClient.unregister_worker)
+    raise_features = blocking(AdminClient.raise_features)
+    describe_log_dirs = blocking(AdminClient.describe_log_dirs)
+    topics = blocking(AdminClient.topics)
+    describe_topics = blocking(AdminClient.describe_topics)
+    create_topics = blocking(AdminClient.create_topics)
+    delete_topics = blocking(AdminClient.delete_topics)
+    create_partitions = blocking(AdminClient.create_partitions)
+    list_offsets = blocking(AdminClient.list_offsets)
+    delete_records = blocking(AdminClient.delete_records)
+    describe_configs = blocking(AdminClient.describe_configs)
+    alter_configs = blocking(AdminClient.alter_configs)
+    describe_users = blocking(AdminClient.describe_users)
+    set_password = blocking(AdminClient.set_password)
+    delete_credentials = blocking(AdminClient.delete_credentials)
+    describe_client_quotas = blocking(AdminClient.describe_client_quotas)
+    describe_quota_use = blocking(AdminClient.describe_quota_use)
+    alter_client_quotas = blocking(AdminClient.alter_client_quotas)
 
 
 class BlockingProducer(Blocking[Producer]):
     """`Producer` with blocking methods: `BlockingProducer(Producer(cluster))`."""
 
-    send = _blocking(Producer.send)
+    send = blocking(Producer.send)
 
 
 class BlockingConsumer(Blocking[Consumer]):
     """`Consumer` with blocking methods: `BlockingConsumer(Consumer(cluster))`."""
 
-    assign = _blocking(Consumer.assign)
-    end_offsets = _blocking(Consumer.end_offsets)
-    poll = _blocking(Consumer.poll)
+    assign = blocking(Consumer.assign)
+    end_offsets = blocking(Consumer.end_offsets)
+    poll = blocking(Consumer.poll)

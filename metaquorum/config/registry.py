@@ -13,12 +13,18 @@ from itertools import chain
 from typing import Final
 
 from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse
+from metaquorum.config.group import GROUP_CONFIGS
 from metaquorum.config.listener import SOCKET_SERVER_CONFIGS
 from metaquorum.config.topic import TOPIC_CONFIGS
 from metaquorum.config.worker import SERVER_CONFIGS
 from wire.primitives.errors import ErrorCode, KafkaError
 
-_ALL: Final = (*chain(*TOPIC_CONFIGS), *SERVER_CONFIGS, *SOCKET_SERVER_CONFIGS)
+_ALL: Final = (
+    *chain(*TOPIC_CONFIGS),
+    *SERVER_CONFIGS,
+    *SOCKET_SERVER_CONFIGS,
+    *GROUP_CONFIGS,
+)
 
 TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = {
     key.name: key for key in _ALL if key.scope is Scope.TOPIC

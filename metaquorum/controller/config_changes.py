@@ -9,17 +9,22 @@ INVALID_CONFIG.
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
+from typing import Final
 
 from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse
 from metaquorum.config.registry import COMPACTION_LAGS, check_topic_values, find_key, key_named
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import MIN_ISR, check_configs, reconfigured
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.internal_topics import INTERNAL_TOPICS, is_internal, no_unclean_election
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.topic_names import check_topic_name
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACT: Final = "compact"
+UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
 ALL_WORKERS = ""  # name of the resource that holds the cluster-wide worker configs
 
 
@@ -61,10 +66,31 @@ def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[K
         _check_resource(image, resource)
         wanted = _changed({} if resource.replace else own, resource)
         check_configs(image, resource.scope, resource.name, own, wanted)
+        if resource.scope is Scope.TOPIC and is_internal(resource.name):
+            _check_internal(resource.name, own, wanted)
     except KafkaError as error:
         return Decision(error)
     partitions = reconfigured(image, resource.scope, resource.name, wanted)
     return Decision(None, chain(_records(resource, own, wanted), partitions))
+
+
+def _check_internal(name: str, own: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise KafkaError if the change could remove state from an internal topic.
+
+    A topic that a user created with cleanup.policy=delete, before the name was reserved, keeps it
+    until it is changed to a policy with compaction.
+    """
+    policy = wanted.get(CLEANUP_POLICY)
+    if policy != own.get(CLEANUP_POLICY) and COMPACT not in _items(policy or ""):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Topic '{name}' has the state of {INTERNAL_TOPICS[name]}: {CLEANUP_POLICY} must"
+            f" contain {COMPACT}, or retention would delete state that is in use.",
+        )
+    if wanted.get(UNCLEAN_ELECTIONS, "") != own.get(UNCLEAN_ELECTIONS, "") and parse(
+        key_named(Scope.TOPIC, UNCLEAN_ELECTIONS), wanted.get(UNCLEAN_ELECTIONS, "false")
+    ):
+        raise no_unclean_election(name)
 
 
 def may_need_fewer(resource: ResourceChange) -> bool:

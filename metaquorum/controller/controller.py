@@ -16,12 +16,13 @@ import trio
 
 from metaquorum.controller.alter_partition import PartitionChange, alter_partition
 from metaquorum.controller.config_changes import (
+    UNCLEAN_ELECTIONS,
     ResourceChange,
     change_configs,
     may_need_fewer,
     prepare_configs,
 )
-from metaquorum.controller.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
+from metaquorum.controller.controller_configs import ControllerConfigs
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import for_all_workers
 from metaquorum.controller.features import (
@@ -30,6 +31,7 @@ from metaquorum.controller.features import (
     nodes_with_features,
     update_features,
 )
+from metaquorum.controller.internal_topics import CreateInternalTopic, create_internal_topic
 from metaquorum.controller.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
 from metaquorum.controller.preferred_leaders import keep_balance
 from metaquorum.controller.proposer import Committed, Proposer
@@ -203,6 +205,12 @@ class Controller:
             unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
         )
         return Committed(refused + changed.answer, changed.end_offset)
+
+    async def create_internal_topic(self, request: CreateInternalTopic) -> Committed[None]:
+        """Create an internal topic for a worker, unless it exists. Raises KafkaError if refused."""
+        return await self._proposer.change(
+            lambda image: create_internal_topic(image, request, self._random)
+        )
 
     async def delete_topics(
         self, topics: Sequence[tuple[str | None, bytes | None]]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.controller.config_changes import UNCLEAN_ELECTIONS
 from metaquorum.controller.topics import TopicDefaults
 from metaquorum.metadata.image import MetadataImage
-
-UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
+from metaquorum.metadata.internal_topics import is_internal
 
 
 class ControllerConfigs:
@@ -28,7 +28,9 @@ class ControllerConfigs:
         ).worker_configs()
 
     def may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
-        """Return whether the topic allows unclean leader election."""
+        """Return whether the topic allows unclean leader election; internal topics never do."""
+        if is_internal(topic):
+            return False
         own = image.topic_configs(topic)
         if not own and image.configs is self._unclean_of:
             return self._is_unclean_default

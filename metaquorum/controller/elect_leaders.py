@@ -2,7 +2,8 @@
 
 preferred    elects the first replica if it is live and in sync, which balances leadership again
 unclean      elects the first live replica if no in-sync or eligible replica is live; records that
-             only the other replicas had are lost, and `unclean_epoch` of the partition marks it
+             only the other replicas had are lost, and `unclean_epoch` of the partition marks it;
+             refused for internal topics
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from metaquorum.metadata.image import (
     TopicImage,
     partition_record,
 )
+from metaquorum.metadata.internal_topics import is_internal, no_unclean_election
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
@@ -95,6 +97,8 @@ def _unclean(
     leader = elected(partition, image.is_live)
     if leader != NO_LEADER:
         return led_by(partition, leader, min_isr(image, topic.name))
+    if is_internal(topic.name):
+        return no_unclean_election(topic.name)
     leader = elected_unclean(partition, image.is_live)
     if leader == NO_LEADER:
         return KafkaError(

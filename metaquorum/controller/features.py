@@ -26,7 +26,7 @@ from wire.primitives.frozen import frozen
 
 # Features and levels that this version supports; a new cluster starts at the highest levels.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
-    FeatureRange(METADATA_VERSION, 1, 1),
+    FeatureRange(METADATA_VERSION, 1, 2),  # 2: consumer groups, and protected internal topics
     FeatureRange(ELIGIBLE_LEADERS, 0, 1),
 )
 
@@ -79,6 +79,22 @@ def check_covered(image: MetadataImage, ranges: Sequence[FeatureRange], who: str
                 f"The cluster runs at level {level} of {name}, which {who} does not"
                 " support; start a newer version.",
             )
+
+
+def check_level(image: MetadataImage, name: str, level: int, what: str) -> None:
+    """Raise KafkaError (UNSUPPORTED_VERSION) if the cluster's level of a feature is below `level`.
+
+    `what`: what needs the level, such as "consumer groups".
+    """
+    known = image.features.get(name, 0)
+    if known < level:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"{what[:1].upper()}{what[1:]} needs level {level} of {name}, and the cluster runs at"
+            f" level {known}. When all nodes run this version, raise the level with"
+            f" 'mq-admin cluster upgrade {name}={level}' or"
+            f" 'kafka-features.sh upgrade --feature {name}={level}'.",
+        )
 
 
 def update_features(

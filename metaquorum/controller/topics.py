@@ -15,7 +15,8 @@ from metaquorum.config.registry import parse_all
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.replica_placement import PlacementCandidate, place
 from metaquorum.metadata.ids import new_topic_id
-from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.metadata.image import MetadataImage, TopicImage, collision_name
+from metaquorum.metadata.internal_topics import check_not_internal, is_internal, not_creatable
 from metaquorum.metadata.records import (
     MAX_REPLICAS,
     ConfigRecord,
@@ -111,7 +112,7 @@ def create_topic(
             count, factor = len(topic.assignments), len(topic.assignments[0])
         else:
             count, factor = _checked_counts(topic, defaults)
-            replicas = _placed(image, count, factor, random)
+            replicas = placed(image, count, factor, random)
         if count > MAX_PARTITIONS_PER_TOPIC:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -127,16 +128,17 @@ def create_topic(
         replication_factor=factor,
         configs=configs,
     )
-    return Decision(outcome, _topic_records(image, topic.name, topic_id, configs, replicas))
+    return Decision(outcome, topic_records(image, topic.name, topic_id, configs, replicas))
 
 
-def _topic_records(
+def topic_records(
     image: MetadataImage,
     name: str,
     topic_id: bytes,
     configs: Mapping[str, str],
     replicas: Iterable[tuple[int, ...]],
 ) -> Iterator[MetadataRecord]:
+    """Yield the records of a new topic; `replicas` are those of its partitions, in order."""
     yield TopicRecord(name, topic_id)
     for key, text in configs.items():
         yield ConfigRecord(int(Scope.TOPIC), name, key, text)
@@ -162,11 +164,16 @@ def _check_new_name(image: MetadataImage, name: str) -> None:
         )
     if image.topic(name) is not None:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    if is_internal(name):
+        raise not_creatable(name)
+    if is_internal(reserved := collision_name(name)):
+        raise _collision(name, f"internal topic: {reserved}")
     if (other := colliding_topic(image, name)) is not None:
-        raise KafkaError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"Topic '{name}' collides with existing topic: {other}",
-        )
+        raise _collision(name, f"existing topic: {other}")
+
+
+def _collision(name: str, other: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with {other}")
 
 
 def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
@@ -184,7 +191,7 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
     return checked
 
 
-def _placed(
+def placed(
     image: MetadataImage, partitions: int, factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
     """Return the replicas of new partitions. Raises KafkaError if there are too few workers."""
@@ -296,11 +303,12 @@ def create_partitions(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 "This server does not host this topic-partition.",
             )
+        check_not_internal(topic.name, "given more partitions")
         present = len(topic.partitions)
         _check_increase(spec, present)
         factor = len(topic.partitions[0].replicas)
         if spec.assignments is None:
-            replicas: Iterable[tuple[int, ...]] = _placed(
+            replicas: Iterable[tuple[int, ...]] = placed(
                 image, spec.count - present, factor, random
             )
         else:
@@ -360,6 +368,10 @@ def delete_topic(
         )
     if topic is None:
         return Decision(TopicOutcome.refused(error, name, topic_id))
+    try:
+        check_not_internal(topic.name, "deleted")
+    except KafkaError as refused:
+        return Decision(TopicOutcome.refused(refused, name, topic_id))
     outcome = TopicOutcome(topic.name, topic.topic_id, partitions=len(topic.partitions))
     return Decision(outcome, [RemoveTopicRecord(topic.topic_id)])
 

@@ -18,6 +18,7 @@ from metaquorum.controller.controller import Controller
 from metaquorum.controller.elect_leaders import ElectionSpec, elect_leader
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
 from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange, change_quotas
@@ -469,6 +470,14 @@ ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Committed[ProducerIdBlo
     AllowedCallers.ITSELF,
     is_repeatable=True,
 )
+CREATE_INTERNAL_TOPIC: Final[Method[CreateInternalTopic, Committed[None]]] = Method(
+    "create_internal_topic",
+    CreateInternalTopic,
+    _NOTHING,
+    lambda controller, request: controller.create_internal_topic(request),
+    AllowedCallers.ITSELF,
+    is_repeatable=True,
+)
 WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
     "watch_quorum", WatchQuorum, QuorumView, None, needs_active=False, is_repeatable=True
 )
@@ -497,6 +506,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         REGISTER_CONTROLLER,
         HEARTBEAT,
         ALLOCATE_PRODUCER_IDS,
+        CREATE_INTERNAL_TOPIC,
         ELECT_LEADERS,
         ALTER_PARTITIONS,
         REPORT_LOST_LOGS,

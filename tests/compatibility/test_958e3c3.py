@@ -140,5 +140,16 @@ def test_json_of_changes_has_the_same_fields_and_types(admin: Admin) -> None:
         holds(admin, command)
 
 
+def test_the_feature_level_is_kept_until_it_is_raised(admin: Admin) -> None:
+    def level() -> int:
+        return int(admin.json("cluster", "describe")["features"]["metadata.version"])
+
+    assert level() == captured("cluster", "describe")["features"]["metadata.version"] == 1
+    admin("cluster", "upgrade", "metadata.version=2", "--dry-run")
+    assert level() == 1
+    admin("cluster", "upgrade", "metadata.version=2")
+    assert level() == 2
+
+
 def test_every_captured_command_is_compared() -> None:
     assert sorted(OUTPUT) == sorted(command.name for command in (*READING, *CHANGING))

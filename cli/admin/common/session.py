@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -25,6 +25,9 @@ from metaquorum.client.errors import (
 )
 from metaquorum.client.socket_transport import BlockingAdmin, connect
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
+
+if TYPE_CHECKING:
+    from metaquorum.client.groups.blocking import BlockingGroupAdmin
 
 REFUSED: Final = 1
 BAD_USAGE: Final = 2
@@ -62,6 +65,12 @@ _NEXT: Final = {
     "--password-file, the environment or a profile",
     ErrorCode.UNSUPPORTED_SASL_MECHANISM: "--mechanism selects another",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
+    ErrorCode.GROUP_ID_NOT_FOUND: "`mq-admin groups list` shows the groups and their types",
+    ErrorCode.NON_EMPTY_GROUP: "stop its members first: `mq-admin groups describe` shows them",
+    ErrorCode.UNKNOWN_MEMBER_ID: "stop its members first: `mq-admin groups describe` shows them",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "stop the members that subscribe to it: `mq-admin groups "
+    "describe GROUP -o json` shows the subscriptions",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
 }
 
@@ -92,6 +101,12 @@ class Session:
     @functools.cached_property
     def admin(self) -> BlockingAdmin:
         return BlockingAdmin(self.cluster)
+
+    @functools.cached_property
+    def groups(self) -> "BlockingGroupAdmin":
+        from metaquorum.client.groups.blocking import BlockingGroupAdmin
+
+        return BlockingGroupAdmin(self.cluster)
 
     @property
     def client(self) -> AdminClient:

@@ -19,13 +19,13 @@ from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 
 T = TypeVar("T")
 
-CONSUMER_OFFSETS: Final = "__consumer_offsets"
 # Groups between two checks of the time slice.
 GROUPS_PER_PIECE: Final = 16
 # Longest group id in bytes of UTF-8: the records have 16 bits for its length.

@@ -81,6 +81,7 @@ def test_health_is_shown_and_a_topic_explained_by_any_cluster(admin: Admin) -> N
     name = admin.create("-p", 2)
     health = admin.json("cluster", "health")
     assert (health["workers"], health["offline"], health["under_replicated"]) == (1, 0, 0)
+    assert health["warnings"] == []
     assert re.search(r"^healthy +yes$", admin("cluster", "health"), re.MULTILINE)
     assert name not in [row["topic"] for row in admin.json("topics", "list", "--unhealthy")]
     (described,) = admin.json("topics", "describe", name, "--health")
@@ -94,6 +95,19 @@ def test_health_is_shown_and_a_topic_explained_by_any_cluster(admin: Admin) -> N
     assert levels["acks=all"] == "bad"
     assert levels["now"] == "good"
     assert "racks" not in levels, "there is one replica"
+
+
+def test_feature_levels_are_raised_only_as_far_as_every_node_supports_them(admin: Admin) -> None:
+    level = admin.json("cluster", "describe")["features"]["metadata.version"]
+    assert admin("cluster", "upgrade", f"metadata.version={level}") == (
+        f"metadata.version is {level}\n"
+    )
+    admin("cluster", "upgrade", "metadata.version=32000", code=1)
+    assert "INVALID_UPDATE_VERSION" in admin.errors
+    for words in ("metadata.version", "metadata.version=", "=2", "metadata.version=32768"):
+        admin("cluster", "upgrade", words, code=2)
+        assert "is not FEATURE=LEVEL" in admin.errors
+    assert admin.json("cluster", "describe")["features"]["metadata.version"] == level
 
 
 def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> None:

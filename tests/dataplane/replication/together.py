@@ -34,6 +34,7 @@ class Together:
     def __init__(self, world: World, nodes: dict[int, NodeOnMachine], runtime: Runtime) -> None:
         self.world = world
         self.nodes = nodes
+        self.runtime = runtime
         self._network = runtime.network
 
     async def connect(self, node_id: int, port: int = PORT) -> RawClient:
@@ -95,6 +96,15 @@ class Together:
             return all(image.topic_by_id(topic_id) is not None for image in images)
 
         await self.until(is_everywhere)
+
+    async def create_offsets_topic(self) -> int:
+        """Create the offsets topic as worker 1 does on first use; return the first leader's id."""
+        topic = await self.worker(1).internal_topics.ensure()
+        live = [node_id for node_id in self.nodes if self.nodes[node_id].serving]
+        await self.until(
+            lambda: all(self.worker(node_id).image.topic(topic.name) for node_id in live)
+        )
+        return int(topic.partitions[0].leader)
 
     async def described(self, node_id: int, topic: str) -> Any:
         """Return the first partition of the topic, as that worker describes it."""

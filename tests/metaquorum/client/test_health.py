@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from metaquorum.client.health import Trouble, partition_health, troubles
+from metaquorum.client.health import (
+    Trouble,
+    offsets_topic_warnings,
+    partition_health,
+    troubles,
+)
 from metaquorum.client.values import (
     Eligible,
     FollowerView,
@@ -111,3 +116,47 @@ def test_who_may_lead_without_being_in_sync_is_told_where_it_is_known() -> None:
     assert partition_health(topic, partition, 2, {}, None).eligible == Eligible()
     known = Eligible((2,), 1)
     assert partition_health(topic, partition, 2, {}, None, known).eligible == known
+
+
+def offsets_topic(*replicas: Sequence[int]) -> Topic:
+    partitions = [Partition(index, 1, 0, on, on, []) for index, on in enumerate(replicas)]
+    return Topic("__consumer_offsets", "id", True, partitions)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "live_workers", "most_replicas", "short"),
+    [
+        (((1, 2, 3), (2, 3, 1)), 3, 3, 0),
+        (((1, 2, 3), (2, 3)), 3, 3, 1),
+        (((1,), (2,)), 3, 3, 2),
+        (((1,), (2,)), 1, 3, 0),  # no other worker is live
+        (((1,), (2,)), 2, 3, 2),
+        (((1,), (2,)), 3, 1, 0),  # wanted so
+        (((1,), (2,)), 3, None, 0),
+        (((1, 2, 3),), 5, 3, 0),
+    ],
+)
+def test_an_offsets_topic_with_fewer_replicas_than_possible_is_a_risk(
+    replicas: Sequence[Sequence[int]], live_workers: int, most_replicas: int | None, short: int
+) -> None:
+    topic = offsets_topic(*replicas)
+    found = offsets_topic_warnings(topic, live_workers, most_replicas, "compact")
+    assert len(found) == bool(short)
+    if short:
+        wanted = min(live_workers, most_replicas or 0)
+        assert found[0].startswith(
+            f"{short} partitions of __consumer_offsets have fewer replicas than {wanted}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_risk"),
+    [("compact", False), ("compact,delete", False), ("delete", True), (None, False)],
+)
+def test_an_offsets_topic_without_compaction_is_a_risk(
+    policy: str | None, *, is_risk: bool
+) -> None:
+    found = offsets_topic_warnings(offsets_topic((1,)), 1, 3, policy)
+    assert len(found) == is_risk
+    if is_risk:
+        assert "configs set topic __consumer_offsets cleanup.policy=compact" in found[0]

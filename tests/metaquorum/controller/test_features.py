@@ -72,9 +72,9 @@ def test_every_controller_must_have_told_what_it_supports() -> None:
     image, _ = replay(MetadataImage.empty(CLUSTER), history([("register", 7, 1)]))
     assert nodes_with_features(image, 1, (1,)).keys() == {"Local controller 1", "Broker 7"}
     with pytest.raises(KafkaError, match="Controller 2 has not registered its supported versions"):
-        update_features(image, [FeatureUpdate(LEVEL, 1)], nodes_with_features(image, 1, (1, 2)), {})
+        update_features(image, [FeatureUpdate(LEVEL, 2)], nodes_with_features(image, 1, (1, 2)), {})
     told, _ = replay(image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Broker 7"])])
-    update_features(told, [FeatureUpdate(LEVEL, 1)], nodes_with_features(told, 1, (1, 2)), {})
+    update_features(told, [FeatureUpdate(LEVEL, 2)], nodes_with_features(told, 1, (1, 2)), {})
 
 
 def test_a_record_is_written_in_the_newest_version_that_the_level_allows() -> None:

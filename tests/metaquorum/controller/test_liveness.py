@@ -424,7 +424,7 @@ def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
 
 @in_virtual_time
 async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum) -> None:
-    too_new = (FeatureRange("metadata.version", 2, 3),)
+    too_new = (FeatureRange("metadata.version", 3, 4),)
     for features in ((), too_new):
         with pytest.raises(KafkaError) as refused:
             await quorum.register(1, features=features)
@@ -434,10 +434,10 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
         assert refused.value.code is E.UNSUPPORTED_VERSION
     await quorum.register_controller(ControllerRegistration(2, bytes(16), "h", 1))
     assert quorum.loader.image.controllers[2].host == "h"
-    with pytest.raises(KafkaError, match="only supports versions 1-1") as refused:
-        await quorum.controller.update_features([FeatureUpdate("metadata.version", 2)])
+    with pytest.raises(KafkaError, match="only supports versions 1-2") as refused:
+        await quorum.controller.update_features([FeatureUpdate("metadata.version", 3)])
     assert refused.value.code is E.INVALID_UPDATE_VERSION
-    unchanged = FeatureUpdate("metadata.version", 1, UpgradeType.UPGRADE)
+    unchanged = FeatureUpdate("metadata.version", 2, UpgradeType.UPGRADE)
     await quorum.controller.update_features([unchanged])
     await quorum.controller.update_features([unchanged], validate_only=True)
 

@@ -10,6 +10,7 @@ import trio
 import metaquorum.rpc.feed
 from metaquorum.channel.rpc_server import Caller
 from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.proposer import Committed
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.controller.worker_registration import WorkerRegistration
@@ -22,6 +23,7 @@ from metaquorum.rpc.follower import DivergedError, MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
+    CREATE_INTERNAL_TOPIC,
     CREATE_TOPICS,
     HEARTBEAT,
     REGISTER_WORKER,
@@ -207,6 +209,11 @@ async def test_nobody_speaks_for_another_worker(tmp_path: Path) -> None:
         for call in (
             controller_term.call(REGISTER_WORKER, registration(8), TIMEOUT_S),
             controller_term.call(HEARTBEAT, WorkerHeartbeat(8, 1, 1), TIMEOUT_S),
+            controller_term.call(
+                CREATE_INTERNAL_TOPIC,
+                CreateInternalTopic(8, 1, "__consumer_offsets", 50, 3, 1 << 20),
+                TIMEOUT_S,
+            ),
         ):
             with pytest.raises(KafkaError) as refused:
                 await call

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from dataplane.coordinators.group.group_coordinator import (
-    CONSUMER_OFFSETS,
     CoordinatorConfigs,
     GroupCoordinator,
 )
@@ -20,6 +19,7 @@ from tests.dataplane.replication.together import NODES, Together, together
 from wire.primitives.errors import ErrorCode, KafkaError
 
 GROUP = "group"
+ONE_REPLICA = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
 
 
 class Peer:
@@ -109,7 +109,7 @@ def test_there_is_no_coordinator_before_the_topic_exists() -> None:
 def test_commits_survive_a_killed_coordinator_and_waiting_members_do_not() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
-        await cluster.create(CONSUMER_OFFSETS, (1, 2, 3), cleanup_policy="compact")
+        await cluster.create_offsets_topic()
         peers = [Peer(cluster.worker(node_id)) for node_id in NODES]
         async with coordinating(*peers):
             first = await active(cluster, *peers)
@@ -129,13 +129,12 @@ def test_commits_survive_a_killed_coordinator_and_waiting_members_do_not() -> No
             await cluster.until(look)
             assert (await active(cluster, *others)).committed() == 20
 
-    together(scenario)
+    together(scenario, offsets_topic_num_partitions=1)
 
 
 def test_a_join_that_waits_is_answered_when_the_worker_stops() -> None:
     async def scenario(cluster: Together) -> None:
-        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
-        peer = Peer(cluster.worker(1))
+        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
         async with coordinating(peer):
             await active(cluster, peer)
             answers = peer.join()
@@ -143,13 +142,12 @@ def test_a_join_that_waits_is_answered_when_the_worker_stops() -> None:
             peer.coordinator.close()
             assert answers[0].code is ErrorCode.NOT_COORDINATOR
 
-    together(scenario)
+    together(scenario, **ONE_REPLICA)
 
 
 def test_members_get_their_generation_after_the_initial_delay() -> None:
     async def scenario(cluster: Together) -> None:
-        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
-        peer = Peer(cluster.worker(1))
+        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
         async with coordinating(peer):
             await active(cluster, peer)
             answers = peer.join()
@@ -158,16 +156,16 @@ def test_members_get_their_generation_after_the_initial_delay() -> None:
             await cluster.world.sleep(0.2)
             assert answers[0].generation == 1
 
-    together(scenario)
+    together(scenario, **ONE_REPLICA)
 
 
 def test_offsets_expire_at_the_interval_of_the_check() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1,))
-        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
+        leader = await cluster.create_offsets_topic()
         configs = CoordinatorConfigs(GroupConfigs(offsets_retention_ms=30_000), 1 << 20)
         configs.retention_check_s = 10.0
-        peer = Peer(cluster.worker(1), configs)
+        peer = Peer(cluster.worker(leader), configs)
         async with coordinating(peer):
             await active(cluster, peer)
             peer.commit(5)
@@ -176,24 +174,23 @@ def test_offsets_expire_at_the_interval_of_the_check() -> None:
             await cluster.until(lambda: peer.committed() is None, 20)
             assert peer.coordinator.shard(GROUP).group_ids == []
 
-    together(scenario)
+    together(scenario, **ONE_REPLICA)
 
 
 def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1,))
         await cluster.create("u", (1,))
-        await cluster.create(CONSUMER_OFFSETS, (1,), cleanup_policy="compact")
-        peer = Peer(cluster.worker(1))
+        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
         async with coordinating(peer):
             await active(cluster, peer)
             peer.commit(5)
             peer.commit(6, "u")
         client = await cluster.connect(1)
         assert await client.delete("t") == ErrorCode.NONE
-        await cluster.until(lambda: cluster.worker(1).image.topic("t") is None)
+        await cluster.until(lambda: peer.worker.image.topic("t") is None)
         await cluster.create("t", (1,))
-        other = Peer(cluster.worker(1))
+        other = Peer(peer.worker)
         async with coordinating(other):
             await active(cluster, other)
             assert other.committed() is None
@@ -201,4 +198,4 @@ def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> No
             offsets = other.coordinator.shard(GROUP).offsets
             await cluster.until(lambda: offsets.offset_count == 1)
 
-    together(scenario)
+    together(scenario, **ONE_REPLICA)

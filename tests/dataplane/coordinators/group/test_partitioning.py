@@ -33,3 +33,23 @@ def test_a_negative_hash_has_a_partition() -> None:
     assert partition_of("polygenelubricants", 50) == 0
     assert partition_of("hello", 50) == 99_162_322 % 50
     assert all(0 <= partition_of(f"g{number}", 7) < 7 for number in range(100))
+
+
+@pytest.mark.parametrize(
+    ("group_id", "value", "partition"),
+    [
+        ("", 0, 0),
+        ("console-consumer-12345", 158_455_506, 6),
+        ("polygenelubricants", -(1 << 31), 0),
+        ("Größe", 69_209_585, 35),
+        ("\U0001f600-Gruppe", 587_105_541, 41),
+        ("\U0001d11e\U0001d11e", 1_705_043_028, 28),
+        ("\ud83d", 55_357, 7),
+    ],
+)
+def test_hash_and_partition_are_those_that_a_jvm_printed(
+    group_id: str, value: int, partition: int
+) -> None:
+    """`s.hashCode()` and `(s.hashCode() & 0x7fffffff) % 50` of OpenJDK 17."""
+    assert java_hash(group_id) == value % (1 << 32)
+    assert partition_of(group_id, 50) == partition

@@ -1,0 +1,20 @@
+"""mq-admin groups."""
+
+import click
+
+from cli.admin.groups.delete import delete_command
+from cli.admin.groups.describe import describe_command, list_command
+from cli.admin.groups.lag import lag_command
+from cli.admin.groups.reset import reset_command
+
+
+@click.group("groups", short_help="Show consumer groups and their lag; reset their offsets.")
+def command() -> None:
+    """Show consumer groups and their lag, reset their committed offsets, and delete them."""
+
+
+command.add_command(list_command)
+command.add_command(describe_command)
+command.add_command(lag_command)
+command.add_command(reset_command)
+command.add_command(delete_command)

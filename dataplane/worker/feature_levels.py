@@ -1,0 +1,13 @@
+"""Levels of metadata.version that a request needs: older nodes in the cluster limit them."""
+
+from metaquorum.controller.features import check_level
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import METADATA_VERSION
+
+
+def needs_level(image: MetadataImage, level: int, what: str = "this request") -> None:
+    """Raise KafkaError (UNSUPPORTED_VERSION) if the cluster runs at a lower metadata.version.
+
+    `what`: what needs the level. The message names both levels and the command that raises it.
+    """
+    check_level(image, METADATA_VERSION, level, what)

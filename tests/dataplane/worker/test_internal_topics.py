@@ -1,0 +1,192 @@
+"""Creation of `__consumer_offsets` on first use, by whole nodes in virtual time."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.worker.internal_topics import CREATE_S
+from metaquorum.client import connect
+from metaquorum.client.admin import AdminClient
+from metaquorum.controller import features
+from metaquorum.controller.features import FeatureUpdate
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from metaquorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
+from tests.dataplane.replication.together import NODES, PORT, Together, together
+from tests.dataplane.serving import Simulated, simulated
+from tests.dataplane.worker.test_mutation_limits import creation, limited
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.protocol.apis import ApiKey
+
+
+async def refusal(worker: Any) -> KafkaError:
+    with pytest.raises(KafkaError) as refused:
+        await worker.internal_topics.ensure()
+    return refused.value
+
+
+def test_the_topic_has_the_configs_of_the_worker() -> None:
+    async def scenario(node: Simulated) -> None:
+        topic = await node.worker.internal_topics.ensure()
+        assert (topic.name, len(topic.partitions)) == (CONSUMER_OFFSETS, 7)
+        assert {tuple(each.replicas) for each in topic.partitions} == {(1,)}
+        assert node.worker.image.topic(CONSUMER_OFFSETS) is topic
+        configs = node.worker.image.topic_configs(CONSUMER_OFFSETS)
+        assert configs["segment.bytes"] == "2097152"
+        assert await node.worker.internal_topics.ensure() is topic
+
+    simulated(scenario, offsets_topic_num_partitions=7, offsets_topic_segment_bytes=2 << 20)
+
+
+def test_the_topic_has_a_replica_on_each_of_three_workers() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create_offsets_topic()
+        topic = cluster.worker(2).image.topic(CONSUMER_OFFSETS)
+        assert len(topic.partitions) == 50
+        assert {frozenset(each.replicas) for each in topic.partitions} == {frozenset(NODES)}
+        assert {each.leader for each in topic.partitions} == set(NODES)
+
+    together(scenario)
+
+
+def test_requests_that_come_together_ask_the_controller_once() -> None:
+    async def scenario(node: Simulated) -> None:
+        before = node.worker.image.end_offset
+        topics: list[object] = []
+
+        async def one() -> None:
+            topics.append(await node.worker.internal_topics.ensure())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(one)
+            await trio.lowlevel.checkpoint()
+            assert len(node.worker.internal_topics._creations) == 1
+        assert len(topics) == 100
+        assert len({id(topic) for topic in topics}) == 1
+        # The topic, three configs, one partition.
+        assert node.worker.image.end_offset == before + 5
+
+    simulated(scenario, offsets_topic_num_partitions=1)
+
+
+def test_all_that_wait_have_one_answer_when_no_controller_is_active() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.kill(2)
+        await cluster.kill(3)
+        worker = cluster.worker(1)
+        began, errors = cluster.world.now, list[KafkaError]()
+
+        async def one() -> None:
+            errors.append(await refusal(worker))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(one)
+        assert cluster.world.now - began <= CREATE_S + 0.1
+        assert {error.code for error in errors} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert "'__consumer_offsets' does not exist yet and was not created" in errors[0].message
+        await cluster.restart(2)
+        await cluster.restart(3)
+        for _ in range(10):  # until a controller is elected
+            with suppress(KafkaError):
+                await worker.internal_topics.ensure()
+        assert worker.image.topic(CONSUMER_OFFSETS) is not None
+
+    together(scenario)
+
+
+def test_a_cancelled_request_leaves_the_creation_to_one_that_waits() -> None:
+    async def scenario(node: Simulated) -> None:
+        topics: list[object] = []
+
+        async def other() -> None:
+            topics.append(await node.worker.internal_topics.ensure())
+
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(_cancel_first, scope)
+                nursery.start_soon(other)
+                await node.worker.internal_topics.ensure()
+        assert scope.cancelled_caught
+        assert topics == [node.worker.image.topic(CONSUMER_OFFSETS)]
+
+    simulated(scenario)
+
+
+async def _cancel_first(scope: trio.CancelScope) -> None:
+    scope.cancel()
+
+
+def test_a_used_up_quota_of_a_client_does_not_delay_the_topic() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await limited(node)
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", "c", "d"), 7)
+        assert answer.throttle_time_ms > 0
+        began = node.now
+        await node.worker.internal_topics.ensure()
+        assert node.now - began < 1
+
+    simulated(scenario)
+
+
+def test_refused_changes_of_internal_topics_take_no_tokens() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await limited(node)
+        await node.worker.internal_topics.ensure()
+        for _ in range(5):
+            answer = await client.call(ApiKey.CREATE_TOPICS, creation(CONSUMER_OFFSETS), 7)
+            assert answer.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+            answer = await client.call(ApiKey.CREATE_TOPICS, creation(TRANSACTION_STATE), 7)
+            assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            assert await client.delete(CONSUMER_OFFSETS) == ErrorCode.INVALID_REQUEST
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b"), 7)
+        assert [row.error_code for row in answer.topics] == [0, 0]
+
+    simulated(scenario)
+
+
+def test_a_cluster_of_an_earlier_version_creates_it_after_its_upgrade(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(node: Simulated) -> None:
+        monkeypatch.undo()
+        assert node.worker.image.features[METADATA_VERSION] == 1
+        error = await refusal(node.worker)
+        assert error.code is ErrorCode.UNSUPPORTED_VERSION
+        assert "mq-admin cluster upgrade metadata.version=2" in error.message
+        assert node.worker.image.topic(CONSUMER_OFFSETS) is None
+        updates = [FeatureUpdate(METADATA_VERSION, 2)]
+        await node.worker.controller_client.change(
+            UPDATE_FEATURES, UpdateFeatures(RequestContext(), updates), timeout_s=10.0
+        )
+        assert (await node.worker.internal_topics.ensure()).partitions
+
+    # A cluster that the earlier version founded.
+    others = [each for each in features.SUPPORTED_FEATURES if each.name != METADATA_VERSION]
+    earlier = (FeatureRange(METADATA_VERSION, 1, 1), *others)
+    monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
+    simulated(scenario)
+
+
+def test_health_warns_of_replicas_that_a_later_worker_could_have() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.kill(3)
+        await cluster.until(lambda: cluster.worker(1).image.workers[3].fenced)
+        await cluster.create_offsets_topic()
+        async with connect(f"node-1:{PORT}", timeout_s=60, runtime=cluster.runtime) as known:
+            admin = AdminClient(known)
+
+            async def warnings() -> list[str]:
+                return list((await admin.describe_cluster_health(await admin.topics())).warnings)
+
+            assert await warnings() == []
+            await cluster.restart(3)
+            await cluster.until(lambda: not cluster.worker(1).image.workers[3].fenced)
+            (warning,) = await warnings()
+            assert warning.startswith("4 partitions of __consumer_offsets have fewer replicas")
+            assert "3 live workers and offsets.topic.replication.factor=3" in warning
+
+    together(scenario, offsets_topic_num_partitions=4)

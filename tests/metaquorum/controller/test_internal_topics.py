@@ -1,0 +1,285 @@
+"""Internal topics: only workers have them created, and no change of a client can remove state."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from metaquorum.config.definition import Scope
+from metaquorum.controller.config_changes import (
+    ConfigChange,
+    ConfigOp,
+    ResourceChange,
+    change_configs,
+)
+from metaquorum.controller.controller_configs import ControllerConfigs
+from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, elect_leader
+from metaquorum.controller.internal_topics import CreateInternalTopic, create_internal_topic
+from metaquorum.controller.topics import (
+    NewPartitions,
+    NewTopic,
+    TopicDefaults,
+    TopicOutcome,
+    create_partitions,
+    create_topic,
+    delete_topic,
+    topic_records,
+)
+from metaquorum.controller.worker_registration import fence_workers
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.metadata.records import (
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    TopicRecord,
+)
+from metaquorum.metadata.replay import replay
+from tests.metaquorum.storage.histories import CLUSTER, history
+from wire.primitives.errors import ErrorCode as E
+from wire.primitives.errors import KafkaError
+
+SET, DELETE, APPEND, SUBTRACT = ConfigOp
+TOPIC_ID = bytes(range(16))
+# Workers 1 and 2 are live; worker 3 is registered and fenced.
+IMAGE, _ = replay(
+    MetadataImage.empty(CLUSTER),
+    history([("register", 1, 1), ("register", 2, 1), ("restart", 3, 1)]),
+)
+
+
+def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
+    return replay(image, records)[0]
+
+
+def with_topic(
+    name: str = CONSUMER_OFFSETS, replicas: tuple[int, ...] = (1, 2), **configs: str
+) -> MetadataImage:
+    """Return an image in which the topic exists, with configs written with _ for the dots."""
+    texts = {key.replace("_", "."): text for key, text in configs.items()}
+    return after(IMAGE, *topic_records(IMAGE, name, TOPIC_ID, texts, [replicas, replicas]))
+
+
+def asked(image: MetadataImage = IMAGE, **fields: object) -> CreateInternalTopic:
+    values: dict[str, object] = {
+        "worker_id": 1,
+        "broker_epoch": image.workers[1].broker_epoch,
+        "name": CONSUMER_OFFSETS,
+        "partitions": 50,
+        "most_replicas": 3,
+        "segment_bytes": 104_857_600,
+    }
+    return CreateInternalTopic(**(values | fields))  # type: ignore[arg-type]
+
+
+def created(image: MetadataImage = IMAGE, **fields: object) -> MetadataImage:
+    records = create_internal_topic(image, asked(image, **fields), Random(1)).all_records()
+    return after(image, *records)
+
+
+def partitions(image: MetadataImage) -> Sequence[PartitionImage]:
+    topic = image.topic(CONSUMER_OFFSETS)
+    assert topic is not None
+    return tuple(topic.partitions)
+
+
+# Creation
+
+
+def test_a_worker_has_the_topic_created_with_kafkas_configs() -> None:
+    image = created()
+    assert len(partitions(image)) == 50
+    assert image.topic_configs(CONSUMER_OFFSETS) == {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": "104857600",
+    }
+
+
+def test_each_live_worker_has_a_replica_and_no_fenced_one() -> None:
+    assert {frozenset(each.replicas) for each in partitions(created())} == {frozenset({1, 2})}
+    alone = after(IMAGE, *fence_workers(IMAGE, {2}).all_records())
+    assert {tuple(each.replicas) for each in partitions(created(alone))} == {(1,)}
+    assert {len(each.replicas) for each in partitions(created(most_replicas=1))} == {1}
+    assert {each.leader for each in partitions(created(most_replicas=1))} == {1, 2}
+
+
+def test_a_topic_that_exists_is_not_created_again() -> None:
+    image = created()
+    assert create_internal_topic(image, asked(image), Random(2)).all_records() == []
+    by_user = with_topic(cleanup_policy="delete")
+    assert create_internal_topic(by_user, asked(by_user), Random(2)).all_records() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"broker_epoch": 0}, E.STALE_BROKER_EPOCH, "registered with broker epoch"),
+        ({"worker_id": 9}, E.BROKER_ID_NOT_REGISTERED, "not registered"),
+        ({"name": "orders"}, E.INVALID_TOPIC_EXCEPTION, "do not create a topic named 'orders'"),
+        ({"name": TRANSACTION_STATE}, E.INVALID_TOPIC_EXCEPTION, "do not create"),
+        ({"partitions": 0}, E.INVALID_PARTITIONS, "1 to 10000"),
+        ({"partitions": 10_001}, E.INVALID_PARTITIONS, "1 to 10000"),
+        ({"segment_bytes": 1}, E.INVALID_CONFIG, "segment.bytes"),
+    ],
+)
+def test_a_request_that_no_worker_would_send_is_refused(
+    fields: dict[str, object], code: E, message: str
+) -> None:
+    with pytest.raises(KafkaError, match=message) as refused:
+        create_internal_topic(IMAGE, asked(**fields), Random(1))
+    assert refused.value.code is code
+
+
+def test_without_a_live_worker_the_topic_is_not_created() -> None:
+    image = after(IMAGE, *fence_workers(IMAGE, {1, 2}).all_records())
+    with pytest.raises(KafkaError, match="No worker is live") as refused:
+        created(image)
+    assert refused.value.code is E.INVALID_REPLICATION_FACTOR
+
+
+def test_a_cluster_of_the_first_level_is_told_how_to_raise_it() -> None:
+    image = after(IMAGE, FeatureLevelRecord("metadata.version", 1))
+    with pytest.raises(KafkaError) as refused:
+        created(image)
+    assert refused.value.code is E.UNSUPPORTED_VERSION
+    for words in (
+        "'__consumer_offsets' needs level 2 of metadata.version",
+        "the cluster runs at level 1",
+        "mq-admin cluster upgrade metadata.version=2",
+        "kafka-features.sh upgrade --feature metadata.version=2",
+    ):
+        assert words in refused.value.message
+
+
+def test_a_colliding_topic_of_an_earlier_version_is_named() -> None:
+    with pytest.raises(KafkaError, match=r"collides with existing topic '__consumer\.offsets'"):
+        created(with_topic("__consumer.offsets"))
+
+
+# Clients
+
+
+@pytest.mark.parametrize("name", [CONSUMER_OFFSETS, TRANSACTION_STATE])
+def test_clients_cannot_create_internal_topics(name: str) -> None:
+    for configs in ({}, {"cleanup.policy": "compact"}):
+        decision = create_topic(IMAGE, NewTopic(name, configs=configs), TopicDefaults(), Random(1))
+        assert decision.all_records() == []
+        assert decision.answer.code is E.INVALID_TOPIC_EXCEPTION
+        assert "a worker creates it on the first use" in str(decision.answer.message)
+
+
+def test_clients_cannot_create_what_an_internal_topic_would_collide_with() -> None:
+    decision = create_topic(IMAGE, NewTopic("__consumer.offsets"), TopicDefaults(), Random(1))
+    assert decision.all_records() == []
+    assert decision.answer.code is E.INVALID_TOPIC_EXCEPTION
+    assert "collides with internal topic: __consumer_offsets" in str(decision.answer.message)
+
+
+def test_clients_cannot_delete_internal_topics_by_name_or_id() -> None:
+    image = with_topic()
+    for name, topic_id in ((CONSUMER_OFFSETS, None), (None, TOPIC_ID)):
+        decision = delete_topic(image, name, topic_id)
+        assert decision.all_records() == []
+        outcome: TopicOutcome = decision.answer
+        assert (outcome.name, outcome.topic_id) == (name, topic_id)
+        assert outcome.code is E.INVALID_REQUEST
+        assert "consumer groups and cannot be deleted" in str(outcome.message)
+    missing = delete_topic(IMAGE, CONSUMER_OFFSETS, None).answer
+    assert missing.code is E.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_clients_cannot_add_partitions_to_internal_topics() -> None:
+    decision = create_partitions(with_topic(), NewPartitions(CONSUMER_OFFSETS, 3), Random(1))
+    assert decision.all_records() == []
+    assert decision.answer is not None
+    assert decision.answer.code is E.INVALID_REQUEST
+    assert "given more partitions" in str(decision.answer.message)
+
+
+def test_an_unclean_election_of_an_internal_topic_is_refused() -> None:
+    """Replicas 1 and 2, of which only 2 is live and only 1 in sync."""
+    for name, code in ((CONSUMER_OFFSETS, E.INVALID_REQUEST), ("orders", E.NONE)):
+        image = after(with_topic(name), PartitionRecord(TOPIC_ID, 0, (1, 2), (1,), -1, 1, 1))
+        image = after(image, *fence_workers(image, {1}).all_records())
+        decision = elect_leader(image, ElectionSpec(name, 0, ElectionType.UNCLEAN))
+        assert (E.NONE if decision.answer is None else decision.answer.code) is code
+        assert bool(decision.all_records()) == (code is E.NONE)
+
+
+def test_unclean_elections_are_never_enabled_for_internal_topics() -> None:
+    configs = ControllerConfigs(1, {"unclean.leader.election.enable": "true"})
+    image = with_topic(unclean_leader_election_enable="true")
+    assert not configs.may_be_unclean(image, CONSUMER_OFFSETS)
+    assert configs.may_be_unclean(image, "orders")
+
+
+COMPACTED, DELETED = with_topic(cleanup_policy="compact"), with_topic(cleanup_policy="delete")
+WITHOUT_OWN = with_topic()
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "op", "value", "is_allowed"),
+    [
+        (COMPACTED, "segment.bytes", SET, "1048576", True),
+        (COMPACTED, "min.insync.replicas", SET, "2", True),
+        (COMPACTED, "retention.ms", SET, "1", True),
+        (COMPACTED, "cleanup.policy", SET, "compact,delete", True),
+        (COMPACTED, "cleanup.policy", SET, "compact", True),
+        (COMPACTED, "cleanup.policy", APPEND, "delete", True),
+        (COMPACTED, "cleanup.policy", SET, "delete", False),
+        (COMPACTED, "cleanup.policy", SUBTRACT, "compact", False),
+        (COMPACTED, "cleanup.policy", DELETE, None, False),
+        (COMPACTED, "unclean.leader.election.enable", SET, "true", False),
+        (COMPACTED, "unclean.leader.election.enable", SET, "TRUE", False),
+        (COMPACTED, "unclean.leader.election.enable", SET, "false", True),
+        (COMPACTED, "unclean.leader.election.enable", DELETE, None, True),
+        # Created by a user of an earlier version.
+        (DELETED, "segment.bytes", SET, "1048576", True),
+        (DELETED, "cleanup.policy", SET, "compact", True),
+        (DELETED, "cleanup.policy", DELETE, None, False),
+        (WITHOUT_OWN, "segment.bytes", SET, "1048576", True),
+        (WITHOUT_OWN, "cleanup.policy", SET, "compact", True),
+        (WITHOUT_OWN, "cleanup.policy", SET, "delete", False),
+    ],
+)
+def test_config_changes_cannot_remove_state(
+    image: MetadataImage, name: str, op: ConfigOp, value: str | None, *, is_allowed: bool
+) -> None:
+    change = ResourceChange(Scope.TOPIC, CONSUMER_OFFSETS, [ConfigChange(name, op, value)])
+    error = change_configs(image, change).answer
+    assert (error is None) == is_allowed, error
+    if error is not None:
+        assert error.code is E.INVALID_REQUEST
+        assert "consumer groups" in str(error.message)
+
+
+def test_replacing_all_configs_cannot_drop_compaction() -> None:
+    lost = ResourceChange(
+        Scope.TOPIC, CONSUMER_OFFSETS, [ConfigChange("segment.bytes", SET, "1048576")], replace=True
+    )
+    error = change_configs(COMPACTED, lost).answer
+    assert error is not None
+    assert error.code is E.INVALID_REQUEST
+    kept = ResourceChange(
+        Scope.TOPIC,
+        CONSUMER_OFFSETS,
+        [ConfigChange("cleanup.policy", SET, "compact")],
+        replace=True,
+    )
+    assert change_configs(COMPACTED, kept).answer is None
+
+
+def test_other_topics_are_not_protected() -> None:
+    image = with_topic("orders", cleanup_policy="compact")
+    change = ResourceChange(Scope.TOPIC, "orders", [ConfigChange("cleanup.policy", SET, "delete")])
+    assert change_configs(image, change).all_records() == [
+        ConfigRecord(int(Scope.TOPIC), "orders", "cleanup.policy", "delete")
+    ]
+    assert isinstance(
+        create_topic(IMAGE, NewTopic("consumer_offsets"), TopicDefaults(), Random(1)).all_records()[
+            0
+        ],
+        TopicRecord,
+    )
