@@ -41,6 +41,7 @@ from metaquorum.channel import Endpoint as ChannelEndpoint
 from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint
 from metaquorum.rpc.controller_client import ControllerClient
@@ -118,6 +119,7 @@ class WorkerRole:
             self._loader.register(partitions)
             self._loader.register(partitions.replication)
             self._loader.register(self.session)
+            self._loader.register(self)
             async with trio.open_nursery() as writing:
                 writing.start_soon(partitions.replication.run)
                 writing.start_soon(self._loader.run)
@@ -131,6 +133,11 @@ class WorkerRole:
                 upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch
             )
             nursery.cancel_scope.cancel()
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Let the coordinators follow the partitions that this worker leads."""
+        if self.worker is not None:
+            await self.worker.groups.publish(delta, image)
 
     async def _open_logs(self, configs: WorkerConfigs) -> ReplicaManager:
         runtime, loader = self._runtime, self._loader
@@ -217,6 +224,7 @@ class WorkerRole:
             serving.start_soon(worker.timers.run)
             serving.start_soon(worker.isr_manager.context.wakes.run)
             serving.start_soon(worker.leadership_check.run)
+            serving.start_soon(worker.groups.run)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
             await stop.wait()

@@ -177,6 +177,10 @@ class CoordinatorRuntime(Generic[S]):
             if led.state is State.ACTIVE and led.is_current
         }
 
+    @property
+    def is_loading(self) -> bool:
+        return any(led.state is State.LOADING and led.is_current for led in self._led.values())
+
     # Operations
 
     def shard(self, index: int) -> S:
@@ -206,7 +210,7 @@ class CoordinatorRuntime(Generic[S]):
     def call(
         self,
         index: int,
-        operation: Callable[[S], T | Write[T] | None],
+        operation: Callable[[S], T | Write[T | None] | None],
         done: Callable[[T], object],
         failed: Callable[[ErrorCode], object],
     ) -> None:
@@ -232,19 +236,19 @@ class CoordinatorRuntime(Generic[S]):
     def _write(
         self,
         led: _Led[S],
-        outcome: Write[T],
+        outcome: Write[T | None],
         done: Callable[[T], object],
         failed: Callable[[ErrorCode], object],
     ) -> None:
-        has_answer = outcome.answer is not None
+        answer = outcome.answer
 
         def fail(code: ErrorCode) -> None:
             if outcome.on_failed is not None:
                 outcome.on_failed(code)
-            if has_answer:
+            if answer is not None:
                 failed(code)
 
-        committed = partial(done, outcome.answer) if has_answer else None
+        committed = None if answer is None else partial(done, answer)
         self._append(led, outcome.records, committed, fail)
 
     def _append(

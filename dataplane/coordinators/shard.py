@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
 class CoordinatorRecord(NamedTuple):

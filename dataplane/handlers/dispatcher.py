@@ -22,7 +22,6 @@ from dataplane.handlers import (
     configs,
     elections,
     fetch,
-    groups,
     log_dirs,
     metadata,
     offsets,
@@ -34,6 +33,9 @@ from dataplane.handlers import (
     replicas,
     topics,
 )
+from dataplane.handlers.groups import admin as group_admin
+from dataplane.handlers.groups import coordinators, members
+from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
 from dataplane.handlers.security import acls, sasl, scram
 from dataplane.network.client import Client
@@ -65,8 +67,15 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.FETCH: fetch.handle_fetch,
     ApiKey.LIST_OFFSETS: offsets.handle_list_offsets,
     ApiKey.METADATA: metadata.handle_metadata,
-    ApiKey.OFFSET_FETCH: groups.handle_offset_fetch,
-    ApiKey.FIND_COORDINATOR: cluster.handle_find_coordinator,
+    ApiKey.OFFSET_COMMIT: group_offsets.handle_offset_commit,
+    ApiKey.OFFSET_FETCH: group_offsets.handle_offset_fetch,
+    ApiKey.FIND_COORDINATOR: coordinators.handle_find_coordinator,
+    ApiKey.JOIN_GROUP: members.handle_join_group,
+    ApiKey.HEARTBEAT: members.handle_heartbeat,
+    ApiKey.LEAVE_GROUP: members.handle_leave_group,
+    ApiKey.SYNC_GROUP: members.handle_sync_group,
+    ApiKey.DESCRIBE_GROUPS: group_admin.handle_describe_groups,
+    ApiKey.LIST_GROUPS: group_admin.handle_list_groups,
     ApiKey.SASL_HANDSHAKE: sasl.handle_sasl_handshake,
     ApiKey.SASL_AUTHENTICATE: sasl.handle_sasl_authenticate,
     ApiKey.API_VERSIONS: api_versions.handle_api_versions,
@@ -83,6 +92,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
     ApiKey.DELETE_RECORDS: records.handle_delete_records,
     ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
+    ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
+    ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,
     ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
     ApiKey.CREATE_ACLS: acls.handle_create_acls,
     ApiKey.DELETE_ACLS: acls.handle_delete_acls,

@@ -196,8 +196,7 @@ class ClientConnection:
     def _close(self) -> None:
         self._pipeline.close()
         self._sender.close()
-        if self.client.quota.mute is not None:
-            self.client.quota.mute.end()
+        self.client.quota.end_mute()
         self._meter.end(self.client)
         self._release_memory()
         self._frames.close()
@@ -396,8 +395,7 @@ class ClientConnection:
                         await trio.sleep_forever()
         finally:
             pipeline.waits_for = Wait.RESPONSE
-            self.client.quota.mute = None
-            mute.end()
+            self.client.quota.end_mute()
 
     def _look_for_end(self) -> bool:
         """Buffer received bytes without handling them.

@@ -1,6 +1,9 @@
 """Quota state of the client of one connection. Plain state; the comments name its owners."""
 
+from math import inf
 from typing import Protocol
+
+import trio
 
 from dataplane.quotas.muting import ClientName, Mute
 
@@ -20,12 +23,14 @@ class ClientQuotaState:
         "name",
         "uncounted_bytes",
         "unmetered",
+        "unmuted_at",
     )
 
     def __init__(self) -> None:
         self.name: ClientName | None = None  # name in the last request
         # Set with a response: the connection handles no further request until the mute ends.
         self.mute: Mute | None = None
+        self.unmuted_at = -inf  # time of trio at which the last mute ended
         # CpuMeter: CPU time is charged up to `cpu_from_s`; `cpu_owed_s` is uncharged time of slices
         # that have ended.
         self.cpu_from_s = self.cpu_owed_s = 0.0
@@ -36,6 +41,18 @@ class ClientQuotaState:
         self.credit = self.granted = 0
         self.uncounted_bytes = self.granted_bytes = 0
         self.counted_at = 0.0
+
+    def muted_s(self) -> float:
+        """Return the seconds until the mute ends; negative since it ended, -inf without one."""
+        if self.mute is not None:
+            return self.mute.left_s
+        return self.unmuted_at - trio.current_time()
+
+    def end_mute(self) -> None:
+        """End the mute, if there is one: requests of the connection are handled again."""
+        if self.mute is not None:
+            self.mute.end()
+            self.mute, self.unmuted_at = None, trio.current_time()
 
 
 class QuotaClient(Protocol):

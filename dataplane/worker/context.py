@@ -2,10 +2,12 @@
 
 import logging
 from typing import NamedTuple
+from uuid import UUID
 
 import trio
 
 from dataplane.config.worker import WorkerConfigs
+from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -98,6 +100,15 @@ class Worker:
         )
         self.cleaner = CleanerStatistics()
         self.pending_deletes = PendingDeletes(runtime.clock)
+        random = runtime.random
+        group_configs = CoordinatorConfigs()
+        configs.call(group_configs.update)
+        self.groups = GroupCoordinator(
+            self,
+            partitions,
+            group_configs,
+            lambda: str(UUID(int=random.getrandbits(128), version=4)),
+        )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
@@ -121,8 +132,9 @@ class Worker:
         return self.loader.visible
 
     def stop_waiting(self) -> None:
-        """Answer all long polls now; later requests do not wait."""
+        """Answer all requests that wait for others now; later requests do not wait."""
         self.stopping = True
+        self.groups.close()
         self.long_polls.close()
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None:

@@ -11,3 +11,8 @@ def needs_level(image: MetadataImage, level: int, what: str = "this request") ->
     `what`: what needs the level. The message names both levels and the command that raises it.
     """
     check_level(image, METADATA_VERSION, level, what)
+
+
+def has_level(image: MetadataImage, level: int) -> bool:
+    """Return whether the cluster runs at this metadata.version or a higher one."""
+    return image.features.get(METADATA_VERSION, 0) >= level

@@ -42,7 +42,7 @@ GROUP_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         268_435_456,
         Range(1 << 20),
         "Maximum memory for the members, subscriptions and assignments of all groups that a worker"
-        " coordinates. One client can use at most half of it.",
+        " coordinates. The clients of one host can use at most half of it.",
     ),
     worker_config(
         "offset.metadata.max.bytes",

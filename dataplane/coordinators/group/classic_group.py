@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.coordinators.group.members import (
     GroupMember,
@@ -66,7 +66,9 @@ from wire.primitives.errors import ErrorCode
 CONSUMER: Final = "consumer"
 # Shortest time for which absent static members are awaited again: clients choose the timeout.
 LEAST_WAIT_S: Final = 1.0
-MutedUntil: TypeAlias = Callable[[], float]
+# Memory of an id that was given to a new member.
+PENDING_BYTES: Final = 600
+MutedFor: TypeAlias = Callable[[], float]
 
 
 class GroupState(Enum):
@@ -98,6 +100,13 @@ class GroupLimits:
     max_pending: int = 1000
 
 
+class PendingMember(NamedTuple):
+    """A new member that has been given an id, until `ends`."""
+
+    client_host: str
+    ends: Timeout
+
+
 class ClassicGroup:
     """One group. `write` takes records that no request waits for."""
 
@@ -117,9 +126,9 @@ class ClassicGroup:
         self.generation = 0
         self.protocol: str | None = None
         self.members = GroupMembers(memory)
-        self.pending: dict[
-            str, Timeout
-        ] = {}  # ids given to new members that have not joined with them
+        self._memory = memory
+        # Ids given to new members that have not joined with them.
+        self.pending: dict[str, PendingMember] = {}
         self.state_timestamp_ms = -1
         self.history = RebalanceHistory()
         self._timeouts = timeouts
@@ -151,7 +160,7 @@ class ClassicGroup:
         request: JoinRequest,
         new_id: Callable[[], str],
         callback: JoinCallback,
-        muted_until: MutedUntil = never_muted,
+        muted_s: MutedFor = never_muted,
     ) -> JoinAnswer | Persist | None:
         """Add a member, or let it take part in the next generation.
 
@@ -166,17 +175,17 @@ class ClassicGroup:
         if not self.members.supports(request):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
-            return self._join_new(now, request, new_id(), callback, muted_until)
+            return self._join_new(now, request, new_id(), callback, muted_s)
         if request.member_id in self.pending:
             if request.instance_id is not None:
                 return _refused(ErrorCode.UNKNOWN_MEMBER_ID, request)
-            self._add(now, request, request.member_id, callback, muted_until)
+            self._add(now, request, request.member_id, callback, muted_s)
             return None
         code = self.members.check(request.member_id, request.instance_id)
         if code is not NO_ERROR:
             return _refused(code, request)
         member = self.members.by_id[request.member_id]
-        member.muted_until = muted_until
+        member.muted_s = muted_s
         return self._join_again(now, member, request, callback)
 
     def _has_room_for(self, member_id: str) -> bool:
@@ -194,19 +203,21 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_until: MutedUntil,
+        muted_s: MutedFor,
     ) -> JoinAnswer | Persist | None:
         if request.instance_id is not None:
             if request.instance_id in self.members.static_ids:
-                return self._replace(now, request, member_id, callback, muted_until)
+                return self._replace(now, request, member_id, callback, muted_s)
         elif request.needs_member_id:
             if len(self.pending) >= self.limits.max_pending:
                 return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
-            self.pending[member_id] = self._timeouts.at(
+            ends = self._timeouts.at(
                 now + request.session_timeout_ms / 1000, partial(self._pending_ended, member_id)
             )
+            self.pending[member_id] = PendingMember(request.client_host, ends)
+            self._memory.use(request.client_host, PENDING_BYTES)
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id)
-        self._add(now, request, member_id, callback, muted_until)
+        self._add(now, request, member_id, callback, muted_s)
         return None
 
     def _add(
@@ -215,14 +226,13 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_until: MutedUntil,
+        muted_s: MutedFor,
     ) -> None:
         member = GroupMember(member_id, request)
-        member.muted_until = muted_until
+        member.muted_s = muted_s
         if self.state is GroupState.PREPARING_REBALANCE and self._is_first:
             self._has_new_members = True
-        if (pending := self.pending.pop(member_id, None)) is not None:
-            pending.cancel()
+        self._forget_pending(member_id)
         self.members.add(member, request.protocol_type)
         self._hear(now, member)
         self.members.wait_join(member, callback)
@@ -255,7 +265,7 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_until: MutedUntil,
+        muted_s: MutedFor,
     ) -> JoinAnswer | Persist | None:
         """Let another process take the place of a static member (KIP-345)."""
         assert request.instance_id is not None
@@ -265,7 +275,7 @@ class ClassicGroup:
             session.cancel()
         self._unsynced.discard(self.members.static_ids[request.instance_id])
         member = self.members.replace(request.instance_id, member_id)
-        member.muted_until = muted_until
+        member.muted_s = muted_s
         self._hear(now, member)
         self.members.update(member, request)
         is_stable = self.state is GroupState.STABLE
@@ -489,12 +499,18 @@ class ClassicGroup:
         return code
 
     def heartbeat(
-        self, now: float, member_id: str, instance_id: str | None, generation: int
+        self,
+        now: float,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        muted_s: MutedFor = never_muted,
     ) -> ErrorCode:
         code = self.check(member_id, instance_id, generation)
         if code is not NO_ERROR:
             return code
-        self.members.by_id[member_id].heard_at = now
+        member = self.members.by_id[member_id]
+        member.heard_at, member.muted_s = now, muted_s
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR
@@ -510,13 +526,13 @@ class ClassicGroup:
         member.heard_at = now
         if member.member_id not in self._sessions:
             self._sessions[member.member_id] = self._timeouts.at(
-                member.session_ends_at, partial(self._session_ended, member.member_id)
+                member.session_ends_at(now), partial(self._session_ended, member.member_id)
             )
 
     def _session_ended(self, member_id: str, now: float) -> None:
         del self._sessions[member_id]
         member = self.members.by_id[member_id]
-        ends_at = member.session_ends_at
+        ends_at = member.session_ends_at(now)
         if member.is_waiting:
             ends_at = now + member.session_timeout_ms / 1000
         if ends_at > now:
@@ -527,9 +543,15 @@ class ClassicGroup:
         self._remove(now, member_id, "a member's session has timed out")
 
     def _pending_ended(self, member_id: str, now: float) -> None:
-        del self.pending[member_id]
+        self._forget_pending(member_id)
         if self.state is GroupState.PREPARING_REBALANCE and not self._is_first:
             self._complete_if_all_joined(now)
+
+    def _forget_pending(self, member_id: str) -> None:
+        pending = self.pending.pop(member_id, None)
+        if pending is not None:
+            pending.ends.cancel()
+            self._memory.use(pending.client_host, -PENDING_BYTES)
 
     def leave(self, now: float, members: Iterable[LeavingMember]) -> list[ErrorCode]:
         """Remove members by their ids, or by their instance ids alone; rebalance once."""
@@ -554,7 +576,6 @@ class ClassicGroup:
         elif member_id in self.pending:
             if leaving.instance_id is not None:
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
-            self.pending[member_id].cancel()
             self._pending_ended(member_id, now)
             return NO_ERROR, None
         code = self.members.check(member_id, leaving.instance_id)
@@ -620,10 +641,11 @@ class ClassicGroup:
         self.state = GroupState.DEAD
         if self._phase is not None:
             self._phase.cancel()
-        for timeout in (*self._sessions.values(), *self.pending.values()):
+        for timeout in self._sessions.values():
             timeout.cancel()
         self._sessions.clear()
-        self.pending.clear()
+        for member_id in list(self.pending):
+            self._forget_pending(member_id)
         for member in self.members:
             self.members.refuse(member, code)
         self.members.clear()

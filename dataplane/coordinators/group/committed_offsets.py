@@ -172,6 +172,11 @@ class CommittedOffsets:
         value = self._groups.get(group, {}).get(topic, {}).get(partition)
         return None if value is None else _of_topic(value, topic_id)
 
+    def places(self, group: str) -> list[tuple[str, list[int]]]:
+        """Return the topics and partitions with a committed offset of the group."""
+        topics = self._groups.get(group, {})
+        return [(topic, list(partitions)) for topic, partitions in topics.items()]
+
     def fetch_group(self, group: str, topic_id_of: TopicIdOf) -> dict[str, dict[int, OffsetValue]]:
         """Return all committed offsets of the group, by topic and partition.
 

@@ -18,8 +18,12 @@ from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.features import check_level
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
@@ -41,14 +45,29 @@ class CoordinatorParts(RuntimeParts, Protocol):
 
 
 class CoordinatorConfigs:
-    """Configs in force; `groups` is shared by all shards, and changed in place."""
+    """Configs in force, changed in place; `groups` is shared by all shards."""
 
-    def __init__(self, groups: GroupConfigs, memory_bytes: int) -> None:
-        self.groups = groups
-        self.memory_bytes = memory_bytes
+    def __init__(self) -> None:
+        """Create the configs with Kafka's defaults."""
+        self.groups = GroupConfigs()
+        self.memory_bytes = 256 << 20
         self.retention_check_s = 600.0
         self.commit_timeout_s = 5.0
         self.load_bytes = 5 << 20
+
+    def update(self, configs: Configs) -> None:
+        """Take the values of the worker's configs."""
+        groups, integer = self.groups, configs.integer
+        groups.limits.initial_rebalance_delay_s = integer("group.initial.rebalance.delay.ms") / 1000
+        groups.limits.max_size = integer("group.max.size")
+        groups.min_session_timeout_ms = integer("group.min.session.timeout.ms")
+        groups.max_session_timeout_ms = integer("group.max.session.timeout.ms")
+        groups.offsets_retention_ms = integer("offsets.retention.minutes") * 60_000
+        groups.offset_metadata_max_bytes = integer("offset.metadata.max.bytes")
+        self.memory_bytes = integer("group.memory.max.bytes")
+        self.retention_check_s = integer("offsets.retention.check.interval.ms") / 1000
+        self.commit_timeout_s = integer("offsets.commit.timeout.ms") / 1000
+        self.load_bytes = integer("offsets.load.buffer.size")
 
 
 class GroupCoordinator:
@@ -63,9 +82,11 @@ class GroupCoordinator:
     ) -> None:
         """Create the coordinator; `new_id` returns the random part of a member id."""
         self.configs = configs
-        self.memory = GroupMemory(configs.memory_bytes)
+        self.memory = GroupMemory(lambda: configs.memory_bytes)
         self._parts = parts
         self._new_id = new_id
+        self._image: MetadataImage | None = None  # with `_count` partitions of the topic
+        self._count = 0
         # Shards that may have offsets of deleted topics.
         self._unchecked: dict[GroupShard, None] = {}
         self._has_unchecked = trio.Event()
@@ -96,19 +117,22 @@ class GroupCoordinator:
     def partition_of(self, group_id: str) -> int:
         """Return the partition of a group.
 
-        Raises KafkaError (INVALID_GROUP_ID, COORDINATOR_NOT_AVAILABLE before the topic exists).
+        Raises KafkaError: INVALID_GROUP_ID, UNSUPPORTED_VERSION if the cluster's metadata.version
+        is too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
         if len(group_id) * 4 > MAX_GROUP_ID_BYTES and len(group_id.encode()) > MAX_GROUP_ID_BYTES:
             raise KafkaError(
                 ErrorCode.INVALID_GROUP_ID,
                 f"the group id has more than {MAX_GROUP_ID_BYTES} bytes",
             )
-        topic = self._parts.image.topic(CONSUMER_OFFSETS)
-        if topic is None:
-            raise KafkaError(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS} does not exist yet"
-            )
-        return partition_of(group_id, len(topic.partitions))
+        image = self._parts.image
+        if image is not self._image:
+            self._count, self._image = _partition_count(image), image
+        return partition_of(group_id, self._count)
+
+    def new_member_id(self, name: str) -> str:
+        """Return a member id never used before; `name`: the client id or the instance id."""
+        return f"{name}-{self._new_id()}"
 
     def shard(self, group_id: str) -> GroupShard:
         """Return the shard of a group. Raises KafkaError unless this worker coordinates it."""
@@ -117,7 +141,7 @@ class GroupCoordinator:
     def call(
         self,
         group_id: str,
-        operation: Callable[[GroupShard], T | Write[T] | None],
+        operation: Callable[[GroupShard], T | Write[T | None] | None],
         done: Callable[[T], object],
         failed: Callable[[ErrorCode], object],
     ) -> None:
@@ -129,6 +153,11 @@ class GroupCoordinator:
         """Active shards, by partition."""
         return self.runtime.active
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a partition that this worker leads is still loading."""
+        return self.runtime.is_loading
+
     # Background
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -138,6 +167,7 @@ class GroupCoordinator:
             self._check(self.shards.values())
 
     async def run(self) -> None:
+        self.runtime.look()  # at what was assigned before
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.runtime.run)
             nursery.start_soon(self._keep_expiring)
@@ -183,3 +213,13 @@ class GroupCoordinator:
             if self.runtime.active.get(shard.index) is not shard:
                 return
             self.runtime.write(shard.index, operation(shard, group_id))
+
+
+def _partition_count(image: MetadataImage) -> int:
+    check_level(image, METADATA_VERSION, GROUPS_LEVEL, "a consumer group")
+    topic = image.topic(CONSUMER_OFFSETS)
+    if topic is None:
+        raise KafkaError(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS} does not exist yet"
+        )
+    return len(topic.partitions)

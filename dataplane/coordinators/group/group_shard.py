@@ -25,7 +25,7 @@ from dataplane.coordinators.group.classic_group import (
     ClassicGroup,
     GroupLimits,
     GroupState,
-    MutedUntil,
+    MutedFor,
     Persist,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
@@ -121,6 +121,7 @@ class GroupShard:
         self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # records with a known key and a malformed value
         self._memory = memory
+        self._hosts: dict[str, str] = {}  # by group: the client that created it
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._keys = KeyDecoder()
@@ -137,7 +138,7 @@ class GroupShard:
         now: float,
         request: JoinRequest,
         callback: JoinCallback,
-        muted_until: MutedUntil = never_muted,
+        muted_s: MutedFor = never_muted,
     ) -> JoinAnswer | Write[JoinAnswer | None] | None:
         """Add a member to the group, which is created if its id is new."""
         configs = self.configs
@@ -149,17 +150,16 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._memory.has_room(_size_of(request)):
+        if not self._memory.has_room(request.client_host, _size_of(request)):
             return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
         if group is None:
-            group = self._create(request.group_id)
-        answer = group.join(
-            now, request, partial(self._new_member_id, request), callback, muted_until
-        )
+            group = self._create(request.group_id, request.client_host)
+        answer = group.join(now, request, partial(self._new_member_id, request), callback, muted_s)
         return self._written(group, answer)
 
     def _new_member_id(self, request: JoinRequest) -> str:
-        return f"{request.instance_id or request.client_id}-{self._new_id()}"
+        drawn = request.new_member_id
+        return drawn or f"{request.instance_id or request.client_id}-{self._new_id()}"
 
     def sync(
         self, now: float, request: SyncRequest, callback: SyncCallback
@@ -168,7 +168,9 @@ class GroupShard:
         if group is None:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
         assigned_bytes = sum(map(len, request.assignments.values()))
-        if not self._memory.has_room(assigned_bytes):
+        leader = group.members.by_id.get(request.member_id)
+        host = "" if leader is None else leader.client_host
+        if not self._memory.has_room(host, assigned_bytes):
             return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
@@ -177,12 +179,18 @@ class GroupShard:
         return self._with_outbox(answer)
 
     def heartbeat(
-        self, now: float, group_id: str, member_id: str, instance_id: str | None, generation: int
+        self,
+        now: float,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        muted_s: MutedFor = never_muted,
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation)
+        return group.heartbeat(now, member_id, instance_id, generation, muted_s)
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
@@ -365,7 +373,7 @@ class GroupShard:
             group.close(ErrorCode.NOT_COORDINATOR)
             self._forget(group)
 
-    def _create(self, group_id: str) -> ClassicGroup:
+    def _create(self, group_id: str, host: str = "") -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(
             group_id,
             self.configs.limits,
@@ -374,12 +382,13 @@ class GroupShard:
             self._wall_ms,
             partial(self._write, group_id),
         )
-        self._memory.used_bytes += GROUP_BYTES
+        self._hosts[group_id] = host
+        self._memory.use(host, GROUP_BYTES)
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        self._memory.used_bytes -= GROUP_BYTES
+        self._memory.use(self._hosts.pop(group.group_id), -GROUP_BYTES)
 
     def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))

@@ -41,7 +41,7 @@ class GroupMember:
         "is_new",
         "join",
         "member_id",
-        "muted_until",
+        "muted_s",
         "protocols",
         "rebalance_timeout_ms",
         "session_timeout_ms",
@@ -61,8 +61,8 @@ class GroupMember:
         self.join: JoinCallback | None = None
         self.sync: SyncCallback | None = None
         self.heard_at = NEVER
-        # Returns the monotonic seconds until which a quota mutes, or muted, the connection.
-        self.muted_until: Callable[[], float] = never_muted
+        # Returns for how many seconds a quota mutes the connection: negative since it did.
+        self.muted_s: Callable[[], float] = never_muted
 
     @classmethod
     def restored(
@@ -94,13 +94,12 @@ class GroupMember:
     def is_waiting(self) -> bool:
         return self.join is not None or self.sync is not None
 
-    @property
-    def session_ends_at(self) -> float:
+    def session_ends_at(self, now: float) -> float:
         """Monotonic seconds at which the session ends, unless the member sends a request before.
 
         No request of a muted connection is handled, so that time does not count.
         """
-        return max(self.heard_at, self.muted_until()) + self.session_timeout_ms / 1000
+        return max(self.heard_at, now + self.muted_s()) + self.session_timeout_ms / 1000
 
     @property
     def size_bytes(self) -> int:
@@ -133,14 +132,28 @@ class GroupMember:
 
 
 class GroupMemory:
-    """Memory of all groups of one worker."""
+    """Memory of all groups of one worker, of which the clients of one host get at most half."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: Callable[[], int]) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._by_host: dict[str, int] = {}
 
-    def has_room(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self.limit_bytes
+    def has_room(self, host: str, size_bytes: int) -> bool:
+        most = self.limit_bytes()
+        return (
+            self.used_bytes + size_bytes <= most
+            and self._by_host.get(host, 0) + size_bytes <= most // 2
+        )
+
+    def use(self, host: str, size_bytes: int) -> None:
+        """Count memory that the client's host uses; negative if it is freed."""
+        self.used_bytes += size_bytes
+        left = self._by_host.get(host, 0) + size_bytes
+        if left:
+            self._by_host[host] = left
+        else:
+            self._by_host.pop(host, None)
 
 
 class GroupMembers:
@@ -152,7 +165,6 @@ class GroupMembers:
         self.static_ids: dict[str, str] = {}  # member ids by instance id
         self.protocol_type: str | None = None
         self.leader: str | None = None
-        self.size_bytes = 0
         self.joined_count = 0  # members whose JoinGroup waits
         self._supported: Counter[str] = Counter()  # members by protocol name
 
@@ -276,7 +288,7 @@ class GroupMembers:
         self._count(member, 1)
 
     def assign(self, member: GroupMember, assignment: bytes) -> None:
-        self._use(len(assignment) - len(member.assignment))
+        self._use(member, len(assignment) - len(member.assignment))
         member.assignment = assignment
 
     def elect_leader(self) -> bool:
@@ -291,19 +303,19 @@ class GroupMembers:
         return True
 
     def _count(self, member: GroupMember, by: int) -> None:
-        self._use(by * member.size_bytes)
+        self._use(member, by * member.size_bytes)
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by
             if not self._supported[name]:
                 del self._supported[name]
 
-    def _use(self, size_bytes: int) -> None:
-        self.size_bytes += size_bytes
-        self._memory.used_bytes += size_bytes
+    def _use(self, member: GroupMember, size_bytes: int) -> None:
+        self._memory.use(member.client_host, size_bytes)
 
     def clear(self) -> None:
         """Free the memory of all members, which must have no waiting requests."""
-        self._use(-self.size_bytes)
+        for member in self.by_id.values():
+            self._use(member, -member.size_bytes)
         self.by_id.clear()
         self.static_ids.clear()
         self._supported.clear()

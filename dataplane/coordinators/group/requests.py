@@ -32,6 +32,8 @@ class JoinRequest:
     protocol_type: str
     protocols: tuple[Protocol, ...]
     reason: str = ""
+    # Id of the member if it is new, never used before; the shard draws one if it is empty.
+    new_member_id: str = ""
     # Whether a new member only receives its id, with which it joins again (KIP-394).
     needs_member_id: bool = True
     # Whether the answer to a static leader may be to keep the assignment (KIP-814).

@@ -18,14 +18,7 @@ from wire.messages.create_topics import (
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.describe_cluster import DescribeClusterRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
-)
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import ZERO_UUID
 from wire.protocol.apis import APIS, ApiKey
@@ -305,82 +298,6 @@ async def test_the_cluster_is_described(tmp_path: Path) -> None:
             asked = DescribeClusterRequest(endpoint_type=kind)
             answer = await client.call(ApiKey.DESCRIBE_CLUSTER, asked)
             assert answer.error_code != 0
-
-
-@in_trio
-async def test_coordinators_are_asked_for_in_every_version(tmp_path: Path) -> None:
-    """The response to each key is final for the clients that use the version."""
-
-    def expected(kind: int, version: int) -> ErrorCode:
-        if kind not in (0, 1, 2):
-            return ErrorCode.INVALID_REQUEST
-        if kind == 0 and version >= 2:
-            return ErrorCode.NONE
-        if kind == 1 and version == 2:  # librdkafka's
-            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return ErrorCode.UNSUPPORTED_VERSION
-
-    async with serving(tmp_path) as served:
-        client = await served.connect()
-        api = APIS[ApiKey.FIND_COORDINATOR]
-        for version in range(api.min_version, api.max_version + 1):
-            for kind in (0, 1, 2, 77, -128) if version else (0,):
-                asked = FindCoordinatorRequest(
-                    key="g" if version < 4 else "",
-                    key_type=kind,
-                    coordinator_keys=["g", "h"] if version >= 4 else [],
-                )
-                answer = await client.call(ApiKey.FIND_COORDINATOR, asked, version)
-                rows = answer.coordinators if version >= 4 else [answer]
-                assert len(rows) == (2 if version >= 4 else 1)
-                code = expected(kind, version)
-                assert {row.error_code for row in rows} == {code}
-                at = {(row.node_id, row.host, row.port) for row in rows}
-                is_here = at == {(1, *served.node.address)}
-                assert is_here if code is ErrorCode.NONE else at == {(-1, "", -1)}
-                reasons = {getattr(row, "error_message", None) for row in rows}
-                if version and code and kind in (0, 1, 2):
-                    assert "this version of metaquorum has no" in str(reasons)
-
-
-@in_trio
-async def test_no_group_has_committed_anything(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        client = await served.connect()
-        (made,) = await create(
-            client, CreatableTopic(name="t", num_partitions=2, replication_factor=1)
-        )
-        topic_id = made.topic_id
-        api = APIS[ApiKey.OFFSET_FETCH]
-        for version in range(api.min_version, api.max_version + 1):
-            if version < 8:
-                topic = OffsetFetchRequestTopic(name="t", partition_indexes=[1, 0])
-                asked = OffsetFetchRequest(group_id="g", topics=[topic])
-                answer = await client.call(ApiKey.OFFSET_FETCH, asked, version)
-                topics = answer.topics
-            else:
-                rows = OffsetFetchRequestTopics(
-                    name="t" if version < 10 else "",
-                    topic_id=topic_id if version >= 10 else ZERO_UUID,
-                    partition_indexes=[1, 0],
-                )
-                of_group = OffsetFetchRequestGroup(group_id="g", topics=[rows])
-                asked = OffsetFetchRequest(groups=[of_group, OffsetFetchRequestGroup(topics=None)])
-                answer = await client.call(ApiKey.OFFSET_FETCH, asked, version)
-                assert [group.group_id for group in answer.groups] == ["g", ""]
-                assert answer.groups[1].topics == []
-                topics = answer.groups[0].topics
-            found = [
-                (row.partition_index, row.committed_offset, row.error_code)
-                for topic in topics
-                for row in topic.partitions
-            ]
-            assert found == [(1, -1, 0), (0, -1, 0)]
-        unknown = OffsetFetchRequestTopics(topic_id=bytes(15) + b"x", partition_indexes=[0])
-        asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=[unknown])])
-        answer = await client.call(ApiKey.OFFSET_FETCH, asked, 10)
-        (row,) = answer.groups[0].topics[0].partitions
-        assert row.error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
 @in_trio

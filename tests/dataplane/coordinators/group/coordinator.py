@@ -51,7 +51,7 @@ class Coordinator:
         self.now = 100.0
         self.topic_ids: dict[str, bytes] = {"t": TOPIC_ID}
         self._ids = count(1)
-        self.memory = GroupMemory(1 << 20)
+        self.memory = GroupMemory(lambda: 1 << 20)
         self.shard = self._new_shard()
         self.shard.loaded(self.now, self.now_ms)
 
@@ -111,7 +111,7 @@ class Coordinator:
         """Let another worker load the shard; what is not committed is lost."""
         self.shard.unload()
         self.uncommitted.clear()
-        self.memory = GroupMemory(1 << 20)
+        self.memory = GroupMemory(lambda: 1 << 20)
         self.shard = self._new_shard()
         for record in self.log:
             self.shard.replay(CoordinatorRecord(record.key, record.value), self.now)

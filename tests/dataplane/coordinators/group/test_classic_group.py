@@ -171,7 +171,7 @@ def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
 def test_a_muted_member_keeps_its_session() -> None:
     coordinator = Coordinator()
     (member,) = coordinator.stable(session_s=10)
-    coordinator.group.members.by_id[member.member_id].muted_until = lambda: 200.0
+    coordinator.group.members.by_id[member.member_id].muted_s = lambda: 200.0 - coordinator.now
     coordinator.wait(205 - coordinator.now)
     assert coordinator.state == "Stable"
     coordinator.wait(6)

@@ -12,7 +12,7 @@ from dataplane.coordinators.group.group_coordinator import (
     CoordinatorConfigs,
     GroupCoordinator,
 )
-from dataplane.coordinators.group.group_shard import CommitRequest, GroupConfigs, OffsetToCommit
+from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
 from dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Protocol
 from simulations.kernel.process import MachineStopped
 from tests.dataplane.replication.together import NODES, Together, together
@@ -31,7 +31,7 @@ class Peer:
         self.coordinator = GroupCoordinator(
             worker,
             worker.replica_manager,
-            configs or CoordinatorConfigs(GroupConfigs(), 1 << 20),
+            configs or CoordinatorConfigs(),
             lambda: f"{worker.worker_id}-{next(ids)}",
         )
         self.coordinator.runtime.look()
@@ -163,7 +163,8 @@ def test_offsets_expire_at_the_interval_of_the_check() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1,))
         leader = await cluster.create_offsets_topic()
-        configs = CoordinatorConfigs(GroupConfigs(offsets_retention_ms=30_000), 1 << 20)
+        configs = CoordinatorConfigs()
+        configs.groups.offsets_retention_ms = 30_000
         configs.retention_check_s = 10.0
         peer = Peer(cluster.worker(leader), configs)
         async with coordinating(peer):

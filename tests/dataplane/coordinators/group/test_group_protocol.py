@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.coordinators.group.classic_group import GroupLimits
-from dataplane.coordinators.group.group_shard import GroupConfigs
+from dataplane.coordinators.group.classic_group import PENDING_BYTES, GroupLimits
+from dataplane.coordinators.group.group_shard import GROUP_BYTES, GroupConfigs
 from dataplane.coordinators.group.record_formats import GroupMetadataValue, decode_group_value
 from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
 from tests.dataplane.coordinators.group.coordinator import Answers, Coordinator
@@ -241,7 +241,9 @@ class GroupProtocol(RuleBasedStateMachine):
             return
         members = group.members
         assert members.joined_count == sum(each.join is not None for each in members)
-        assert members.size_bytes == sum(each.size_bytes for each in members)
+        pending_bytes = PENDING_BYTES * len(group.pending)
+        member_bytes = sum(each.size_bytes for each in members)
+        assert self.coordinator.memory.used_bytes == GROUP_BYTES + member_bytes + pending_bytes
         assert set(members.static_ids.values()) <= members.by_id.keys()
         assert (members.leader in members.by_id) == bool(len(members))
         if group.state.value == "Empty":

@@ -1,0 +1,168 @@
+"""ListGroups, DescribeGroups and DeleteGroups: the groups that this worker coordinates."""
+
+from functools import partial
+from typing import Final
+
+from dataplane.coordinators.group.classic_group import GroupState
+from dataplane.coordinators.group.group_shard import GroupShard
+from dataplane.coordinators.group.members import GroupMember
+from dataplane.coordinators.shard import Write
+from dataplane.handlers.groups.asking import (
+    GROUP_OPERATIONS,
+    CoordinatesGroups,
+    GroupResponse,
+    HasGroups,
+    settled,
+)
+from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.worker.context import Request
+from wire.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+)
+from wire.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+from wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.schema.message import Message
+
+CLASSIC: Final = "classic"
+_NOT_FOUND_SINCE: Final = 6  # of DescribeGroups: an unknown group is an error (KIP-1043)
+
+
+# ListGroups
+
+
+def handle_list_groups(
+    worker: HasGroups, request: Request, message: ListGroupsRequest
+) -> Work[ListGroupsResponse]:
+    """Return the groups of this worker in some states and of some types; all without a filter."""
+    if worker.groups.is_loading:
+        return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    states = {each.lower() for each in message.states_filter}
+    types = {each.lower() for each in message.types_filter}
+    response = ListGroupsResponse()
+    if types and CLASSIC not in types:
+        return response
+    for shard in list(worker.groups.shards.values()):
+        listed = yield from in_pieces(shard.group_ids, partial(_listed, shard))
+        response.groups += [
+            each for each in listed if not states or each.group_state.lower() in states
+        ]
+        yield
+    return response
+
+
+def _listed(shard: GroupShard, group_id: str) -> ListedGroup:
+    group = shard.groups.get(group_id)
+    return ListedGroup(
+        group_id=group_id,
+        protocol_type="" if group is None else group.protocol_type,
+        group_state=(GroupState.EMPTY if group is None else group.state).value,
+        group_type=CLASSIC,
+    )
+
+
+# DescribeGroups
+
+
+def handle_describe_groups(
+    worker: CoordinatesGroups, request: Request, message: DescribeGroupsRequest
+) -> Work[DescribeGroupsResponse]:
+    response = DescribeGroupsResponse()
+    for group_id in message.groups:
+        described = yield from _describe(worker, request.version, group_id)
+        if message.include_authorized_operations:
+            described.authorized_operations = GROUP_OPERATIONS
+        response.groups.append(described)
+        yield
+    return response
+
+
+def _describe(worker: HasGroups, version: int, group_id: str) -> Work[DescribedGroup]:
+    described = DescribedGroup(group_id=group_id)
+    try:
+        shard = worker.groups.shard(group_id)
+    except KafkaError as error:
+        described.error_code, described.error_message = error.code, error.message
+        return described
+    group = shard.groups.get(group_id)
+    if group is None:
+        if shard.offsets.has_group(group_id):
+            described.group_state = GroupState.EMPTY.value
+            return described
+        described.group_state = GroupState.DEAD.value
+        if version >= _NOT_FOUND_SINCE:
+            described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            described.error_message = f"Group {group_id} not found."
+        return described
+    described.group_state = group.state.value
+    described.protocol_type = group.protocol_type
+    protocol = group.protocol if group.state is GroupState.STABLE else None
+    described.protocol_data = protocol or ""
+    described.members = yield from in_pieces(group.members, partial(_member, protocol))
+    return described
+
+
+def _member(protocol: str | None, member: GroupMember) -> DescribedGroupMember:
+    """Describe a member; its subscription and assignment only while the group is stable."""
+    described = DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+    )
+    if protocol is not None:
+        described.member_metadata = member.metadata_of(protocol)
+        described.member_assignment = member.assignment
+    return described
+
+
+# DeleteGroups
+
+
+class _Deletions:
+    """Outcomes of the deletions of one request."""
+
+    def __init__(self, group_ids: list[str]) -> None:
+        self.response = GroupResponse()
+        self._results = [DeletableGroupResult(group_id=each) for each in group_ids]
+        self._left = len(group_ids)
+
+    def ended(self, number: int, code: ErrorCode) -> None:
+        self._results[number].error_code = code
+        self._left -= 1
+        if not self._left:
+            self.response.answer(DeleteGroupsResponse(results=self._results))
+
+
+def handle_delete_groups(
+    worker: CoordinatesGroups, request: Request, message: DeleteGroupsRequest
+) -> Work[Message | GroupResponse]:
+    group_ids = list(dict.fromkeys(message.groups_names))
+    if not group_ids:
+        return DeleteGroupsResponse()
+    deletions = _Deletions(group_ids)
+    for number, group_id in enumerate(group_ids):
+        ended = partial(deletions.ended, number)
+        try:
+            worker.groups.call(
+                group_id,
+                partial(_delete, group_id),
+                ended,
+                ended,
+            )
+        except KafkaError as error:
+            ended(error.code)
+        yield
+    response = deletions.response
+    return (yield from settled(response.complete() if response.is_ready else response))
+
+
+def _delete(group_id: str, shard: GroupShard) -> ErrorCode | Write[ErrorCode]:
+    return shard.delete_group(group_id)

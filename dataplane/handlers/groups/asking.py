@@ -1,0 +1,105 @@
+"""Requests to the coordinator of a group, with answers that may come later.
+
+A JoinGroup waits for the other members, and every change for the in-sync replicas of the
+coordinator's log. Such a request holds no task: its `GroupResponse` is completed by the
+coordinator.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from dataplane.coordinators.group.group_shard import GroupShard
+from dataplane.coordinators.shard import Write
+from dataplane.network.delayed import DelayedResponse
+from dataplane.scheduling.time_slices import Work
+from dataplane.worker.capabilities import HasClock, HasImage
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.schema.message import Message
+
+T = TypeVar("T")
+Answer: TypeAlias = Message | Work[Message]
+
+# KIP-430, without ACLs all are allowed: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
+GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
+
+
+class HasGroups(Protocol):
+    @property
+    def groups(self) -> GroupCoordinator:
+        """Coordinator of the groups whose partition this worker leads."""
+
+
+class CoordinatesGroups(HasGroups, HasImage, HasClock, Protocol):
+    """Capability to run operations on groups; the image has the ids of topics."""
+
+
+class GroupResponse(DelayedResponse):
+    """The response to a request that the coordinator answers later.
+
+    `on_drop` is called if the connection ends before.
+    """
+
+    __slots__ = ("_answer", "on_drop")
+
+    def __init__(self, *, may_outlast_idle: bool = False) -> None:
+        super().__init__(may_outlast_idle=may_outlast_idle)
+        self.on_drop: Callable[[], object] | None = None
+        self._answer: Answer | None = None
+
+    def answer(self, answer: Answer) -> None:
+        """Give the answer, once."""
+        self._answer = answer
+        self.ready()
+
+    def complete(self) -> Answer:
+        assert self._answer is not None
+        return self._answer
+
+    def cancel(self) -> None:
+        if not self.is_ready and self.on_drop is not None:
+            self.on_drop()
+
+
+def ask(
+    worker: HasGroups,
+    group_id: str,
+    operation: Callable[[GroupShard], T | Write[T | None] | None],
+    answered: Callable[[T], Answer],
+    failed: Callable[[ErrorCode], Answer],
+    response: GroupResponse | None = None,
+) -> Answer | GroupResponse:
+    """Run an operation on the group; return the response, which may have to wait.
+
+    `failed` returns the response for an error of the coordinator: it is not the right one, it is
+    loading, or its log cannot be written. `response`: the one to complete, if the operation itself
+    completes it later.
+    """
+    waiting = GroupResponse() if response is None else response
+    try:
+        worker.groups.call(
+            group_id,
+            operation,
+            lambda answer: waiting.answer(answered(answer)),
+            lambda code: waiting.answer(failed(code)),
+        )
+    except KafkaError as error:
+        return failed(error.code)
+    return waiting.complete() if waiting.is_ready else waiting
+
+
+def settled(outcome: Answer | GroupResponse) -> Work[Message | GroupResponse]:
+    """Return the outcome of `ask`, for a handler that is work itself."""
+    if isinstance(outcome, Message | GroupResponse):
+        return outcome
+    return (yield from outcome)
+
+
+def drop(worker: HasGroups, group_id: str, operation: Callable[[GroupShard], None]) -> None:
+    """Run `operation`, which drops a waiting request, unless the group has moved on."""
+    with suppress(KafkaError):
+        worker.groups.call(group_id, operation, _ignore, _ignore)
+
+
+def _ignore(answer: object) -> None: ...

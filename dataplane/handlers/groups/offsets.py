@@ -1,0 +1,357 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
+
+A long request is handled in parts, in slices of the event loop: a commit of more than MAX_ROWS
+offsets is several writes, each of which checks the member's generation.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets
+from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
+from dataplane.coordinators.group.record_formats import OffsetValue
+from dataplane.handlers.groups.asking import (
+    Answer,
+    CoordinatesGroups,
+    GroupResponse,
+)
+from dataplane.handlers.groups.parts import write_in_parts
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces
+from dataplane.worker.context import Request
+from dataplane.worker.feature_levels import has_level
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.metadata.image import MetadataImage, TopicImage
+from wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import ZERO_UUID, Uuid
+from wire.schema.message import Message
+
+NOTHING_COMMITTED: Final = -1
+_COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
+_FETCH_GROUPS_SINCE: Final = 8  # KIP-709
+_FETCH_TOPIC_IDS_SINCE: Final = 10
+_FETCH_ERROR_SINCE: Final = 2
+# Errors of a commit that is too large for one batch, as in Kafka.
+_TOO_LARGE: Final = {ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+
+
+# OffsetCommit
+
+
+def handle_offset_commit(
+    worker: CoordinatesGroups, request: Request, message: OffsetCommitRequest
+) -> Work[Message | GroupResponse]:
+    has_ids = request.version >= _COMMIT_TOPIC_IDS_SINCE
+    image = worker.image
+    topics = yield from in_pieces(
+        message.topics,
+        lambda topic: image.topic_by_id(topic.topic_id) if has_ids else image.topic(topic.name),
+    )
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if has_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def checked(
+        asked: tuple[OffsetCommitRequestTopic, TopicImage | None],
+        row: OffsetCommitRequestPartition,
+    ) -> OffsetToCommit | ErrorCode:
+        topic = asked[1]
+        if topic is None:
+            return unknown
+        if not 0 <= row.partition_index < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return OffsetToCommit(
+            topic.name,
+            topic.topic_id,
+            row.partition_index,
+            row.committed_offset,
+            row.committed_leader_epoch,
+            row.committed_metadata or "",
+        )
+
+    rows = yield from each_of(
+        zip(message.topics, topics, strict=True), lambda asked: asked[0].partitions, checked
+    )
+    offsets = [each for _, of in rows for each in of if isinstance(each, OffsetToCommit)]
+    request_of = partial(
+        CommitRequest,
+        message.group_id,
+        message.member_id,
+        message.group_instance_id,
+        message.generation_id_or_member_epoch,
+        retention_ms=message.retention_time_ms,
+    )
+
+    def finished(codes: list[ErrorCode], refused: ErrorCode) -> Answer:
+        return _committed(message.topics, _filled(rows, codes))
+
+    return (
+        yield from write_in_parts(
+            worker,
+            message.group_id,
+            offsets,
+            lambda shard, part: shard.commit(
+                worker.clock.monotonic(), worker.clock.now_ms(), request_of(part)
+            ),
+            finished,
+        )
+    )
+
+
+def _committed(
+    topics: Sequence[OffsetCommitRequestTopic], codes: Sequence[Sequence[ErrorCode]]
+) -> Work[Message]:
+    rows = yield from each_of(
+        zip(topics, codes, strict=True),
+        lambda each: zip(each[0].partitions, each[1], strict=True),
+        lambda _, row: OffsetCommitResponsePartition(
+            partition_index=row[0].partition_index, error_code=_TOO_LARGE.get(row[1], row[1])
+        ),
+    )
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name, topic_id=topic.topic_id, partitions=partitions
+            )
+            for (topic, _), partitions in rows
+        ]
+    )
+
+
+# OffsetDelete
+
+
+def handle_offset_delete(
+    worker: CoordinatesGroups, request: Request, message: OffsetDeleteRequest
+) -> Work[Message | GroupResponse]:
+    if not message.group_id:
+        return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    image = worker.image
+
+    def place(
+        topic: OffsetDeleteRequestTopic, row: OffsetDeleteRequestPartition
+    ) -> tuple[str, int] | ErrorCode:
+        if image.topic(topic.name) is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return topic.name, row.partition_index
+
+    rows = yield from each_of(message.topics, lambda topic: topic.partitions, place)
+    places = [each for _, of in rows for each in of if isinstance(each, tuple)]
+
+    def finished(codes: list[ErrorCode], refused: ErrorCode) -> Answer:
+        if refused is not ErrorCode.NONE:
+            return OffsetDeleteResponse(error_code=refused)
+        return _deleted(message.topics, _filled(rows, codes))
+
+    return (
+        yield from write_in_parts(
+            worker,
+            message.group_id,
+            places,
+            lambda shard, part: shard.delete_offsets(message.group_id, part),
+            finished,
+        )
+    )
+
+
+def _deleted(
+    topics: Sequence[OffsetDeleteRequestTopic], codes: Sequence[Sequence[ErrorCode]]
+) -> Work[Message]:
+    rows = yield from each_of(
+        zip(topics, codes, strict=True),
+        lambda each: zip(each[0].partitions, each[1], strict=True),
+        lambda _, row: OffsetDeleteResponsePartition(
+            partition_index=row[0].partition_index, error_code=row[1]
+        ),
+    )
+    return OffsetDeleteResponse(
+        topics=[
+            OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
+            for (topic, _), partitions in rows
+        ]
+    )
+
+
+def _filled(
+    rows: Iterable[tuple[object, Sequence[object]]], codes: Iterable[ErrorCode]
+) -> list[list[ErrorCode]]:
+    """Return the error of each row: its own, or the next of `codes`."""
+    left = iter(codes)
+    return [[each if isinstance(each, ErrorCode) else next(left) for each in of] for _, of in rows]
+
+
+# OffsetFetch
+
+
+def handle_offset_fetch(
+    worker: CoordinatesGroups, request: Request, message: OffsetFetchRequest
+) -> Work[OffsetFetchResponse]:
+    """Return committed offsets, -1 where none is committed.
+
+    Below the level of metadata.version that groups need, nothing is committed: consumers that
+    assign their partitions themselves, and name a group because they must, go on as before.
+    """
+    if request.version < _FETCH_GROUPS_SINCE:
+        return (yield from _of_one_group(worker, request.version, message))
+    groups = []
+    for group in message.groups:
+        groups.append((yield from _of_group(worker, request.version, group)))
+        if len(groups) % PIECE_ROWS == 0:
+            yield
+    return OffsetFetchResponse(groups=groups)
+
+
+def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
+    """Return the offsets of the group's shard. Raises KafkaError unless this worker has it."""
+    if not has_level(worker.image, GROUPS_LEVEL):
+        return CommittedOffsets()
+    return worker.groups.shard(group_id).offsets
+
+
+def _of_one_group(
+    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest
+) -> Work[OffsetFetchResponse]:
+    group_id, image = message.group_id, worker.image
+    asked = message.topics
+    try:
+        offsets = _offsets(worker, group_id)
+    except KafkaError as error:
+        if version >= _FETCH_ERROR_SINCE:
+            return OffsetFetchResponse(error_code=error.code)
+        code = error.code
+        failed = yield from each_of(
+            asked or (),
+            lambda topic: topic.partition_indexes,
+            lambda _, index: _row(index, None, code),
+        )
+        return OffsetFetchResponse(
+            topics=[
+                OffsetFetchResponseTopic(name=topic.name, partitions=rows) for topic, rows in failed
+            ]
+        )
+    if asked is None:
+        asked = [
+            OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
+            for name, indexes in offsets.places(group_id)
+        ]
+
+    def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition:
+        topic_id = _topic_id(image, topic.name)
+        return _row(index, offsets.fetch(group_id, topic.name, index, topic_id))
+
+    rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    return OffsetFetchResponse(
+        topics=[
+            OffsetFetchResponseTopic(name=topic.name, partitions=partitions)
+            for topic, partitions in rows
+        ]
+    )
+
+
+def _of_group(
+    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup
+) -> Work[OffsetFetchResponseGroup]:
+    group_id, image = group.group_id, worker.image
+    response = OffsetFetchResponseGroup(group_id=group_id)
+    try:
+        offsets = _offsets(worker, group_id)
+    except KafkaError as error:
+        response.error_code = error.code
+        return response
+    has_ids = version >= _FETCH_TOPIC_IDS_SINCE
+    asked, is_all = group.topics, group.topics is None
+    if asked is None:
+        asked = [
+            OffsetFetchRequestTopics(
+                name=name, topic_id=_topic_id(image, name), partition_indexes=indexes
+            )
+            for name, indexes in offsets.places(group_id)
+        ]
+        if has_ids:
+            asked = [topic for topic in asked if topic.topic_id != ZERO_UUID]
+
+    def found(topic: OffsetFetchRequestTopics, index: int) -> OffsetFetchResponsePartitions:
+        if has_ids:
+            name = image.topic_names.get(topic.topic_id)
+            if name is None:
+                return _row_of_group(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
+            value = offsets.fetch(group_id, name, index, topic.topic_id)
+        else:
+            value = offsets.fetch(group_id, topic.name, index, _topic_id(image, topic.name))
+        return _row_of_group(index, value)
+
+    rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    for topic, partitions in rows:
+        if is_all:
+            partitions = [each for each in partitions if each.committed_offset >= 0]
+            if not partitions:
+                continue
+        response.topics.append(
+            OffsetFetchResponseTopics(
+                name=topic.name, topic_id=topic.topic_id, partitions=partitions
+            )
+        )
+    return response
+
+
+def _topic_id(image: MetadataImage, name: str) -> Uuid:
+    topic = image.topic(name)
+    return ZERO_UUID if topic is None else topic.topic_id
+
+
+def _row(
+    index: int, value: OffsetValue | None, code: ErrorCode = ErrorCode.NONE
+) -> OffsetFetchResponsePartition:
+    if value is None:
+        return OffsetFetchResponsePartition(
+            partition_index=index, committed_offset=NOTHING_COMMITTED, metadata="", error_code=code
+        )
+    return OffsetFetchResponsePartition(
+        partition_index=index,
+        committed_offset=value.offset,
+        committed_leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        error_code=code,
+    )
+
+
+def _row_of_group(
+    index: int, value: OffsetValue | None, code: ErrorCode = ErrorCode.NONE
+) -> OffsetFetchResponsePartitions:
+    if value is None:
+        return OffsetFetchResponsePartitions(
+            partition_index=index, committed_offset=NOTHING_COMMITTED, metadata="", error_code=code
+        )
+    return OffsetFetchResponsePartitions(
+        partition_index=index,
+        committed_offset=value.offset,
+        committed_leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        error_code=code,
+    )

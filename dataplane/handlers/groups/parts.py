@@ -1,0 +1,77 @@
+"""Long writes in parts: each part is decided and written in a slice of the event loop of its own.
+
+A commit of 100,000 offsets would otherwise hold the event loop for a second. Every part checks the
+group again, so that a rebalance between two parts refuses the rest of a commit.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from dataplane.coordinators.group.group_shard import GroupShard
+from dataplane.coordinators.shard import Write
+from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
+from dataplane.scheduling.time_slices import Work
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.schema.message import Message
+
+R = TypeVar("R")
+
+# Rows of one part: some milliseconds.
+MAX_ROWS: Final = 256
+# Error of each row, or of all.
+Codes: TypeAlias = list[ErrorCode] | ErrorCode
+# Makes the response of the error of each row, and the first error of all rows of a part.
+Finished: TypeAlias = Callable[[list[ErrorCode], ErrorCode], Answer]
+Operation: TypeAlias = Callable[[GroupShard, Sequence[R]], Write[list[ErrorCode]] | Codes]
+
+
+class _Parts(Generic[R]):
+    """Outcomes of the parts of one request, which may arrive in any order."""
+
+    def __init__(self, rows: Sequence[R], finished: Finished) -> None:
+        self.parts = [rows[at : at + MAX_ROWS] for at in range(0, len(rows), MAX_ROWS)]
+        self.response = GroupResponse()
+        self._codes: list[Codes] = [[] for _ in self.parts]
+        self._left = len(self.parts)
+        self._finished = finished
+
+    def answered(self, number: int, codes: Codes) -> None:
+        self._codes[number] = codes
+        self._left -= 1
+        if not self._left:
+            refusals = (each for each in self._codes if isinstance(each, ErrorCode))
+            self.response.answer(self._finished(self._of_rows(), next(refusals, ErrorCode.NONE)))
+
+    def _of_rows(self) -> list[ErrorCode]:
+        of_rows: list[ErrorCode] = []
+        for part, codes in zip(self.parts, self._codes, strict=True):
+            of_rows += codes if isinstance(codes, list) else [codes] * len(part)
+        return of_rows
+
+
+def write_in_parts(
+    worker: HasGroups,
+    group_id: str,
+    rows: Sequence[R],
+    operation: Operation[R],
+    finished: Finished,
+) -> Work[Message | GroupResponse]:
+    """Run the operation on parts of `rows`; return the response made of the error of each row."""
+    if not rows:
+        return (yield from settled(finished([], ErrorCode.NONE)))
+    parts = _Parts(rows, finished)
+    for number, part in enumerate(parts.parts):
+        if number:
+            yield
+        answered = partial(parts.answered, number)
+        try:
+            worker.groups.call(group_id, partial(_operate, operation, part), answered, answered)
+        except KafkaError as error:
+            answered(error.code)
+    response = parts.response
+    return (yield from settled(response.complete() if response.is_ready else response))
+
+
+def _operate(operation: Operation[R], part: Sequence[R], shard: GroupShard) -> Write[Codes] | Codes:
+    return operation(shard, part)
