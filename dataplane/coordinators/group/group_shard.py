@@ -241,8 +241,10 @@ class GroupShard:
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
         group = self.groups.get(request.group_id)
         if group is None:
-            # Kafka answers so, too: a generation without its group is an old one.
-            return ErrorCode.ILLEGAL_GENERATION if request.generation >= 0 else NO_ERROR
+            if request.generation < 0:
+                return NO_ERROR
+            is_known = self.offsets.has_group(request.group_id)
+            return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.GROUP_ID_NOT_FOUND
         if request.generation < 0 and group.is_empty:
             return NO_ERROR
         if request.generation >= 0 or request.member_id or request.instance_id is not None:

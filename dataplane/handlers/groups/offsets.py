@@ -4,7 +4,7 @@ A long request is handled in parts, in slices of the event loop: a commit of mor
 offsets is several writes, each of which checks the member's generation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -59,8 +59,11 @@ _COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
 _FETCH_GROUPS_SINCE: Final = 8  # KIP-709
 _FETCH_TOPIC_IDS_SINCE: Final = 10
 _FETCH_ERROR_SINCE: Final = 2
-# Errors of a commit that is too large for one batch, as in Kafka.
-_TOO_LARGE: Final = {ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+_COMMIT_GROUP_NOT_FOUND_SINCE: Final = 9
+# Errors of a commit as Kafka names them: of one that is too large for one batch, and in old
+# versions, of a generation without its group.
+_RENAMED: Final = {ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+_RENAMED_IN_OLD: Final = {**_RENAMED, ErrorCode.GROUP_ID_NOT_FOUND: ErrorCode.ILLEGAL_GENERATION}
 
 
 # OffsetCommit
@@ -76,6 +79,8 @@ def handle_offset_commit(
         lambda topic: image.topic_by_id(topic.topic_id) if has_ids else image.topic(topic.name),
     )
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if has_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    is_old = request.version < _COMMIT_GROUP_NOT_FOUND_SINCE
+    renamed = _RENAMED_IN_OLD if is_old else _RENAMED
 
     def checked(
         asked: tuple[OffsetCommitRequestTopic, TopicImage | None],
@@ -109,7 +114,7 @@ def handle_offset_commit(
     )
 
     def finished(codes: list[ErrorCode], refused: ErrorCode) -> Answer:
-        return _committed(message.topics, _filled(rows, codes))
+        return _committed(message.topics, _filled(rows, codes), renamed)
 
     return (
         yield from write_in_parts(
@@ -125,13 +130,15 @@ def handle_offset_commit(
 
 
 def _committed(
-    topics: Sequence[OffsetCommitRequestTopic], codes: Sequence[Sequence[ErrorCode]]
+    topics: Sequence[OffsetCommitRequestTopic],
+    codes: Sequence[Sequence[ErrorCode]],
+    renamed: Mapping[ErrorCode, ErrorCode],
 ) -> Work[Message]:
     rows = yield from each_of(
         zip(topics, codes, strict=True),
         lambda each: zip(each[0].partitions, each[1], strict=True),
         lambda _, row: OffsetCommitResponsePartition(
-            partition_index=row[0].partition_index, error_code=_TOO_LARGE.get(row[1], row[1])
+            partition_index=row[0].partition_index, error_code=renamed.get(row[1], row[1])
         ),
     )
     return OffsetCommitResponse(

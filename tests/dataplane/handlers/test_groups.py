@@ -438,6 +438,25 @@ def test_offsets_are_committed_in_every_version(version: int) -> None:
     groups(scenario)
 
 
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
+def test_a_generation_without_its_group_is_not_found_since_version_9(version: int) -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        topic = node.worker.image.topic("t")
+        assert topic is not None
+        mine: dict[str, Any] = {"generation": 1, "member_id": "x", "version": version}
+        mine |= {"topic_id": topic.topic_id} if version >= 10 else {}
+        is_old = version < 9
+        missing = ErrorCode.ILLEGAL_GENERATION if is_old else ErrorCode.GROUP_ID_NOT_FOUND
+        assert await client.commit(1, **mine) == [missing]
+        assert await client.commit(2) == [NONE]
+        assert await client.commit(3, **mine) == [ErrorCode.UNKNOWN_MEMBER_ID]
+        assert await client.committed() == {0: 2}
+
+    groups(scenario)
+
+
 def test_only_the_current_generation_commits() -> None:
     async def scenario(node: Simulated) -> None:
         client = await GroupClient.connect(node)

@@ -68,10 +68,12 @@ def test_only_members_of_the_generation_commit(
     assert (coordinator.committed() is not None) == (code is ErrorCode.NONE)
 
 
-def test_a_generation_without_its_group_is_an_old_one() -> None:
+def test_members_of_no_group_cannot_commit() -> None:
     coordinator = Coordinator()
     (member,) = Coordinator().stable()
-    assert coordinator.commit(member=member).one == [ErrorCode.ILLEGAL_GENERATION]
+    assert coordinator.commit(member=member).one == [ErrorCode.GROUP_ID_NOT_FOUND]
+    assert coordinator.commit(1).one == ALL
+    assert coordinator.commit(member=member).one == [ErrorCode.UNKNOWN_MEMBER_ID]
 
 
 def test_a_member_commits_while_others_are_awaited_but_not_before_the_assignment() -> None:

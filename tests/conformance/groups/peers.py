@@ -1,0 +1,119 @@
+"""Nodes for the tests of groups: one node, or a cluster of three; metaquorum or Apache Kafka."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final, Protocol
+
+from tests.clusters import Cluster
+from tests.conformance.groups.raw import coordinator_of
+from tests.nodes import KAFKA, LASTING, PATIENCE_S, free_ports
+from wire.protocol.apis import APIS
+
+NODES: Final = 3
+JOIN_GROUP: Final = 11
+# Short session timeouts let a test kill a member and end within seconds. Few partitions of
+# __consumer_offsets are created faster.
+SETTINGS: Final = {
+    "group.min.session.timeout.ms": 500,
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.num.partitions": 5,
+}
+THREE: Final = {"offsets.topic.replication.factor": 3, "min.insync.replicas": 2}
+
+
+def is_kafka() -> bool:
+    """Return whether METAQUORUM_TEST_PEER selects Apache Kafka."""
+    return os.environ.get("METAQUORUM_TEST_PEER", "") == "kafka"
+
+
+def missing_groups() -> str:
+    """Return why metaquorum cannot run these tests; empty if it can."""
+    served = any(int(key) == JOIN_GROUP for key in APIS)
+    return "" if served or is_kafka() else "this version of metaquorum does not serve JoinGroup"
+
+
+class ThreeNodes(Protocol):
+    """A cluster of the nodes 1 to 3."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of the nodes 1, 2 and 3."""
+
+    def start(self) -> None: ...
+
+    def kill(self, number: int) -> None: ...
+
+    def restart(self, number: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class OurThree:
+    """Three metaquorum nodes, each with both roles."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cluster = Cluster(folder, settings={**SETTINGS, **THREE})
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._cluster.bootstrap.split(",")
+
+    def start(self) -> None:
+        self._cluster.start()
+
+    def kill(self, number: int) -> None:
+        self._cluster[number].kill()
+
+    def restart(self, number: int) -> None:
+        self._cluster.start(number)
+
+    def stop(self) -> None:
+        self._cluster.stop()
+
+
+class KafkaThree:
+    """Three Apache Kafka nodes, each with both roles."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_ports([1, 2, 100, 101, 102])
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{self._port + number}" for number in range(NODES)]
+
+    def start(self) -> None:
+        settings = {**LASTING, **SETTINGS, **THREE}
+        sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        size = ("--nodes", str(NODES), "--heap", "400m")
+        self._run("start", "--base-port", str(self._port), *size, *sets)
+
+    def kill(self, number: int) -> None:
+        self._run("kill", str(number))
+
+    def restart(self, number: int) -> None:
+        self._run("restart", str(number))
+
+    def stop(self) -> None:
+        self._run("stop")
+
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [KAFKA / "cluster", *arguments, "--dir", self._folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stdout)
+
+
+def three_nodes(folder: Path) -> ThreeNodes:
+    return KafkaThree(folder) if is_kafka() else OurThree(folder)
+
+
+def coordinator_node(nodes: ThreeNodes, group: str) -> int:
+    """Wait until the group has a coordinator; return the number of its node."""
+    return nodes.addresses.index(coordinator_of(",".join(nodes.addresses), group)) + 1
