@@ -44,6 +44,8 @@ _HINTS: Final[dict[str, Any]] = {
     "allow_auto_topic_creation": False,
     "include_synonyms": True,
     "records": b"",
+    "group_id": "g",
+    "generation_id_or_member_epoch": -1,
 }
 # Names: a constant if all elements are equal, otherwise with a number.
 _NAMES: Final = frozenset(

@@ -21,6 +21,7 @@ from tests.hostile.largest import MOST_FETCHED, PARTITIONS, TOPIC, fetch_of, lar
 from tests.hostile.slices import MAX_SLICE_S, Watch, WatchedNetwork
 from tests.nodes import PATIENCE_S
 from wire.messages.fetch import FetchRequest
+from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.protocol.apis import APIS, Api, ApiKey
 from wire.protocol.headers import encode_request
 from wire.schema.compiling import REQUEST_MAX_ELEMENTS
@@ -38,6 +39,7 @@ _WITHOUT_ARRAYS: Final = frozenset(
         "DescribeAcls",
         "DescribeCluster",
         "DescribeWorkers",
+        "Heartbeat",
         "InitProducerId",
         "SaslAuthenticate",
         "SaslHandshake",
@@ -101,6 +103,10 @@ async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
         await client.create(TOPIC, PARTITIONS)
         for partition in range(PARTITIONS):
             await client.produce(TOPIC, batch_of(b"x" * 100), partition=partition)
+        find = FindCoordinatorRequest(coordinator_keys=["g"])
+        await client.call(ApiKey.FIND_COORDINATOR, find)
+        while served.worker.groups.is_loading:
+            await trio.lowlevel.checkpoint()
         requests = list(largest_of(api, api.max_version, REQUEST_MAX_ELEMENTS))
         for small in largest_of(api, api.max_version, 10):  # create the objects of the first use
             await watched_answer(watch, served, small.frame)

@@ -95,7 +95,7 @@ class GroupMember:
         return self.join is not None or self.sync is not None
 
     def session_ends_at(self, now: float) -> float:
-        """Monotonic seconds at which the session ends, unless the member sends a request before.
+        """Return the monotonic seconds at which the session ends without another request.
 
         No request of a muted connection is handled, so that time does not count.
         """

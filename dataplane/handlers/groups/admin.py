@@ -32,7 +32,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
 CLASSIC: Final = "classic"
-_NOT_FOUND_SINCE: Final = 6  # of DescribeGroups: an unknown group is an error (KIP-1043)
+_NOT_FOUND_SINCE: Final = 6  # DescribeGroups: an unknown group is an error (KIP-1043)
 
 
 # ListGroups

@@ -3,9 +3,9 @@
 The coordinator of a group is the leader of the group's partition of `__consumer_offsets`. The first
 request for a group has the topic created.
 
-    metadata.version 1   the connected worker, as before groups: consumers that assign their
-                         partitions themselves, and must name a group, go on; JoinGroup then answers
-                         UNSUPPORTED_VERSION
+    metadata.version 1   the connected worker, as in versions without groups: consumers that assign
+                         their partitions themselves must name a group, and continue; JoinGroup
+                         then answers UNSUPPORTED_VERSION
     no topic             it is created; COORDINATOR_NOT_AVAILABLE if that fails
     no leader            COORDINATOR_NOT_AVAILABLE
 """

@@ -4,7 +4,7 @@ A long request is handled in parts, in slices of the event loop: a commit of mor
 offsets is several writes, each of which checks the member's generation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -82,28 +82,32 @@ def handle_offset_commit(
     is_old = request.version < _COMMIT_GROUP_NOT_FOUND_SINCE
     renamed = _RENAMED_IN_OLD if is_old else _RENAMED
 
+    offsets: list[OffsetToCommit] = []
+
     def checked(
         asked: tuple[OffsetCommitRequestTopic, TopicImage | None],
         row: OffsetCommitRequestPartition,
-    ) -> OffsetToCommit | ErrorCode:
+    ) -> ErrorCode:
         topic = asked[1]
         if topic is None:
             return unknown
         if not 0 <= row.partition_index < len(topic.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return OffsetToCommit(
-            topic.name,
-            topic.topic_id,
-            row.partition_index,
-            row.committed_offset,
-            row.committed_leader_epoch,
-            row.committed_metadata or "",
+        offsets.append(
+            OffsetToCommit(
+                topic.name,
+                topic.topic_id,
+                row.partition_index,
+                row.committed_offset,
+                row.committed_leader_epoch,
+                row.committed_metadata or "",
+            )
         )
+        return ErrorCode.NONE
 
     rows = yield from each_of(
         zip(message.topics, topics, strict=True), lambda asked: asked[0].partitions, checked
     )
-    offsets = [each for _, of in rows for each in of if isinstance(each, OffsetToCommit)]
     request_of = partial(
         CommitRequest,
         message.group_id,
@@ -113,8 +117,8 @@ def handle_offset_commit(
         retention_ms=message.retention_time_ms,
     )
 
-    def finished(codes: list[ErrorCode], refused: ErrorCode) -> Answer:
-        return _committed(message.topics, _filled(rows, codes), renamed)
+    def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
+        return _committed(rows, codes, renamed)
 
     return (
         yield from write_in_parts(
@@ -130,25 +134,28 @@ def handle_offset_commit(
 
 
 def _committed(
-    topics: Sequence[OffsetCommitRequestTopic],
-    codes: Sequence[Sequence[ErrorCode]],
+    checked: Sequence[tuple[tuple[OffsetCommitRequestTopic, object], list[ErrorCode]]],
+    codes: Iterator[ErrorCode],
     renamed: Mapping[ErrorCode, ErrorCode],
 ) -> Work[Message]:
+    def row(
+        _: object, asked: tuple[OffsetCommitRequestPartition, ErrorCode]
+    ) -> OffsetCommitResponsePartition:
+        code = _code_of(asked[1], codes)
+        return OffsetCommitResponsePartition(
+            partition_index=asked[0].partition_index, error_code=renamed.get(code, code)
+        )
+
     rows = yield from each_of(
-        zip(topics, codes, strict=True),
-        lambda each: zip(each[0].partitions, each[1], strict=True),
-        lambda _, row: OffsetCommitResponsePartition(
-            partition_index=row[0].partition_index, error_code=renamed.get(row[1], row[1])
+        checked, lambda each: zip(each[0][0].partitions, each[1], strict=True), row
+    )
+    topics = yield from in_pieces(
+        rows,
+        lambda each: OffsetCommitResponseTopic(
+            name=each[0][0][0].name, topic_id=each[0][0][0].topic_id, partitions=each[1]
         ),
     )
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name, topic_id=topic.topic_id, partitions=partitions
-            )
-            for (topic, _), partitions in rows
-        ]
-    )
+    return OffsetCommitResponse(topics=topics)
 
 
 # OffsetDelete
@@ -161,20 +168,20 @@ def handle_offset_delete(
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     image = worker.image
 
-    def place(
-        topic: OffsetDeleteRequestTopic, row: OffsetDeleteRequestPartition
-    ) -> tuple[str, int] | ErrorCode:
+    places: list[tuple[str, int]] = []
+
+    def place(topic: OffsetDeleteRequestTopic, row: OffsetDeleteRequestPartition) -> ErrorCode:
         if image.topic(topic.name) is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return topic.name, row.partition_index
+        places.append((topic.name, row.partition_index))
+        return ErrorCode.NONE
 
     rows = yield from each_of(message.topics, lambda topic: topic.partitions, place)
-    places = [each for _, of in rows for each in of if isinstance(each, tuple)]
 
-    def finished(codes: list[ErrorCode], refused: ErrorCode) -> Answer:
+    def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
         if refused is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=refused)
-        return _deleted(message.topics, _filled(rows, codes))
+        return _deleted(rows, codes)
 
     return (
         yield from write_in_parts(
@@ -188,29 +195,29 @@ def handle_offset_delete(
 
 
 def _deleted(
-    topics: Sequence[OffsetDeleteRequestTopic], codes: Sequence[Sequence[ErrorCode]]
+    checked: Sequence[tuple[OffsetDeleteRequestTopic, list[ErrorCode]]],
+    codes: Iterator[ErrorCode],
 ) -> Work[Message]:
+    def row(
+        _: object, asked: tuple[OffsetDeleteRequestPartition, ErrorCode]
+    ) -> OffsetDeleteResponsePartition:
+        return OffsetDeleteResponsePartition(
+            partition_index=asked[0].partition_index, error_code=_code_of(asked[1], codes)
+        )
+
     rows = yield from each_of(
-        zip(topics, codes, strict=True),
-        lambda each: zip(each[0].partitions, each[1], strict=True),
-        lambda _, row: OffsetDeleteResponsePartition(
-            partition_index=row[0].partition_index, error_code=row[1]
-        ),
+        checked, lambda each: zip(each[0].partitions, each[1], strict=True), row
     )
-    return OffsetDeleteResponse(
-        topics=[
-            OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
-            for (topic, _), partitions in rows
-        ]
+    topics = yield from in_pieces(
+        rows,
+        lambda each: OffsetDeleteResponseTopic(name=each[0][0].name, partitions=each[1]),
     )
+    return OffsetDeleteResponse(topics=topics)
 
 
-def _filled(
-    rows: Iterable[tuple[object, Sequence[object]]], codes: Iterable[ErrorCode]
-) -> list[list[ErrorCode]]:
-    """Return the error of each row: its own, or the next of `codes`."""
-    left = iter(codes)
-    return [[each if isinstance(each, ErrorCode) else next(left) for each in of] for _, of in rows]
+def _code_of(checked: ErrorCode, codes: Iterator[ErrorCode]) -> ErrorCode:
+    """Return the error of a row: that of its check, or the next of the written ones."""
+    return next(codes) if checked is ErrorCode.NONE else checked
 
 
 # OffsetFetch
@@ -222,7 +229,7 @@ def handle_offset_fetch(
     """Return committed offsets, -1 where none is committed.
 
     Below the level of metadata.version that groups need, nothing is committed: consumers that
-    assign their partitions themselves, and name a group because they must, go on as before.
+    assign their partitions themselves, and name a group because they must, continue as before.
     """
     if request.version < _FETCH_GROUPS_SINCE:
         return (yield from _of_one_group(worker, request.version, message))
@@ -273,12 +280,10 @@ def _of_one_group(
         return _row(index, offsets.fetch(group_id, topic.name, index, topic_id))
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
-    return OffsetFetchResponse(
-        topics=[
-            OffsetFetchResponseTopic(name=topic.name, partitions=partitions)
-            for topic, partitions in rows
-        ]
+    topics = yield from in_pieces(
+        rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )
+    return OffsetFetchResponse(topics=topics)
 
 
 def _of_group(
@@ -314,7 +319,9 @@ def _of_group(
         return _row_of_group(index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
-    for topic, partitions in rows:
+    for number, (topic, partitions) in enumerate(rows):
+        if number % PIECE_ROWS == 0:
+            yield
         if is_all:
             partitions = [each for each in partitions if each.committed_offset >= 0]
             if not partitions:

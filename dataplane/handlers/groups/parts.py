@@ -4,8 +4,9 @@ A commit of 100,000 offsets would otherwise hold the event loop for a second. Ev
 group again, so that a rebalance between two parts refuses the rest of a commit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.group_shard import GroupShard
@@ -22,7 +23,7 @@ MAX_ROWS: Final = 256
 # Error of each row, or of all.
 Codes: TypeAlias = list[ErrorCode] | ErrorCode
 # Makes the response of the error of each row, and the first error of all rows of a part.
-Finished: TypeAlias = Callable[[list[ErrorCode], ErrorCode], Answer]
+Finished: TypeAlias = Callable[[Iterator[ErrorCode], ErrorCode], Answer]
 Operation: TypeAlias = Callable[[GroupShard, Sequence[R]], Write[list[ErrorCode]] | Codes]
 
 
@@ -43,11 +44,9 @@ class _Parts(Generic[R]):
             refusals = (each for each in self._codes if isinstance(each, ErrorCode))
             self.response.answer(self._finished(self._of_rows(), next(refusals, ErrorCode.NONE)))
 
-    def _of_rows(self) -> list[ErrorCode]:
-        of_rows: list[ErrorCode] = []
+    def _of_rows(self) -> Iterator[ErrorCode]:
         for part, codes in zip(self.parts, self._codes, strict=True):
-            of_rows += codes if isinstance(codes, list) else [codes] * len(part)
-        return of_rows
+            yield from codes if isinstance(codes, list) else repeat(codes, len(part))
 
 
 def write_in_parts(
@@ -59,7 +58,7 @@ def write_in_parts(
 ) -> Work[Message | GroupResponse]:
     """Run the operation on parts of `rows`; return the response made of the error of each row."""
     if not rows:
-        return (yield from settled(finished([], ErrorCode.NONE)))
+        return (yield from settled(finished(iter(()), ErrorCode.NONE)))
     parts = _Parts(rows, finished)
     for number, part in enumerate(parts.parts):
         if number:

@@ -64,7 +64,7 @@ async def _list_of(
 ) -> list[GroupListing]:
     from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
-    deadline = cluster.deadline()  # of its own, so that a hanging node does not fail the others
+    deadline = cluster.deadline()  # separate, so that a hanging node does not fail the others
     connection = await cluster.connection(node_id, deadline)
     version = connection.version_of(ListGroupsRequest)
     if states and version < _STATES_SINCE:

@@ -775,7 +775,7 @@ def test_groups_need_a_raised_metadata_version(monkeypatch: pytest.MonkeyPatch) 
         client = GroupClient(await node.connect())
         await client.client.create("t", 1)
         too_low = ErrorCode.UNSUPPORTED_VERSION
-        # A consumer that assigns its partitions itself goes on as before.
+        # A consumer that assigns its partitions itself continues as before.
         assert (await client.find("g")).error_code == NONE
         old = FindCoordinatorRequest(key="g")
         assert (await client.call(ApiKey.FIND_COORDINATOR, old, 1)).error_code == too_low

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.wire.messages.capture_groups import ask_groups
 from wire.messages import (
     alter_client_quotas,
     alter_configs,
@@ -721,6 +722,7 @@ def main() -> None:
         ask_describe_configs,
         ask_find_coordinator,
         ask_offset_fetch,
+        lambda peer: ask_groups(peer, TOPIC),
         ask_acls,
         ask_sasl,
         ask_scram,
