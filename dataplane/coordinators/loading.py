@@ -6,17 +6,20 @@ loop, in pieces. Memory: one chunk, and one decompressed piece of a batch.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dataplane.coordinators.shard import CoordinatorRecord
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from metaquorum.runtime import Disk
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import BatchHeader, BatchState, batches, scan
 from wire.records.records import record_spans
+
+# Size of the records of one piece; PIECE_ROWS of them without values are one piece, too.
+PIECE_BYTES: Final = 16_384
 
 
 class LoadError(Exception):
@@ -80,7 +83,7 @@ def replay_chunk(
 
     Markers of transactions are skipped. Raises LoadError if the records of a batch are malformed.
     """
-    count = 0
+    count, left = 0, PIECE_BYTES
     for position, header in chunk.batches:
         if header.is_control:
             continue
@@ -93,7 +96,9 @@ def replay_chunk(
                     value = data[value_at : value_at + value_length] if value_length >= 0 else None
                     replay(CoordinatorRecord(data[key_at : key_at + key_length], value))
                     count += 1
-                    if count % 64 == 0:
+                    left -= PIECE_BYTES // PIECE_ROWS + max(value_length, 0)
+                    if left <= 0:
+                        left = PIECE_BYTES
                         yield
         except WireError as error:
             raise LoadError(

@@ -40,7 +40,7 @@ from dataplane.coordinators.loading import LoadError, read_chunk, replay_chunk
 from dataplane.coordinators.shard import CoordinatorRecord, Shard, Write
 from dataplane.network.delayed import Timer, Timers
 from dataplane.partition.partition import CommitWaiter, Partition
-from dataplane.scheduling.time_slices import TimeSlicer
+from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, at_once
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime import Clock, Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -133,6 +133,16 @@ class _Led(Generic[S]):
             and partition.is_served
             and partition.leader_epoch == self.leader_epoch
         )
+
+    def unload(self) -> Work[None]:
+        """Answer everything that waits with NOT_COORDINATOR and free the shard, in pieces."""
+        while self.pending:
+            failed = self.pending.popleft().failed
+            if failed is not None:
+                failed(ErrorCode.NOT_COORDINATOR)
+            if len(self.pending) % PIECE_ROWS == 0:
+                yield
+        yield from self.shard.unload()
 
 
 class CoordinatorRuntime(Generic[S]):
@@ -400,9 +410,13 @@ class CoordinatorRuntime(Generic[S]):
                 self._wanted.set()
 
     def _unload(self, led: _Led[S]) -> None:
-        """End a shard: answer everything that waits with NOT_COORDINATOR."""
+        """End a shard at once, and answer everything that waits with NOT_COORDINATOR in slices."""
+        if self._detach(led):
+            self._parts.slicer.finish_in_background(led.unload())
+
+    def _detach(self, led: _Led[S]) -> bool:
         if led.is_unloaded:
-            return
+            return False
         led.is_unloaded = True
         if self._led.get(led.partition.index) is led:
             del self._led[led.partition.index]
@@ -411,17 +425,14 @@ class CoordinatorRuntime(Generic[S]):
         for timer in (led.timer, led.limit_timer):
             if timer is not None:
                 timer.cancel()
-        pending, led.pending = led.pending, deque()
-        for each in pending:
-            if each.failed is not None:
-                each.failed(ErrorCode.NOT_COORDINATOR)
-        led.shard.unload()
+        return True
 
     def close(self) -> None:
-        """End all shards, because the worker stops."""
+        """End all shards, and answer everything that waits, at once: the worker stops."""
         self.is_closed = True
         for led in list(self._led.values()):
-            self._unload(led)
+            if self._detach(led):
+                at_once(led.unload())
 
     # Tasks
 
@@ -457,6 +468,7 @@ class CoordinatorRuntime(Generic[S]):
                 self._partitions.fail(led.partition, error)
                 self._fail_load(led, error)
                 return
+            await self._parts.slicer.finish(led.shard.restore(self._parts.clock.monotonic()), 0)
             if not led.is_current:
                 self._unload(led)
                 return

@@ -596,8 +596,13 @@ class ClassicGroup:
             ],
         )
 
-    def restore(self, now: float, metadata: GroupMetadataValue) -> None:
-        """Become the group that another coordinator has recorded; sessions begin now."""
+    def restore(
+        self, now: float, metadata: GroupMetadataValue, loaded_at: Callable[[], float]
+    ) -> None:
+        """Become the group that another coordinator has recorded.
+
+        `loaded_at` returns the time at which sessions begin: no request is handled before.
+        """
         self.generation = metadata.generation
         self.protocol = metadata.protocol
         self.state_timestamp_ms = metadata.current_state_timestamp
@@ -606,6 +611,7 @@ class ClassicGroup:
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
+            member.muted_until = loaded_at
             self.members.add(member, metadata.protocol_type)
             self._hear(now, member)
         if len(self.members):
@@ -613,7 +619,11 @@ class ClassicGroup:
                 self.members.leader = metadata.leader
             self.state = GroupState.STABLE
             if len(self.members) > self.limits.max_size:
-                self._prepare(now, "the group is larger than group.max.size", None)
+                self._timeouts.at(float("-inf"), self._shrink)
+
+    def _shrink(self, now: float) -> None:
+        if self.state is GroupState.STABLE:
+            self._prepare(now, "the group is larger than group.max.size", None)
 
     def close(self, code: ErrorCode) -> None:
         """Answer all waiting requests with an error, and end all timeouts."""

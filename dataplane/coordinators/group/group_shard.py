@@ -15,7 +15,7 @@ from the start, after the commit; those of a group that consumes other topics, a
 Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -57,6 +57,7 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.scheduling.time_slices import Work, emptied
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid
@@ -128,6 +129,7 @@ class GroupShard:
         self._recorded: dict[str, GroupMetadataValue] = {}  # while the shard is loading
         self._persisted: set[str] = set()  # groups with a committed record
         self._is_loaded = False
+        self._loaded_at = 0.0  # until then no request was handled
         self._outbox: list[CoordinatorRecord] = []
 
     # Members
@@ -304,8 +306,15 @@ class GroupShard:
 
     @property
     def group_ids(self) -> list[str]:
-        """All groups: with members, a record or offsets."""
-        return list(dict.fromkeys([*self.groups, *self.offsets.groups()]))
+        """All groups: with members, a record or offsets. Slow if there are very many."""
+        return [group_id for piece in self.group_id_pieces() for group_id in piece]
+
+    def group_id_pieces(self) -> Iterator[list[str]]:
+        """Yield all groups, in pieces; groups may be created and deleted between two steps."""
+        known = dict.fromkeys(self.groups)
+        yield list(known)
+        for groups in self.offsets.groups():
+            yield [group_id for group_id in groups if group_id not in known]
 
     # The shard's side of the runtime
 
@@ -354,16 +363,30 @@ class GroupShard:
         elif group.is_empty and not group.pending:
             self._forget(group)
 
+    def restore(self, now: float) -> Work[None]:
+        for group_id, metadata in self._recorded.items():
+            self._create(group_id).restore(now, metadata, self._loaded_since)
+            yield
+        yield from emptied(self._recorded)
+
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True
-        for group_id, metadata in self._recorded.items():
-            self._create(group_id).restore(now, metadata)
-        self._recorded.clear()
+        self._loaded_at = now
 
-    def unload(self) -> None:
-        for group in list(self.groups.values()):
+    def _loaded_since(self) -> float:
+        return self._loaded_at
+
+    def unload(self) -> Work[None]:
+        timeouts = self._timeouts.close()  # first, because it makes cancelling cheap
+        while self.groups:
+            group = next(iter(self.groups.values()))
             group.close(ErrorCode.NOT_COORDINATOR)
             self._forget(group)
+            yield
+        yield from timeouts
+        yield from self.offsets.emptied()
+        yield from emptied(self._recorded)
+        yield from emptied(self._persisted)
 
     def _create(self, group_id: str) -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(

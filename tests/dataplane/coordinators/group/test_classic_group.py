@@ -5,6 +5,7 @@ import pytest
 from dataplane.coordinators.group.classic_group import GroupLimits
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.requests import LeavingMember
+from dataplane.scheduling.time_slices import at_once
 from tests.dataplane.coordinators.group.coordinator import Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -528,7 +529,7 @@ def test_memory_of_members_is_counted_and_returned() -> None:
     coordinator.leave(first.member_id)
     coordinator.leave(second.member_id)
     assert coordinator.memory.used_bytes - before < 3000
-    coordinator.shard.unload()
+    at_once(coordinator.shard.unload())
     assert coordinator.memory.used_bytes == before
 
 
