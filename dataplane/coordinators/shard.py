@@ -56,6 +56,9 @@ class Shard(Protocol):
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""
 
+    def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        """Note records that were not appended, of an operation or of `due`."""
+
     def restore(self, now: float) -> Work[None]:
         """Make the state of the committed records ready for operations; yields between pieces.
 

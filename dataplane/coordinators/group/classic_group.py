@@ -596,6 +596,11 @@ class ClassicGroup:
             ],
         )
 
+    def write_empty(self) -> None:
+        """Write the record of a group without members, unless it has members again."""
+        if self.is_empty:
+            self._write(self._metadata({}))
+
     def restore(
         self, now: float, metadata: GroupMetadataValue, loaded_at: Callable[[], float]
     ) -> None:

@@ -64,6 +64,8 @@ from wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
 MAX_PROTOCOLS: Final = 64
+# Seconds until the record of an empty group that could not be appended is written again.
+WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
@@ -330,6 +332,21 @@ class GroupShard:
         for record in records:
             if isinstance(record.decoded_key, OffsetKey):
                 self.offsets.appended(record.decoded_key, record.value)
+
+    def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
+        """Write the group again, in its state of that time, if it has become empty.
+
+        The record itself is not written again: it must not follow a newer one.
+        """
+        for record in records:
+            if isinstance(record.decoded_key, GroupKey) and record.value is not None:
+                group = self.groups.get(record.decoded_key.group)
+                if group is not None and group.is_empty:
+                    self._timeouts.at(now + WRITE_RETRY_S, partial(self._write_again, group))
+
+    def _write_again(self, group: ClassicGroup, now: float) -> None:
+        if self.groups.get(group.group_id) is group:
+            group.write_empty()
 
     def replay(self, record: CoordinatorRecord, now: float) -> None:
         key = record.decoded_key

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from dataplane.coordinators.group.classic_group import GroupLimits
-from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
+from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -14,6 +14,7 @@ from dataplane.coordinators.group.record_formats import (
     encode_group_value,
     encode_key,
 )
+from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import at_once
@@ -389,3 +390,37 @@ def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None
     shard.loaded(105.0, 105_000)
     shard.due(105.0, 105_000)
     assert shard.groups["group-0"].state.value == "PreparingRebalance"
+
+
+# Refused records
+
+
+def test_a_group_that_became_empty_while_nothing_could_be_written_is_recorded_later() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    outcome = coordinator.shard.leave(
+        coordinator.now, GROUP, [LeavingMember(member.member_id, None)]
+    )
+    assert isinstance(outcome, Write)
+    coordinator.shard.refused(outcome.records, coordinator.now)
+    coordinator.wait(WRITE_RETRY_S - 1)
+    written = len(coordinator.log)
+    coordinator.wait(2)
+    assert len(coordinator.log) == written + 1
+    coordinator.fail_over()
+    assert coordinator.state == "Empty"
+    assert coordinator.group.generation == 2
+
+
+def test_a_refused_record_is_not_written_again_once_the_group_has_members() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    outcome = coordinator.shard.leave(
+        coordinator.now, GROUP, [LeavingMember(member.member_id, None)]
+    )
+    assert isinstance(outcome, Write)
+    coordinator.shard.refused(outcome.records, coordinator.now)
+    coordinator.stable()
+    written = len(coordinator.log)
+    coordinator.wait(WRITE_RETRY_S)
+    assert len(coordinator.log) == written
