@@ -85,7 +85,6 @@ class ShardLoader(Generic[S]):
         self._hosted = hosted
         self._buffer_bytes = buffer_bytes
         self._offset = 0
-        self._removed_at = -1  # offset of the last chunk whose file was removed
 
     async def wait_committed(self) -> None:
         """Wait until the high watermark has reached the start of the leader epoch."""
@@ -130,10 +129,8 @@ class ShardLoader(Generic[S]):
             return await read_chunk(
                 plog, parts.disk, offset, hosted.first_offset, self._buffer_bytes
             )
-        except EOFError:  # compaction has replaced the segment: other files have its records
-            if self._removed_at == offset:
-                await sleep(parts.clock, RETRY_S)
-            self._removed_at = offset
+        except EOFError:  # the file was removed, as by compaction: others have its records
+            await sleep(parts.clock, RETRY_S)
         except KafkaError as error:
             if offset >= plog.log_start_offset and hosted.is_current:
                 raise LoadError(f"offset {offset}: {error}") from error

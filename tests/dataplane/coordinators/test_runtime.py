@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import trio
 
 from dataplane.coordinators import hosted_shard, loading
 from dataplane.coordinators import runtime as runtime_module
+from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.partition.partition import Partition
@@ -429,10 +431,15 @@ def test_a_load_that_waits_for_a_commit_does_not_delay_others(
         other = replace(alone, replicas=(1, 2), isr=(1, 2), leader_epoch=alone.leader_epoch + 1)
         partition.assign(other)
         assert partition.is_catching_up
+        second = node.worker.replica_manager.by_name(TOPIC, 1)
+        elected = replace(second.state, leader_epoch=second.leader_epoch + 1)
+        second.retire()
         coordinator = Coordinator(node.worker)
         async with coordinating(coordinator):
-            await until(node, lambda: 1 in coordinator.runtime.active)
             await node.world.sleep(1)
+            second.assign(elected)
+            coordinator.runtime.look()
+            await until(node, lambda: 1 in coordinator.runtime.active)
             assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
             partition.assign(replace(other, replicas=(1,), isr=(1,)))  # commits the record
             await until(node, lambda: coordinator.state == "ACTIVE")
@@ -546,3 +553,27 @@ def test_a_damaged_log_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
 
     simulated(scenario)
     assert "the batch at offset 1 of t-0 is damaged" in caplog.text
+
+
+def test_committed_writes_are_replayed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_shard, "REPLAYED_AT_ONCE", 3)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        hosted = HostedShard(partition, Register(0))
+        hosted.state = State.ACTIVE
+        hosted.shard.is_loaded = True
+        answers: list[int] = []
+        for number in range(10):
+            batch = PendingBatch([CoordinatorRecord(b"%d" % number, b"1")], number + 1, 100, 0.0)
+            batch.committed = partial(answers.append, number)
+            hosted.appended(batch)
+        append_unvalidated(partition, encode_batch([Record(i, 1, b"", b"") for i in range(8)]))
+        assert [hosted.replay(0.0) for _ in range(4)] == [300, 300, 200, 0]
+        assert answers == list(range(8))
+        assert hosted.pending_bytes == 200
+        assert not hosted.has_committed
+
+    simulated(scenario)
