@@ -1,26 +1,59 @@
-"""Reading the records of an internal topic's partition, for a coordinator that begins to lead it.
+"""Loads a shard: reads the committed log of its partition, and replays the records in slices.
 
-Chunks of the log are read and checked in a worker thread; their records are decoded on the event
-loop, in pieces. Memory: one chunk, and one decompressed piece of a batch.
+    log start                               start of the leader epoch
+    | chunk | chunk | ... read and checked   | -> replayed in slices of the event loop
+    |                 in worker threads      |
+
+The high watermark must have reached the start of the leader's epoch: all records of earlier leaders
+below that are committed, and those that are not in this log never were. Compaction and retention
+may run meanwhile. They leave gaps in the offsets, and move records to other files: a chunk whose
+file was removed is read again. So is one that could not be read while the disk or the process has a
+transient failure. Memory: one chunk, and one decompressed piece of a batch.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from dataplane.coordinators.shard import CoordinatorRecord
+import trio
+
+from dataplane.coordinators.hosted_shard import HostedShard
+from dataplane.coordinators.shard import CoordinatorRecord, Shard
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
-from dataplane.scheduling.time_slices import Work
-from metaquorum.runtime import Disk
+from dataplane.partition.partition import Partition
+from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work
+from metaquorum.runtime import Clock, Disk, File, StorageError
+from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import BatchHeader, BatchState, batches, scan
 from wire.records.records import record_spans
 
+S = TypeVar("S", bound=Shard)
+
+# Seconds between attempts to read a chunk.
+RETRY_S: Final = 5.0
+# Size of the records of one piece; PIECE_ROWS of them without values are one piece, too.
+PIECE_BYTES: Final = 16_384
+_ROW_BYTES: Final = PIECE_BYTES // PIECE_ROWS
+
 
 class LoadError(Exception):
-    """Raised if a batch of the log is damaged; the message names its offset."""
+    """Raised if the log is damaged or cannot be read; the message names the offset."""
+
+
+class LoadParts(Protocol):
+    """Parts of the worker that a load uses."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def slicer(self) -> TimeSlicer: ...
 
 
 class Chunk(NamedTuple):
@@ -29,6 +62,118 @@ class Chunk(NamedTuple):
     data: bytes
     batches: list[tuple[int, BatchHeader]]
     next_offset: int
+
+
+class ShardLoader(Generic[S]):
+    """One load of one shard. It ends early if the leadership ends."""
+
+    def __init__(
+        self,
+        parts: LoadParts,
+        fail: Callable[[Partition, StorageError], object],
+        hosted: HostedShard[S],
+        buffer_bytes: int,
+    ) -> None:
+        """Prepare the load in chunks of about `buffer_bytes` (offsets.load.buffer.size).
+
+        `fail` is called with the errors of reads.
+        """
+        self.began = parts.clock.monotonic()
+        self.record_count = 0
+        self._parts = parts
+        self._fail = fail
+        self._hosted = hosted
+        self._buffer_bytes = buffer_bytes
+        self._offset = 0
+
+    async def wait_committed(self) -> None:
+        """Wait until the high watermark has reached the start of the leader epoch."""
+        hosted, partition = self._hosted, self._hosted.partition
+        while hosted.is_current and partition.high_watermark < hosted.first_offset:
+            woken = trio.Event()
+            waiter = partition.wait_committed(hosted.first_offset, woken.set)
+            try:
+                await woken.wait()
+            finally:
+                partition.stop_waiting(waiter)
+
+    async def load(self) -> None:
+        """Replay the committed records of earlier epochs, and restore the shard. Raises LoadError.
+
+        Records below the high watermark of the epoch's start are committed; those above it become
+        committed, or are truncated, before this leader's own first record.
+        """
+        hosted, slicer = self._hosted, self._parts.slicer
+        self._offset = hosted.partition.log.log_start_offset
+        while hosted.is_current and self._offset < hosted.first_offset:
+            chunk = await self._read()
+            if chunk is not None:
+                await slicer.finish(self._while_current(self._replayed(chunk)), 0)
+        restored = hosted.shard.restore(self._parts.clock.monotonic())
+        await slicer.finish(self._while_current(restored), 0)
+
+    def _while_current(self, work: Work[None]) -> Work[None]:
+        for _ in work:
+            yield
+            if not self._hosted.is_current:
+                return
+
+    async def _read(self) -> Chunk | None:
+        """Return the next chunk, or None if it must be read again. Raises LoadError."""
+        hosted, parts = self._hosted, self._parts
+        plog = hosted.partition.log
+        self._offset = offset = max(self._offset, plog.log_start_offset)  # retention
+        if offset >= hosted.first_offset:
+            return None
+        try:
+            return await read_chunk(
+                plog, parts.disk, offset, hosted.first_offset, self._buffer_bytes
+            )
+        except EOFError:  # the file was removed, as by compaction: others have its records
+            await sleep(parts.clock, RETRY_S)
+        except KafkaError as error:
+            if offset >= plog.log_start_offset and hosted.is_current:
+                raise LoadError(f"offset {offset}: {error}") from error
+        except StorageError as error:
+            self._fail(hosted.partition, error)
+            if hosted.is_current:  # the failure is transient, the partition is online
+                await sleep(parts.clock, RETRY_S)
+        return None
+
+    def _replayed(self, chunk: Chunk) -> Work[None]:
+        """Replay the records of the chunk from the next offset on, in pieces. Raises LoadError.
+
+        Markers of transactions are skipped.
+        """
+        offset, replay = self._offset, self._hosted.shard.replay
+        count, left = 0, PIECE_BYTES
+        for position, header in chunk.batches:
+            if header.is_control:
+                continue
+            base_offset = header.base_offset
+            try:
+                for data, spans in record_spans(chunk.data, position, header):
+                    for (
+                        _, _, _, delta, _, key_at, key_length, value_at, value_length, _, _
+                    ) in spans:  # fmt: skip
+                        if base_offset + delta < offset or key_length < 0:
+                            continue
+                        value = (
+                            data[value_at : value_at + value_length] if value_length >= 0 else None
+                        )
+                        replay(CoordinatorRecord(data[key_at : key_at + key_length], value), 0.0)
+                        count += 1
+                        left -= _ROW_BYTES + max(value_length, 0)
+                        if left <= 0:
+                            left = PIECE_BYTES
+                            yield
+            except WireError as error:
+                raise LoadError(
+                    f"the batch at offset {header.base_offset} is malformed: {error}"
+                ) from error
+            yield
+        self.record_count += count
+        self._offset = chunk.next_offset
 
 
 async def read_chunk(
@@ -45,15 +190,22 @@ async def read_chunk(
             break
         except ColdError as cold:
             await cold.warm(disk)
-    checked = await disk.run(partial(_read_and_check, found, f"{log.topic}-{log.partition}"))
+    name, file = f"{log.topic}-{log.partition}", found.acquire()
+    try:
+        with found.reading():  # reports errors, on the event loop
+            checked = await disk.run(partial(_read_and_check, file, found, name))
+    finally:
+        found.release()
     if isinstance(checked, LoadError):
         raise checked
     return checked._replace(next_offset=max(checked.next_offset, offset))
 
 
-def _read_and_check(found: LogSlice, name: str) -> Chunk | LoadError:
+def _read_and_check(file: File, found: LogSlice, name: str) -> Chunk | LoadError:
     """Read and check in a worker thread. Errors of the batches are returned, not raised."""
-    data = found.read()
+    data = file.read(found.size_bytes, found.position)
+    if len(data) < found.size_bytes:
+        return LoadError(f"{file.path} ends before position {found.position + found.size_bytes}")
     headers: list[tuple[int, BatchHeader]] = []
     next_offset = 0
     try:
@@ -71,33 +223,3 @@ def _read_and_check(found: LogSlice, name: str) -> Chunk | LoadError:
     if not headers:
         return LoadError(f"there is no whole batch at offset {found.first_offset} of {name}")
     return Chunk(data, headers, next_offset)
-
-
-def replay_chunk(
-    chunk: Chunk, offset: int, replay: Callable[[CoordinatorRecord], object]
-) -> Work[int]:
-    """Call `replay` with the records from `offset` on, in pieces; return their number.
-
-    Markers of transactions are skipped. Raises LoadError if the records of a batch are malformed.
-    """
-    count = 0
-    for position, header in chunk.batches:
-        if header.is_control:
-            continue
-        base_offset = header.base_offset
-        try:
-            for data, spans in record_spans(chunk.data, position, header):
-                for _, _, _, delta, _, key_at, key_length, value_at, value_length, _, _ in spans:
-                    if base_offset + delta < offset or key_length < 0:
-                        continue
-                    value = data[value_at : value_at + value_length] if value_length >= 0 else None
-                    replay(CoordinatorRecord(data[key_at : key_at + key_length], value))
-                    count += 1
-                    if count % 64 == 0:
-                        yield
-        except WireError as error:
-            raise LoadError(
-                f"the batch at offset {header.base_offset} is malformed: {error}"
-            ) from error
-        yield
-    return count

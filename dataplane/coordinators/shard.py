@@ -12,6 +12,7 @@ coordinator runtime.
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from dataplane.scheduling.time_slices import Work
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 
@@ -55,11 +56,23 @@ class Shard(Protocol):
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""
 
+    def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        """Note records that were not appended, of an operation or of `due`."""
+
+    def restore(self, now: float) -> Work[None]:
+        """Make the state of the committed records ready for operations; yields between pieces.
+
+        Called once, after all of them were replayed. No other method is called before it ends.
+        """
+
     def loaded(self, now: float, now_ms: int) -> None:
-        """Start the timers, after all committed records were replayed."""
+        """Start the timers: the first operation may follow. Short, after `restore`."""
 
     def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
         """Do what is due by `now`, and return the records to write for it."""
 
-    def unload(self) -> None:
-        """Answer all waiting requests with NOT_COORDINATOR: the leadership has ended."""
+    def unload(self) -> Work[None]:
+        """Answer all waiting requests with NOT_COORDINATOR, and free the state.
+
+        The leadership has ended: no operation follows. Yields between pieces.
+        """

@@ -42,11 +42,11 @@ class ClientQuotaState:
         self.uncounted_bytes = self.granted_bytes = 0
         self.counted_at = 0.0
 
-    def muted_s(self) -> float:
-        """Return the seconds until the mute ends; negative since it ended, -inf without one."""
+    def muted_until(self, now: float) -> float:
+        """Return when the mute ends, or the last one ended, on the clock that shows `now`."""
         if self.mute is not None:
-            return self.mute.left_s
-        return self.unmuted_at - trio.current_time()
+            return now + self.mute.left_s
+        return now - trio.current_time() + self.unmuted_at
 
     def end_mute(self) -> None:
         """End the mute, if there is one: requests of the connection are handled again."""

@@ -1,7 +1,7 @@
 """Partitions of this worker, created, assigned and removed by the metadata log."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from random import Random
 from typing import Final
 
@@ -70,6 +70,9 @@ class ReplicaManager:
         self.replication = replication
         replication.on_failure = self.fail
         replication.log_dirs = log_dirs
+        # By topic: called when this worker becomes the leader of a partition in a new leader epoch,
+        # in the step that assigns it.
+        self.on_elected: dict[str, Callable[[Partition], object]] = {}
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # topic names by id, with offline partitions
@@ -237,6 +240,8 @@ class ReplicaManager:
             self.fail(partition, error)
         if partition.is_leader and state.leader_epoch > before.leader_epoch:
             self.replication.elected(partition, before, known)
+            if (elected := self.on_elected.get(partition.topic)) is not None:
+                elected(partition)
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:

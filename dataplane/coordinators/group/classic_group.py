@@ -68,7 +68,8 @@ CONSUMER: Final = "consumer"
 LEAST_WAIT_S: Final = 1.0
 # Memory of an id that was given to a new member.
 PENDING_BYTES: Final = 600
-MutedFor: TypeAlias = Callable[[], float]
+# Returns, at a monotonic time, until when a quota mutes, or muted, the client.
+MutedUntil: TypeAlias = Callable[[float], float]
 
 
 class GroupState(Enum):
@@ -118,9 +119,11 @@ class ClassicGroup:
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
         write: Callable[[GroupMetadataValue], object],
+        client_host: str = "",
     ) -> None:
-        """Create an empty group. `wall_ms` returns the time for records."""
+        """Create an empty group, for a client. `wall_ms` returns the time for records."""
         self.group_id = group_id
+        self.client_host = client_host
         self.limits = limits
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -160,7 +163,7 @@ class ClassicGroup:
         request: JoinRequest,
         new_id: Callable[[], str],
         callback: JoinCallback,
-        muted_s: MutedFor = never_muted,
+        muted_until: MutedUntil = never_muted,
     ) -> JoinAnswer | Persist | None:
         """Add a member, or let it take part in the next generation.
 
@@ -175,17 +178,17 @@ class ClassicGroup:
         if not self.members.supports(request):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
-            return self._join_new(now, request, new_id(), callback, muted_s)
+            return self._join_new(now, request, new_id(), callback, muted_until)
         if request.member_id in self.pending:
             if request.instance_id is not None:
                 return _refused(ErrorCode.UNKNOWN_MEMBER_ID, request)
-            self._add(now, request, request.member_id, callback, muted_s)
+            self._add(now, request, request.member_id, callback, muted_until)
             return None
         code = self.members.check(request.member_id, request.instance_id)
         if code is not NO_ERROR:
             return _refused(code, request)
         member = self.members.by_id[request.member_id]
-        member.muted_s = muted_s
+        member.muted_until = muted_until
         return self._join_again(now, member, request, callback)
 
     def _has_room_for(self, member_id: str) -> bool:
@@ -203,11 +206,11 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_s: MutedFor,
+        muted_until: MutedUntil,
     ) -> JoinAnswer | Persist | None:
         if request.instance_id is not None:
             if request.instance_id in self.members.static_ids:
-                return self._replace(now, request, member_id, callback, muted_s)
+                return self._replace(now, request, member_id, callback, muted_until)
         elif request.needs_member_id:
             if len(self.pending) >= self.limits.max_pending:
                 return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
@@ -217,7 +220,7 @@ class ClassicGroup:
             self.pending[member_id] = PendingMember(request.client_host, ends)
             self._memory.use(request.client_host, PENDING_BYTES)
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id)
-        self._add(now, request, member_id, callback, muted_s)
+        self._add(now, request, member_id, callback, muted_until)
         return None
 
     def _add(
@@ -226,10 +229,10 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_s: MutedFor,
+        muted_until: MutedUntil,
     ) -> None:
         member = GroupMember(member_id, request)
-        member.muted_s = muted_s
+        member.muted_until = muted_until
         if self.state is GroupState.PREPARING_REBALANCE and self._is_first:
             self._has_new_members = True
         self._forget_pending(member_id)
@@ -265,7 +268,7 @@ class ClassicGroup:
         request: JoinRequest,
         member_id: str,
         callback: JoinCallback,
-        muted_s: MutedFor,
+        muted_until: MutedUntil,
     ) -> JoinAnswer | Persist | None:
         """Let another process take the place of a static member (KIP-345)."""
         assert request.instance_id is not None
@@ -275,7 +278,7 @@ class ClassicGroup:
             session.cancel()
         self._unsynced.discard(self.members.static_ids[request.instance_id])
         member = self.members.replace(request.instance_id, member_id)
-        member.muted_s = muted_s
+        member.muted_until = muted_until
         self._hear(now, member)
         self.members.update(member, request)
         is_stable = self.state is GroupState.STABLE
@@ -504,13 +507,13 @@ class ClassicGroup:
         member_id: str,
         instance_id: str | None,
         generation: int,
-        muted_s: MutedFor = never_muted,
+        muted_until: MutedUntil = never_muted,
     ) -> ErrorCode:
         code = self.check(member_id, instance_id, generation)
         if code is not NO_ERROR:
             return code
         member = self.members.by_id[member_id]
-        member.heard_at, member.muted_s = now, muted_s
+        member.heard_at, member.muted_until = now, muted_until
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR
@@ -617,8 +620,18 @@ class ClassicGroup:
             ],
         )
 
-    def restore(self, now: float, metadata: GroupMetadataValue) -> None:
-        """Become the group that another coordinator has recorded; sessions begin now."""
+    def write_empty(self) -> None:
+        """Write the record of a group without members, unless it has members again."""
+        if self.is_empty:
+            self._write(self._metadata({}))
+
+    def restore(
+        self, now: float, metadata: GroupMetadataValue, loaded_at: Callable[[], float]
+    ) -> None:
+        """Become the group that another coordinator has recorded.
+
+        `loaded_at` returns the time at which sessions begin: no request is handled before.
+        """
         self.generation = metadata.generation
         self.protocol = metadata.protocol
         self.state_timestamp_ms = metadata.current_state_timestamp
@@ -627,6 +640,7 @@ class ClassicGroup:
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
+            member.muted_until = lambda _: loaded_at()
             self.members.add(member, metadata.protocol_type)
             self._hear(now, member)
         if len(self.members):
@@ -634,7 +648,11 @@ class ClassicGroup:
                 self.members.leader = metadata.leader
             self.state = GroupState.STABLE
             if len(self.members) > self.limits.max_size:
-                self._prepare(now, "the group is larger than group.max.size", None)
+                self._timeouts.at(float("-inf"), self._shrink)
+
+    def _shrink(self, now: float) -> None:
+        if self.state is GroupState.STABLE:
+            self._prepare(now, "the group is larger than group.max.size", None)
 
     def close(self, code: ErrorCode) -> None:
         """Answer all waiting requests with an error, and end all timeouts."""

@@ -206,13 +206,14 @@ class GroupCoordinator:
         operation: Callable[[GroupShard, str], Write[None] | None],
     ) -> None:
         """Write the records of `operation` for each group of the shard, as long as it is active."""
-        for number, group_id in enumerate(shard.group_ids):
-            if number % GROUPS_PER_PIECE == 0:
+        for group_ids in shard.group_id_pieces():
+            for first in range(0, len(group_ids), GROUPS_PER_PIECE):
                 await self._parts.slicer.pause()
                 await trio.lowlevel.checkpoint()
-            if self.runtime.active.get(shard.index) is not shard:
-                return
-            self.runtime.write(shard.index, operation(shard, group_id))
+                if self.runtime.active.get(shard.index) is not shard:
+                    return
+                for group_id in group_ids[first : first + GROUPS_PER_PIECE]:
+                    self.runtime.write(shard.index, operation(shard, group_id))
 
 
 def _partition_count(image: MetadataImage) -> int:

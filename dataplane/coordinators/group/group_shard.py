@@ -15,7 +15,7 @@ from the start, after the commit; those of a group that consumes other topics, a
 Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -25,7 +25,7 @@ from dataplane.coordinators.group.classic_group import (
     ClassicGroup,
     GroupLimits,
     GroupState,
-    MutedFor,
+    MutedUntil,
     Persist,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
@@ -57,12 +57,15 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.scheduling.time_slices import Work, emptied
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
 MAX_PROTOCOLS: Final = 64
+# Seconds until the record of an empty group that could not be appended is written again.
+WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
@@ -121,7 +124,6 @@ class GroupShard:
         self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # records with a known key and a malformed value
         self._memory = memory
-        self._hosts: dict[str, str] = {}  # by group: the client that created it
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._keys = KeyDecoder()
@@ -129,6 +131,7 @@ class GroupShard:
         self._recorded: dict[str, GroupMetadataValue] = {}  # while the shard is loading
         self._persisted: set[str] = set()  # groups with a committed record
         self._is_loaded = False
+        self._loaded_at = 0.0  # until then no request was handled
         self._outbox: list[CoordinatorRecord] = []
 
     # Members
@@ -138,7 +141,7 @@ class GroupShard:
         now: float,
         request: JoinRequest,
         callback: JoinCallback,
-        muted_s: MutedFor = never_muted,
+        muted_until: MutedUntil = never_muted,
     ) -> JoinAnswer | Write[JoinAnswer | None] | None:
         """Add a member to the group, which is created if its id is new."""
         configs = self.configs
@@ -154,7 +157,8 @@ class GroupShard:
             return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
         if group is None:
             group = self._create(request.group_id, request.client_host)
-        answer = group.join(now, request, partial(self._new_member_id, request), callback, muted_s)
+        new_id = partial(self._new_member_id, request)
+        answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
 
     def _new_member_id(self, request: JoinRequest) -> str:
@@ -185,12 +189,12 @@ class GroupShard:
         member_id: str,
         instance_id: str | None,
         generation: int,
-        muted_s: MutedFor = never_muted,
+        muted_until: MutedUntil = never_muted,
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation, muted_s)
+        return group.heartbeat(now, member_id, instance_id, generation, muted_until)
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
@@ -312,10 +316,12 @@ class GroupShard:
                 self._forget(group)
         return Write(records, None) if records else None
 
-    @property
-    def group_ids(self) -> list[str]:
-        """All groups: with members, a record or offsets."""
-        return list(dict.fromkeys([*self.groups, *self.offsets.groups()]))
+    def group_id_pieces(self) -> Iterator[list[str]]:
+        """Yield all groups, in pieces; groups may be created and deleted between two steps."""
+        known = dict.fromkeys(self.groups)
+        yield list(known)
+        for groups in self.offsets.groups():
+            yield [group_id for group_id in groups if group_id not in known]
 
     # The shard's side of the runtime
 
@@ -331,6 +337,21 @@ class GroupShard:
         for record in records:
             if isinstance(record.decoded_key, OffsetKey):
                 self.offsets.appended(record.decoded_key, record.value)
+
+    def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
+        """Write the group again, in its state of that time, if it has become empty.
+
+        The record itself is not written again: it must not follow a newer one.
+        """
+        for record in records:
+            if isinstance(record.decoded_key, GroupKey) and record.value is not None:
+                group = self.groups.get(record.decoded_key.group)
+                if group is not None and group.is_empty:
+                    self._timeouts.at(now + WRITE_RETRY_S, partial(self._write_again, group))
+
+    def _write_again(self, group: ClassicGroup, now: float) -> None:
+        if self.groups.get(group.group_id) is group:
+            group.write_empty()
 
     def replay(self, record: CoordinatorRecord, now: float) -> None:
         key = record.decoded_key
@@ -364,16 +385,30 @@ class GroupShard:
         elif group.is_empty and not group.pending:
             self._forget(group)
 
+    def restore(self, now: float) -> Work[None]:
+        for group_id, metadata in self._recorded.items():
+            self._create(group_id).restore(now, metadata, self._loaded_since)
+            yield
+        yield from emptied(self._recorded)
+
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True
-        for group_id, metadata in self._recorded.items():
-            self._create(group_id).restore(now, metadata)
-        self._recorded.clear()
+        self._loaded_at = now
 
-    def unload(self) -> None:
-        for group in list(self.groups.values()):
+    def _loaded_since(self) -> float:
+        return self._loaded_at
+
+    def unload(self) -> Work[None]:
+        timeouts = self._timeouts.close()  # first, because it makes cancelling cheap
+        while self.groups:
+            group = next(iter(self.groups.values()))
             group.close(ErrorCode.NOT_COORDINATOR)
             self._forget(group)
+            yield
+        yield from timeouts
+        yield from self.offsets.emptied()
+        yield from emptied(self._recorded)
+        yield from emptied(self._persisted)
 
     def _create(self, group_id: str, host: str = "") -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(
@@ -383,14 +418,14 @@ class GroupShard:
             self._timeouts,
             self._wall_ms,
             partial(self._write, group_id),
+            host,
         )
-        self._hosts[group_id] = host
         self._memory.use(host, GROUP_BYTES)
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        self._memory.use(self._hosts.pop(group.group_id), -GROUP_BYTES)
+        self._memory.use(group.client_host, -GROUP_BYTES)
 
     def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))

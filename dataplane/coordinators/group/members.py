@@ -25,7 +25,7 @@ MEMBER_BYTES: Final = 1000
 NEVER: Final = float("-inf")
 
 
-def never_muted() -> float:
+def never_muted(now: float) -> float:
     return NEVER
 
 
@@ -41,7 +41,7 @@ class GroupMember:
         "is_new",
         "join",
         "member_id",
-        "muted_s",
+        "muted_until",
         "protocols",
         "rebalance_timeout_ms",
         "session_timeout_ms",
@@ -61,8 +61,8 @@ class GroupMember:
         self.join: JoinCallback | None = None
         self.sync: SyncCallback | None = None
         self.heard_at = NEVER
-        # Returns for how many seconds a quota mutes the connection: negative since it did.
-        self.muted_s: Callable[[], float] = never_muted
+        # Returns, at a time, until when a quota mutes, or muted, the connection.
+        self.muted_until: Callable[[float], float] = never_muted
 
     @classmethod
     def restored(
@@ -99,7 +99,7 @@ class GroupMember:
 
         No request of a muted connection is handled, so that time does not count.
         """
-        return max(self.heard_at, now + self.muted_s()) + self.session_timeout_ms / 1000
+        return max(self.heard_at, self.muted_until(now)) + self.session_timeout_ms / 1000
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,10 @@ from itertools import count
 from math import inf
 from typing import Final
 
+from dataplane.scheduling.time_slices import Work, emptied
+
+# Timeouts that one `run` calls; each may end a rebalance.
+CALLED_AT_ONCE: Final = 64
 # The queue is cleaned when it holds more cancelled timeouts than this, and than half of all.
 LEAST_CANCELLED: Final = 1000
 
@@ -33,6 +37,7 @@ class Timeouts:
         self._queue: list[tuple[float, int, Timeout]] = []
         self._numbers = count()
         self._cancelled = 0
+        self._is_closed = False
 
     @property
     def next_due(self) -> float:
@@ -50,22 +55,29 @@ class Timeouts:
 
     def cancelled(self) -> None:
         self._cancelled += 1
+        if self._is_closed:
+            return  # the queue is freed in pieces
         if self._cancelled > LEAST_CANCELLED and self._cancelled > len(self._queue) // 2:
             self._queue = [entry for entry in self._queue if entry[2].call is not None]
             heapify(self._queue)
             self._cancelled = 0
 
     def run(self, now: float) -> None:
-        """Make the calls that are due, in the order of their times.
+        """Make the calls that are due, in the order of their times, at most CALLED_AT_ONCE.
 
         Timeouts that these calls add wait for the next `run`, also if they are due: other tasks run
         in between.
         """
         due: list[Timeout] = []
-        while self.next_due <= now:
+        while len(due) < CALLED_AT_ONCE and self.next_due <= now:
             due.append(heappop(self._queue)[2])
             due[-1].is_queued = False
         for timeout in due:
             call, timeout.call = timeout.call, None
             if call is not None:  # an earlier call may have cancelled it
                 call(now)
+
+    def close(self) -> Work[None]:
+        """Free the timeouts, in pieces; no call is made from now on."""
+        self._is_closed = True
+        return emptied(self._queue)

@@ -50,11 +50,12 @@ def handle_list_groups(
     if types and CLASSIC not in types:
         return response
     for shard in list(worker.groups.shards.values()):
-        listed = yield from in_pieces(shard.group_ids, partial(_listed, shard))
-        response.groups += [
-            each for each in listed if not states or each.group_state.lower() in states
-        ]
-        yield
+        for group_ids in shard.group_id_pieces():
+            listed = yield from in_pieces(group_ids, partial(_listed, shard))
+            response.groups += [
+                each for each in listed if not states or each.group_state.lower() in states
+            ]
+            yield
     return response
 
 

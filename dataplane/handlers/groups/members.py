@@ -90,7 +90,7 @@ def handle_join_group(
             worker.clock.monotonic(),
             join,
             lambda answer: response.answer(_join_response(version, answer)),
-            request.client.quota.muted_s,
+            request.client.quota.muted_until,
         )
 
     return ask(
@@ -232,7 +232,7 @@ def handle_heartbeat(
             message.member_id,
             message.group_instance_id,
             message.generation_id,
-            request.client.quota.muted_s,
+            request.client.quota.muted_until,
         )
     )
 

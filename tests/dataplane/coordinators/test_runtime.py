@@ -1,21 +1,37 @@
 """The runtime of coordinators, over real partitions of three simulated nodes."""
 
+import errno
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from dataplane.coordinators import hosted_shard, loading
 from dataplane.coordinators import runtime as runtime_module
+from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.partition.partition import Partition
+from dataplane.scheduling.time_slices import Work
 from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import Simulated, append_unvalidated, batch_of, simulated
+from tests.dataplane.serving import (
+    FaultyDisk,
+    Simulated,
+    append_unvalidated,
+    batch_of,
+    in_trio,
+    serving,
+    simulated,
+)
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import parse_header
 from wire.records.records import Codec, Record, encode_batch
 
 TOPIC = "t"
@@ -32,6 +48,7 @@ class Register:
         self.is_loaded = self.is_unloaded = False
         self.next_due = inf
         self.due_records: list[CoordinatorRecord] = []
+        self.refused_records: list[CoordinatorRecord] = []
 
     def replay(self, record: CoordinatorRecord, now: float) -> None:
         self.replayed += 1
@@ -45,6 +62,12 @@ class Register:
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         self.in_flight += len(records)
 
+    def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        self.refused_records += records
+
+    def restore(self, now: float) -> Work[None]:
+        yield
+
     def loaded(self, now: float, now_ms: int) -> None:
         self.is_loaded = True
 
@@ -52,7 +75,8 @@ class Register:
         self.next_due = inf
         return self.due_records
 
-    def unload(self) -> None:
+    def unload(self) -> Work[None]:
+        yield
         self.is_unloaded = True
 
 
@@ -68,22 +92,24 @@ class Answer:
 class Coordinator:
     """A runtime on one worker."""
 
-    def __init__(self, worker: Any, time_limit_s: float = 5.0) -> None:
+    def __init__(self, worker: Any, time_limit_s: float = 5.0, load_bytes: int = 1 << 20) -> None:
         self.worker = worker
         self.runtime: CoordinatorRuntime[Register] = CoordinatorRuntime(
             TOPIC,
             worker,
             worker.replica_manager,
             Register,
-            load_bytes=1 << 20,
+            load_bytes=load_bytes,
             time_limit_s=lambda: time_limit_s,
         )
         self.runtime.look()
 
-    def put(self, key: bytes, value: bytes | None, *more: tuple[bytes, bytes]) -> Answer:
+    def put(
+        self, key: bytes, value: bytes | None, *more: tuple[bytes, bytes], index: int = 0
+    ) -> Answer:
         answer = Answer()
         records = [CoordinatorRecord(key, value), *(CoordinatorRecord(*each) for each in more)]
-        self.runtime.call(0, lambda _: Write(records, value), answer, answer)
+        self.runtime.call(index, lambda _: Write(records, value), answer, answer)
         return answer
 
     @property
@@ -97,6 +123,19 @@ class Coordinator:
     @property
     def values(self) -> dict[bytes, bytes]:
         return self.runtime.shard(0).values
+
+
+class StatesOfLeader(trio.abc.Instrument):
+    """Recorder of the shard's state, for requests, after each step while the worker leads."""
+
+    def __init__(self, coordinator: Coordinator, partition: Partition) -> None:
+        self.seen: list[str] = []
+        self._coordinator = coordinator
+        self._partition = partition
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._partition.is_served and self._coordinator.state not in self.seen:
+            self.seen.append(self._coordinator.state)
 
 
 @asynccontextmanager
@@ -150,13 +189,12 @@ def test_a_follower_is_no_coordinator_and_a_new_leader_loads_what_was_committed(
                 first.put(b"3", None)
                 await cluster.until(lambda: all(answer.values for answer in answers))
                 await cluster.until(lambda: b"3" not in first.values)
+            states = StatesOfLeader(second, cluster.replica(2, TOPIC))
+            trio.lowlevel.add_instrument(states)
             await cluster.kill(1)
-            await cluster.until(lambda: cluster.replica(2, TOPIC).is_served)
-            with pytest.raises(KafkaError) as refused:
-                second.put(b"a", b"1")
-            assert refused.value.code is ErrorCode.NOT_COORDINATOR
-            second.runtime.look()
             await cluster.until(lambda: second.state == "ACTIVE")
+            trio.lowlevel.remove_instrument(states)
+            assert states.seen == ["COORDINATOR_LOAD_IN_PROGRESS", "ACTIVE"]
             assert sorted(second.values) == sorted(b"%d" % n for n in range(20) if n != 3)
 
     together(scenario)
@@ -173,7 +211,8 @@ def test_a_write_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed(
             partition = cluster.replica(1, TOPIC)
             partition.retire()
             coordinator.runtime.look()
-            assert answer.values == [ErrorCode.NOT_COORDINATOR]
+            assert not answer.values, "answered in the step that changes the leadership"
+            await cluster.until(lambda: answer.values == [ErrorCode.NOT_COORDINATOR])
             assert shard.is_unloaded
             assert shard.values == {}
             assert coordinator.state == "NOT_COORDINATOR"
@@ -193,7 +232,7 @@ def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
             state = partition.state
             partition.assign(replace(state, leader_epoch=state.leader_epoch + 1))
             assert coordinator.state == "NOT_COORDINATOR"
-            assert before.is_unloaded
+            await cluster.until(lambda: before.is_unloaded)
             coordinator.runtime.look()
             assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
             await cluster.until(lambda: coordinator.state == "ACTIVE")
@@ -215,6 +254,15 @@ def test_too_few_in_sync_replicas_refuse_a_write() -> None:
             answer = coordinator.put(b"a", b"1")
             assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
             assert coordinator.values == {}
+            shard = coordinator.runtime.shard(0)
+            assert [each.key for each in shard.refused_records] == [b"a"]
+            shard.next_due = coordinator.worker.clock.monotonic() + 1
+            shard.due_records = [CoordinatorRecord(b"timer", b"1")]
+            coordinator.put(b"b", b"1")  # arms the timer
+            await cluster.until(lambda: len(shard.refused_records) == 3)
+            assert [each.key for each in shard.refused_records] == [b"a", b"b", b"timer"]
+            assert shard.in_flight == 0
+            assert partition.log.log_end_offset == 0
 
     together(scenario)
 
@@ -237,7 +285,12 @@ def test_a_write_that_is_not_committed_in_time_fails_and_is_replayed_later() -> 
     together(scenario, broker_session_timeout_ms=9000)
 
 
-def test_answers_are_given_in_the_order_of_the_log() -> None:
+@pytest.mark.parametrize("at_once", [1, 7, 512])
+def test_answers_are_given_in_the_order_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(hosted_shard, "REPLAYED_AT_ONCE", at_once)
+
     async def scenario(cluster: Together) -> None:
         await cluster.create(TOPIC, (1, 2, 3))
         coordinator = Coordinator(cluster.worker(1))
@@ -311,7 +364,135 @@ def test_closing_refuses_what_waits_and_everything_later() -> None:
     together(scenario)
 
 
+def test_uncommitted_bytes_of_all_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_TOTAL_PENDING_BYTES", 15_000)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, 3, flush_messages=1)  # answers wait for a flush
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            await until(node, lambda: len(coordinator.runtime.active) == 3)
+            answers = [coordinator.put(b"k", bytes(6000), index=index) for index in range(3)]
+            assert [each.values for each in answers[2:]] == [[ErrorCode.COORDINATOR_NOT_AVAILABLE]]
+            await until(node, lambda: all(each.values for each in answers))
+            assert [each.values for each in answers[:2]] == [[bytes(6000)]] * 2
+            assert coordinator.runtime.pending_bytes == 0
+            coordinator.put(b"k", bytes(6000), index=2)
+            assert coordinator.runtime.pending_bytes > 6000
+            node.worker.replica_manager.by_name(TOPIC, 2).retire()
+            coordinator.runtime.look()
+            assert coordinator.runtime.pending_bytes == 0
+
+    simulated(scenario)
+
+
+def test_batches_are_not_larger_than_the_topic_allows() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, max_message_bytes=2000)
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            await until(node, lambda: coordinator.state == "ACTIVE")
+            rows = [(b"%04d" % number, b"1") for number in range(500)]
+            assert coordinator.put(b"first", b"1", *rows).values == [b"1"]
+            assert len(coordinator.values) == 501
+            end = node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset
+            answer = coordinator.put(b"k", b"1", *rows, (b"large", bytes(3000)))
+            assert answer.values == [ErrorCode.RECORD_LIST_TOO_LARGE]
+            assert node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset == end
+
+    simulated(scenario)
+
+
 # Loads of one node
+
+
+async def until(node: Simulated, condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await node.world.sleep(0.01)
+    raise AssertionError
+
+
+def test_a_load_that_waits_for_a_commit_does_not_delay_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_LOADS", 1)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, 2)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        batch = encode_batch([Record(0, 1, b"a", b"1")])
+        partition.log.append(batch, [parse_header(batch)], partition.leader_epoch, 1)
+        alone = partition.state
+        other = replace(alone, replicas=(1, 2), isr=(1, 2), leader_epoch=alone.leader_epoch + 1)
+        partition.assign(other)
+        assert partition.is_catching_up
+        second = node.worker.replica_manager.by_name(TOPIC, 1)
+        elected = replace(second.state, leader_epoch=second.leader_epoch + 1)
+        second.retire()
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            await node.world.sleep(1)
+            second.assign(elected)
+            coordinator.runtime.look()
+            await until(node, lambda: 1 in coordinator.runtime.active)
+            assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+            partition.assign(replace(other, replicas=(1,), isr=(1,)))  # commits the record
+            await until(node, lambda: coordinator.state == "ACTIVE")
+            assert coordinator.values == {b"a": b"1"}
+
+    simulated(scenario)
+
+
+def test_loads_during_compaction_see_the_last_value_of_each_key() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(
+            TOPIC, cleanup_policy="compact", internal_segment_bytes=2000, segment_ms=10_000_000
+        )
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        for number in range(300):
+            record = Record(0, node.worker.clock.now_ms(), b"k%d" % (number % 5), b"%d" % number)
+            append_unvalidated(partition, encode_batch([record]))
+        sizes = []
+        for _ in range(30):
+            coordinator = Coordinator(node.worker, load_bytes=500)
+            async with coordinating(coordinator):
+                await until(node, lambda: coordinator.state == "ACTIVE")  # noqa: B023
+                assert coordinator.values == {b"k%d" % key: b"%d" % (295 + key) for key in range(5)}
+                sizes.append(coordinator.runtime.shard(0).replayed)
+            await node.world.sleep(2)
+        assert sizes[0] == 300
+        assert sizes[-1] < 100
+
+    simulated(scenario)
+
+
+@in_trio
+async def test_a_transient_failure_of_reads_delays_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "RETRY_S", 0.0)
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create(TOPIC)
+        partition = served.worker.replica_manager.by_name(TOPIC, 0)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+        disk.fail("read", f"/{TOPIC}-0", errno.ENFILE)
+        coordinator = Coordinator(served.worker)
+        async with coordinating(coordinator):
+            for _ in range(200):
+                await trio.lowlevel.checkpoint()
+                assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+            disk.faults.clear()
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            assert coordinator.values == {b"a": b"1"}
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTD])
@@ -372,3 +553,27 @@ def test_a_damaged_log_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
 
     simulated(scenario)
     assert "the batch at offset 1 of t-0 is damaged" in caplog.text
+
+
+def test_committed_writes_are_replayed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_shard, "REPLAYED_AT_ONCE", 3)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        hosted = HostedShard(partition, Register(0))
+        hosted.state = State.ACTIVE
+        hosted.shard.is_loaded = True
+        answers: list[int] = []
+        for number in range(10):
+            batch = PendingBatch([CoordinatorRecord(b"%d" % number, b"1")], number + 1, 100, 0.0)
+            batch.committed = partial(answers.append, number)
+            hosted.appended(batch)
+        append_unvalidated(partition, encode_batch([Record(i, 1, b"", b"") for i in range(8)]))
+        assert [hosted.replay(0.0) for _ in range(4)] == [300, 300, 200, 0]
+        assert answers == list(range(8))
+        assert hosted.pending_bytes == 200
+        assert not hosted.has_committed
+
+    simulated(scenario)

@@ -21,6 +21,7 @@ from dataplane.coordinators.group.requests import (
     SyncRequest,
 )
 from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.scheduling.time_slices import at_once
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import ZERO_UUID
 
@@ -52,10 +53,11 @@ class Coordinator:
         self.topic_ids: dict[str, bytes] = {"t": TOPIC_ID}
         self._ids = count(1)
         self.memory = GroupMemory(lambda: 1 << 20)
-        self.shard = self._new_shard()
+        self.shard = self.new_shard()
+        at_once(self.shard.restore(self.now))
         self.shard.loaded(self.now, self.now_ms)
 
-    def _new_shard(self) -> GroupShard:
+    def new_shard(self) -> GroupShard:
         return GroupShard(
             0,
             self.configs,
@@ -109,12 +111,13 @@ class Coordinator:
 
     def fail_over(self) -> None:
         """Let another worker load the shard; what is not committed is lost."""
-        self.shard.unload()
+        at_once(self.shard.unload())
         self.uncommitted.clear()
         self.memory = GroupMemory(lambda: 1 << 20)
-        self.shard = self._new_shard()
+        self.shard = self.new_shard()
         for record in self.log:
             self.shard.replay(CoordinatorRecord(record.key, record.value), self.now)
+        at_once(self.shard.restore(self.now))
         self.shard.loaded(self.now, self.now_ms)
 
     # Requests

@@ -5,6 +5,7 @@ import pytest
 from dataplane.coordinators.group.classic_group import GroupLimits
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.requests import LeavingMember
+from dataplane.scheduling.time_slices import at_once
 from tests.dataplane.coordinators.group.coordinator import Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -171,7 +172,7 @@ def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
 def test_a_muted_member_keeps_its_session() -> None:
     coordinator = Coordinator()
     (member,) = coordinator.stable(session_s=10)
-    coordinator.group.members.by_id[member.member_id].muted_s = lambda: 200.0 - coordinator.now
+    coordinator.group.members.by_id[member.member_id].muted_until = lambda _: 200.0
     coordinator.wait(205 - coordinator.now)
     assert coordinator.state == "Stable"
     coordinator.wait(6)
@@ -528,7 +529,7 @@ def test_memory_of_members_is_counted_and_returned() -> None:
     coordinator.leave(first.member_id)
     coordinator.leave(second.member_id)
     assert coordinator.memory.used_bytes - before < 3000
-    coordinator.shard.unload()
+    at_once(coordinator.shard.unload())
     assert coordinator.memory.used_bytes == before
 
 

@@ -1,5 +1,8 @@
 """Committed offsets of a shard, compared with a list of its records, and rule by rule."""
 
+import gc
+import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     encode_offset_value,
 )
+from dataplane.scheduling.time_slices import FORGOTTEN_ROWS
 from wire.primitives.types import ZERO_UUID
 
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
@@ -28,6 +32,10 @@ KEY = OffsetKey("g", "t", 0)
 
 def value(offset: int = 5, **more: Any) -> bytes:
     return encode_offset_value(OffsetValue(offset, -1, "", 1000)._replace(**more))
+
+
+def groups_of(offsets: CommittedOffsets) -> list[str]:
+    return [group for groups in offsets.groups() for group in groups]
 
 
 def keys(tombstones: list[bytes]) -> set[OffsetKey]:
@@ -132,7 +140,7 @@ class OffsetsModel(RuleBasedStateMachine):
         }
         found = [
             key
-            for group in self.offsets.groups()
+            for group in groups_of(self.offsets)
             for key in self.offsets.delete_topic(group, topic, topic_id)
         ]
         self.check_tombstones(found, expected, is_appended)
@@ -195,7 +203,7 @@ class OffsetsModel(RuleBasedStateMachine):
         assert self.offsets.pending_count == len(pending)
         assert self.offsets.has_room(20 - len(pending))
         assert not self.offsets.has_room(21 - len(pending))
-        assert sorted(self.offsets.groups()) == sorted({key.group for key in existing})
+        assert sorted(groups_of(self.offsets)) == sorted({key.group for key in existing})
         for group in ("g", "h"):
             assert self.offsets.has_group(group) == any(key.group == group for key in existing)
             assert self.offsets.has_pending(group) == any(key.group == group for key in pending)
@@ -257,7 +265,7 @@ def test_a_malformed_value_changes_nothing() -> None:
     fetched = offsets.fetch(*KEY)
     assert fetched is not None
     assert fetched.offset == 5
-    assert offsets.groups() == ["g"]
+    assert groups_of(offsets) == ["g"]
 
 
 def test_pending_commits_are_bounded() -> None:
@@ -276,4 +284,40 @@ def test_a_tombstone_of_an_absent_offset_changes_nothing() -> None:
         offsets.replay(key, None)
         offsets.appended(key, None)
     assert offsets.offset_count == 1
-    assert offsets.groups() == ["g"]
+    assert groups_of(offsets) == ["g"]
+
+
+def test_the_groups_are_listed_in_short_pieces_also_while_offsets_are_committed() -> None:
+    offsets = CommittedOffsets()
+    groups = [f"group-{number}" for number in range(20_000)]
+    for group in groups:
+        offsets.replay(OffsetKey(group, "t", 0), value())
+    pending = OffsetKey("pending", "t", 0)
+    offsets.appended(pending, value())
+    listed: list[str] = []
+    for piece in offsets.groups():
+        assert len(piece) < 200
+        listed += piece
+        if len(listed) == 1:
+            offsets.replay(pending, value())
+            offsets.replay(OffsetKey("later", "t", 0), value())
+    assert len(listed) == len(set(listed))
+    assert set(groups) | {"pending"} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("groups", "topics", "partitions"), [(5000, 1, 1), (5, 900, 1), (2, 2, 3000)]
+)
+def test_offsets_are_freed_in_short_pieces(groups: int, topics: int, partitions: int) -> None:
+    offsets = CommittedOffsets()
+    for group, topic, partition in product(range(groups), range(topics), range(partitions)):
+        offsets.replay(OffsetKey(f"g{group}", f"t{topic}", partition), value())
+    gc.collect()
+    blocks, steps = sys.getallocatedblocks(), 0
+    for _ in offsets.emptied():
+        left = sys.getallocatedblocks()
+        assert blocks - left < 6 * FORGOTTEN_ROWS
+        blocks = left
+        steps += 1
+    assert steps >= 3
+    assert groups_of(offsets) == []

@@ -1,12 +1,23 @@
 """Offsets and groups of one shard: who may commit, what is deleted, what expires."""
 
 import struct
+from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.group_shard import GroupConfigs
-from dataplane.coordinators.group.record_formats import GroupKey, encode_key
+from dataplane.coordinators.group.classic_group import GroupLimits
+from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
+from dataplane.coordinators.group.record_formats import (
+    GroupKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    encode_group_value,
+    encode_key,
+)
+from dataplane.coordinators.group.requests import LeavingMember
+from dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
 from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.scheduling.time_slices import at_once
 from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -302,3 +313,116 @@ def test_a_write_of_nothing_is_an_answer() -> None:
     outcome = coordinator.shard.delete_offsets(GROUP, [("t", 7)])
     assert not isinstance(outcome, Write)
     assert outcome == ALL
+
+
+# Slices
+
+
+def recorded(coordinator: Coordinator, groups: int, members: int = 3) -> None:
+    """Add the records of stable groups to the log."""
+    for number in range(groups):
+        metadata = GroupMetadataValue(
+            protocol_type="consumer",
+            generation=3,
+            protocol="range",
+            leader=f"{number}-0",
+            current_state_timestamp=5,
+            members=[
+                MemberMetadata(member_id=f"{number}-{index}", session_timeout=10_000)
+                for index in range(members)
+            ],
+        )
+        key = GroupKey(f"group-{number}")
+        coordinator.log.append(CoordinatorRecord(encode_key(key), encode_group_value(metadata)))
+
+
+def replayed(coordinator: Coordinator) -> GroupShard:
+    """Return a new shard that is not restored yet."""
+    shard = coordinator.new_shard()
+    for record in coordinator.log:
+        shard.replay(record, 0.0)
+    return shard
+
+
+def test_groups_are_restored_and_closed_one_by_one() -> None:
+    coordinator = Coordinator()
+    recorded(coordinator, 10)
+    shard = replayed(coordinator)
+    counts = [len(shard.groups) for _ in shard.restore(coordinator.now)]
+    assert counts[:10] == list(range(1, 11))
+    assert list(shard.groups) == [f"group-{number}" for number in range(10)]
+    shard.loaded(coordinator.now, coordinator.now_ms)
+    counts = [len(shard.groups) for _ in shard.unload()]
+    assert counts[:10] == list(reversed(range(10)))
+    assert shard.next_due == inf
+    assert coordinator.memory.used_bytes == 0
+
+
+def test_the_sessions_of_restored_members_begin_when_requests_are_handled() -> None:
+    coordinator = Coordinator()
+    recorded(coordinator, 1)
+    shard = replayed(coordinator)
+    at_once(shard.restore(100.0))
+    shard.loaded(108.0, 108_000)
+    shard.due(110.0, 110_000)
+    assert len(shard.groups["group-0"].members) == 3
+    assert shard.heartbeat(111.0, "group-0", "0-1", None, 3) is ErrorCode.NONE
+    shard.due(118.0, 118_000)
+    assert list(shard.groups["group-0"].members.by_id) == ["0-1"]
+
+
+def test_few_timeouts_are_called_at_once_and_all_of_them_in_the_end() -> None:
+    coordinator = Coordinator()
+    recorded(coordinator, 300, 1)
+    shard = replayed(coordinator)
+    at_once(shard.restore(100.0))
+    shard.loaded(100.0, 100_000)
+    written = []
+    while shard.next_due <= 120.0:
+        written.append(len(shard.due(120.0, 120_000)))
+    assert sum(written) == 300
+    assert max(written) == CALLED_AT_ONCE
+
+
+def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
+    recorded(coordinator, 1)
+    shard = replayed(coordinator)
+    at_once(shard.restore(100.0))
+    shard.loaded(105.0, 105_000)
+    shard.due(105.0, 105_000)
+    assert shard.groups["group-0"].state.value == "PreparingRebalance"
+
+
+# Refused records
+
+
+def test_a_group_that_became_empty_while_nothing_could_be_written_is_recorded_later() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    outcome = coordinator.shard.leave(
+        coordinator.now, GROUP, [LeavingMember(member.member_id, None)]
+    )
+    assert isinstance(outcome, Write)
+    coordinator.shard.refused(outcome.records, coordinator.now)
+    coordinator.wait(WRITE_RETRY_S - 1)
+    written = len(coordinator.log)
+    coordinator.wait(2)
+    assert len(coordinator.log) == written + 1
+    coordinator.fail_over()
+    assert coordinator.state == "Empty"
+    assert coordinator.group.generation == 2
+
+
+def test_a_refused_record_is_not_written_again_once_the_group_has_members() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    outcome = coordinator.shard.leave(
+        coordinator.now, GROUP, [LeavingMember(member.member_id, None)]
+    )
+    assert isinstance(outcome, Write)
+    coordinator.shard.refused(outcome.records, coordinator.now)
+    coordinator.stable()
+    written = len(coordinator.log)
+    coordinator.wait(WRITE_RETRY_S)
+    assert len(coordinator.log) == written

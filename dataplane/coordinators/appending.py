@@ -1,0 +1,64 @@
+"""Encoding of coordinator records as batches that the topic's configs allow. No I/O."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from dataplane.config.topic import TopicConfig
+from dataplane.coordinators.shard import CoordinatorRecord
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import HEADER_BYTES
+from wire.records.records import Record, encode_batch
+
+# Records and bytes of one batch: larger writes are several batches, each replayed in one step.
+BATCH_RECORDS: Final = 1000
+BATCH_BYTES: Final = 512 << 10
+# Bytes of a record without key and value: attributes, and six varints.
+_RECORD_BYTES: Final = 32
+NOT_WRITTEN: Final = {
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.RECORD_LIST_TOO_LARGE,
+}
+
+
+class EncodedBatch(NamedTuple):
+    records: Sequence[CoordinatorRecord]
+    data: bytearray
+
+
+def encoded_batches(
+    records: Sequence[CoordinatorRecord], config: TopicConfig, timestamp_ms: int
+) -> list[EncodedBatch]:
+    """Return the records as batches, nearly always one.
+
+    Raises KafkaError (MESSAGE_TOO_LARGE) if a record exceeds max.message.bytes or segment.bytes.
+    """
+    max_bytes = min(config.max_message_bytes, config.log.segment_bytes)
+    batches = []
+    for some in _divided(records, min(BATCH_BYTES, max_bytes - HEADER_BYTES)):
+        data = encode_batch(
+            [Record(number, timestamp_ms, each[0], each[1]) for number, each in enumerate(some)]
+        )
+        if len(data) > max_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
+                f" segment.bytes of the topic, {max_bytes}",
+            )
+        batches.append(EncodedBatch(some, data))
+    return batches
+
+
+def _divided(
+    records: Sequence[CoordinatorRecord], max_bytes: int
+) -> Iterator[Sequence[CoordinatorRecord]]:
+    """Yield the records in runs of at most `max_bytes`; a larger record is alone in its run."""
+    first = size_bytes = 0
+    for index, record in enumerate(records):
+        added = _RECORD_BYTES + len(record.key) + len(record.value or b"")
+        if index > first and (size_bytes + added > max_bytes or index - first == BATCH_RECORDS):
+            yield records[first:index]
+            first, size_bytes = index, 0
+        size_bytes += added
+    yield records[first:]

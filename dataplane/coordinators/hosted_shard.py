@@ -1,0 +1,179 @@
+"""One shard on the worker that leads its partition, in one leader epoch. Plain state, no I/O.
+
+    LOADING --the committed records of earlier epochs are replayed--> ACTIVE
+    LOADING --the log is damaged or cannot be read------------------> FAILED
+    any     --other leader or epoch, offline, deleted, shutdown-----> UNLOADED
+
+    state       request for the shard
+    LOADING     COORDINATOR_LOAD_IN_PROGRESS
+    ACTIVE      the operation decides
+    FAILED      NOT_COORDINATOR
+    UNLOADED    NOT_COORDINATOR
+
+A write of an ACTIVE shard:
+
+    appended --the high watermark passes it--> replayed --> answered
+       |-----not in time--> answered with COORDINATOR_NOT_AVAILABLE; replayed if it is committed
+       '-----UNLOADED-----> answered with NOT_COORDINATOR; the next leader replays it, or its log
+                            does not have it
+
+Writes are replayed in the order of their offsets, and only in the leader epoch of their append.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Final, Generic, TypeVar
+
+from dataplane.coordinators.shard import CoordinatorRecord, Shard
+from dataplane.network.delayed import Timer
+from dataplane.partition.partition import CommitWaiter, Partition
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from wire.primitives.errors import ErrorCode, KafkaError
+
+S = TypeVar("S", bound=Shard)
+
+# Records that are replayed in one step, and those of the batch that exceeds this number.
+REPLAYED_AT_ONCE: Final = 512
+# Memory of a pending record and a pending batch, without key and value.
+_RECORD_BYTES: Final = 150
+_BATCH_BYTES: Final = 1000
+
+
+class State(Enum):
+    LOADING = "loading"
+    ACTIVE = "active"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A batch that was appended and is not replayed yet; the last one of a write has callbacks."""
+
+    records: Sequence[CoordinatorRecord]
+    end_offset: int
+    size_bytes: int
+    due: float  # time limit, monotonic seconds
+    committed: Callable[[], object] | None = None
+    failed: Callable[[ErrorCode], object] | None = None
+
+
+def pending_bytes(records: Sequence[CoordinatorRecord]) -> int:
+    """Return the memory of a batch with these records until it is replayed, estimated."""
+    size_bytes = sum([len(each.key) + len(each.value or b"") for each in records])
+    return _BATCH_BYTES + size_bytes + len(records) * _RECORD_BYTES
+
+
+class HostedShard(Generic[S]):
+    """A shard, its leader epoch, and the batches that wait for their commit."""
+
+    def __init__(self, partition: Partition, shard: S) -> None:
+        """Create the shard of the partition's current leader epoch, which is LOADING."""
+        self.partition = partition
+        self.leader_epoch = partition.leader_epoch
+        # Log end offset at the start of the leader epoch: earlier records are loaded.
+        self.first_offset = partition.log.log_end_offset
+        self.shard = shard
+        self.state = State.LOADING
+        self.pending: deque[PendingBatch] = deque()
+        self.pending_bytes = 0
+        self.waiter: CommitWaiter | None = None
+        self.is_flushing = False
+        self.is_replaying = False  # the rest of the committed batches is replayed later
+        self.timer: Timer | None = None  # calls the shard's `due`
+        self.timer_due = inf
+        self.limit_timer: Timer | None = None  # for the time limit of `pending`
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this worker still leads the partition in the same epoch, and it is online."""
+        partition = self.partition
+        return (
+            self.state is not State.UNLOADED
+            and partition.is_served
+            and partition.leader_epoch == self.leader_epoch
+        )
+
+    @property
+    def is_active(self) -> bool:
+        return self.state is State.ACTIVE and self.is_current
+
+    def check(self) -> None:
+        """Raise the KafkaError for a request, unless the shard is ACTIVE and current."""
+        if not self.is_current:
+            raise KafkaError(
+                ErrorCode.NOT_COORDINATOR, f"this worker does not lead partition {self.partition}"
+            )
+        if self.state is State.LOADING:
+            raise KafkaError(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+                f"the coordinator is loading partition {self.partition}",
+            )
+        if self.state is not State.ACTIVE:
+            raise KafkaError(
+                ErrorCode.NOT_COORDINATOR,
+                f"the coordinator cannot load partition {self.partition}: see the worker's log",
+            )
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether flush.messages requires a flush before a write is answered."""
+        plog = self.partition.log
+        return bool(self.pending) and plog.config.flush_messages <= plog.unflushed_records
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether a pending batch is committed."""
+        return bool(self.pending) and self.pending[0].end_offset <= self.partition.high_watermark
+
+    def appended(self, batch: PendingBatch) -> None:
+        self.pending.append(batch)
+        self.pending_bytes += batch.size_bytes
+        self.shard.appended(batch.records)
+
+    def replay(self, now: float) -> int:
+        """Replay committed batches in order and answer their writes; return the bytes of memory.
+
+        Ends after REPLAYED_AT_ONCE records, `has_committed` is true then.
+        """
+        replay, left, freed_bytes = self.shard.replay, REPLAYED_AT_ONCE, 0
+        while left > 0 and self.has_committed and self.state is State.ACTIVE:
+            batch = self.pending.popleft()
+            self.pending_bytes -= batch.size_bytes
+            freed_bytes += batch.size_bytes
+            for record in batch.records:
+                replay(record, now)
+            left -= len(batch.records)
+            if batch.committed is not None:
+                batch.committed()
+        return freed_bytes
+
+    def refuse_late(self, now: float) -> None:
+        """Fail the writes whose time limit has passed; they are replayed if they are committed."""
+        late = []
+        for batch in self.pending:
+            if batch.due > now:
+                break
+            if batch.failed is not None:
+                late.append(batch.failed)
+                batch.failed = batch.committed = None
+        for failed in late:
+            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    @property
+    def oldest_due(self) -> float | None:
+        """Time limit of the oldest write that waits for an answer; None if there is none."""
+        return next((each.due for each in self.pending if each.failed is not None), None)
+
+    def unload(self) -> Work[None]:
+        """Answer everything that waits with NOT_COORDINATOR and free the shard, in pieces."""
+        while self.pending:
+            failed = self.pending.popleft().failed
+            if failed is not None:
+                failed(ErrorCode.NOT_COORDINATOR)
+            if len(self.pending) % PIECE_ROWS == 0:
+                yield
+        yield from self.shard.unload()
