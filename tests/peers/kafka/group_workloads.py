@@ -129,7 +129,7 @@ class Member:
         self.ask(HEARTBEAT, struct.pack(">i", self.generation) + text(self.id) + text(None))
 
     def read(self):
-        """Handle the reply, if it is whole. Return whether a heartbeat is to be sent later."""
+        """Handle the reply, if it is whole. Return whether a heartbeat must be sent later."""
         reply = self.connection.reply()
         if reply is None:
             return False
@@ -222,7 +222,7 @@ def steady(peer, connect, usage, prepare, rate, seconds, connections=50):
             sender = next(turn)
             fd = sender[0].sock.fileno()
             if fd in waiting:
-                break  # the broker does not keep up: the rate of the result says so
+                break  # the broker does not keep up: the rate of the result shows it
             sender[0].sock.sendall(sender[1])
             waiting[fd] = now
             sent += 1
