@@ -132,8 +132,8 @@ class GroupMember:
     """State of one member. Times are seconds of one monotonic clock, passed in.
 
     `identity`: NO_IDENTITY while it is not a member. `has_lost`: it lost its partitions, which
-    another member may own already. `rejoin_reason`: None while it needs no rebalance. `failure`: the error
-    that the next poll raises. `members`: with their subscriptions, if this is the leader.
+    another member may own already. `rejoin_reason`: None while it needs no rebalance. `failure`:
+    the error that the next poll raises. `members`: with their subscriptions, if this is the leader.
     """
 
     def __init__(self, config: GroupConfig) -> None:
