@@ -671,7 +671,10 @@ class GroupConsumer:
         await self._link.submit(request, handle, deadline, max_version=_NAMES_UNTIL)
 
     async def _commit(
-        self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: float
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        deadline: float,
+        retried: frozenset[ErrorCode] = _COMMIT_RETRIED,
     ) -> None:
         attempt = 0
         while True:
@@ -679,7 +682,7 @@ class GroupConsumer:
             if error is None:
                 return
             reaction = reaction_to(error)
-            is_retried = error.code in _COMMIT_RETRIED or reaction in (
+            is_retried = error.code in retried or reaction in (
                 Reaction.RETRY,
                 Reaction.FIND_COORDINATOR,
             )
@@ -733,12 +736,17 @@ class GroupConsumer:
         if positions := self._partitions.positions():
             await self.start_commit(positions)
 
-    async def _auto_commit(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    async def _auto_commit(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: float | None = None
+    ) -> None:
         """Commit before partitions are given up; an error is for the next owner: it reads again."""
         if self.config.auto_commit_interval_s is None or not offsets or not self._member.is_stable:
             return
         try:
-            await self._commit(offsets, self.cluster.deadline())
+            # The topic of a partition may be deleted: a retry would wait for its creation.
+            await self._commit(
+                offsets, deadline or self.cluster.deadline(), _COMMIT_RETRIED - _GONE
+            )
         except (BrokerError, UnreachableError):
             return
 
@@ -756,11 +764,7 @@ class GroupConsumer:
         self._take_heartbeats()
         self.heartbeats.target = None
         try:
-            if self.config.auto_commit_interval_s is not None and self._member.is_stable:
-                try:
-                    await self._commit(self._partitions.positions(), deadline)
-                except (BrokerError, UnreachableError):
-                    pass
+            await self._auto_commit(self._partitions.positions(), deadline)
             while self._link.is_waiting and self._member.state is State.STABLE:
                 if not await self._link.progress(deadline):
                     break

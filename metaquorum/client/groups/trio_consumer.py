@@ -30,14 +30,20 @@ async def open_group_consumer(
     """
     consumer = GroupConsumer(cluster, config)
     consumer.subscribe(topics, listener)
-    async with trio.open_nursery(strict_exception_groups=False) as nursery:
-        nursery.start_soon(_beat, cluster, consumer.heartbeats)
-        try:
-            yield consumer
-        finally:
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_beat, cluster, consumer.heartbeats)
+            try:
+                yield consumer
+            except BaseException as error:  # noqa: BLE001 - raised below, outside of the group
+                failure = error
             nursery.cancel_scope.cancel()
-            with trio.CancelScope(shield=True):
-                await consumer.close(LEAVE_TIMEOUT_S)
+        if failure is not None:
+            raise failure
+    finally:
+        with trio.CancelScope(shield=True):
+            await consumer.close(LEAVE_TIMEOUT_S)
 
 
 async def _beat(cluster: Cluster, heartbeats: Heartbeats) -> None:

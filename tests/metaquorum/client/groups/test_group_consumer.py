@@ -207,9 +207,7 @@ def test_a_cooperative_member_receives_records_during_a_rebalance(group: Group) 
     group.produce(one.partitions[0], "meanwhile")
     until(lambda: one.values == [b"meanwhile"], one)
     assert group.described().state == "PreparingRebalance"
-    with pytest.raises(BrokerError, match="poll, then commit again") as refused:
-        one.consumer.commit()
-    assert refused.value.code is ErrorCode.REBALANCE_IN_PROGRESS
+    until(lambda: not commits(one), one)  # it has sent its JoinGroup
     until(
         lambda: sorted(one.partitions + two.partitions + three.partitions) == [0, 1, 2, 3],
         *(one, two, three),
@@ -222,7 +220,7 @@ def commits(member: Member) -> bool:
     try:
         member.consumer.commit()
     except BrokerError as error:
-        if error.code is not ErrorCode.REBALANCE_IN_PROGRESS:
+        if "poll, then commit again" not in str(error):
             raise
         return False
     return True
@@ -263,16 +261,15 @@ def test_a_group_may_have_members_of_librdkafka(group: Group, assignor: str, lea
             ours = group.member(assignors=(assignor,))
 
         def is_shared() -> bool:
-            own = ours.partitions
-            return len(own) == 2 and sorted(own + assignment(theirs)) == [0, 1, 2, 3]
+            own, other = ours.partitions, assignment(theirs)
+            return len(own) == 2 and sorted(own + other) == [0, 1, 2, 3]
 
         until(is_shared, ours)
         described = group.described()
         assert described.protocol == assignor
         owners = {where.partition: member.member_id for where, member in described.owners().items()}
-        assert [p for p, owner in owners.items() if owner == ours.client.member_id] == (
-            ours.partitions
-        )
+        own = sorted(p for p, owner in owners.items() if owner == ours.client.member_id)
+        assert own == ours.partitions
 
 
 def test_a_member_that_does_not_poll_leaves_and_has_lost_its_partitions(group: Group) -> None:
@@ -336,7 +333,7 @@ def test_new_partitions_and_topics_are_assigned_when_they_appear(group: Group) -
     late = unique("groups")
     one = group.member([group.topic, late], metadata_max_age_s=0.2)
     until(lambda: one.partitions == [0, 1, 2, 3], one)
-    group.admin.create_partitions({group.topic: 5})
+    group.admin.create_partitions(group.topic, 5)
     until(lambda: one.partitions == [0, 1, 2, 3, 4], one)
     group.new_topic(1, late)
     group.produce(0, "late", topic=late)
