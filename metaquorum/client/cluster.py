@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import (
+    AdminError,
     BrokerError,
     InterruptedChangeError,
     UnreachableError,
@@ -29,7 +30,7 @@ from wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.primitives.errors import ErrorCode
+from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
 T = TypeVar("T")
@@ -185,6 +186,11 @@ class Cluster:
                     raise UnreachableError(
                         f"{where} did not answer {_api_name(request)}: {_reason(error)}", [error]
                     ) from error
+            except (KafkaError, AdminError):
+                raise
+            except BaseException:  # cancelled: the next call must not get this response
+                self._drop(connection)
+                raise
             attempt += 1
 
     async def send_unanswered(
@@ -226,14 +232,7 @@ class Cluster:
             there = ", ".join(str(node_id) for node_id in sorted(self.nodes))
             text = f"there is no such node; the nodes are: {there}"
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, text, f"node {to}")
-        try:
-            opened = await self._open((node.host, node.port), deadline)
-        except BROKEN as error:
-            raise UnreachableError(
-                f"node {to} cannot be reached at its advertised address {node.address}: "
-                f"{_reason(error)}",
-                [error],
-            ) from error
+        opened = await self.open_connection(node, deadline)
         self._connections[to] = opened
         return opened
 
@@ -289,6 +288,21 @@ class Cluster:
             connection.close()
             raise
         return connection
+
+    async def open_connection(self, node: Node, deadline: float) -> BrokerConnection:
+        """Return a new connection to a node, which the caller closes.
+
+        For requests behind which no other request may wait, such as JoinGroup. Callable from any
+        thread. Raises UnreachableError if the node cannot be reached.
+        """
+        try:
+            return await self._open((node.host, node.port), deadline)
+        except BROKEN as error:
+            raise UnreachableError(
+                f"node {node.node_id} cannot be reached at its advertised address {node.address}: "
+                f"{_reason(error)}",
+                [error],
+            ) from error
 
     def _drop(self, connection: BrokerConnection) -> None:
         connection.close()

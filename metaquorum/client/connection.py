@@ -61,7 +61,8 @@ class Pending(NamedTuple):
 class BrokerConnection:
     """Connection to one broker. Requests may be pipelined; responses arrive in their order.
 
-    Close the connection after any OSError, EOFError or WireError.
+    Close the connection after any OSError, EOFError or WireError, except a TimeoutError of
+    `receive`.
     """
 
     def __init__(
@@ -228,10 +229,12 @@ class BrokerConnection:
     async def receive(self, deadline: float) -> Any:
         """Return the response to the oldest request without one.
 
-        Its records are views of a buffer that the next `receive` overwrites.
+        Its records are views of a buffer that the next `receive` overwrites. After a TimeoutError
+        `receive` may be called again for the same response.
         """
-        pending = self._waiting.popleft()
+        pending = self._waiting[0]
         frame = await self._frame(deadline)
+        self._waiting.popleft()
         response = response_class(pending.request)
         correlation_id, message = decode_response_as(response, pending.version, frame)
         if correlation_id != pending.correlation_id:

@@ -86,7 +86,10 @@ class Start:
 
 @frozen
 class ConsumedRecord:
-    """A record with its partition and offset. `timestamp_ms`: milliseconds since 1970 UTC."""
+    """A record with its partition and offset. `timestamp_ms`: milliseconds since 1970 UTC.
+
+    `leader_epoch`: of the leader that appended the record; -1: not known.
+    """
 
     topic: str
     partition: int
@@ -95,6 +98,7 @@ class ConsumedRecord:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    leader_epoch: int = -1
 
 
 class Consumer:
@@ -274,7 +278,7 @@ class Consumer:
         self, where: TopicPartition, data: PartitionData, failures: list[Exception]
     ) -> list[ConsumedRecord]:
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self._move_into_range(where)
+            await self.move_into_range(where)
             return []
         if data.error_code:
             failures.append(broker_error(data.error_code, None, f"partition {where}"))
@@ -324,6 +328,7 @@ class Consumer:
                             record.key,
                             record.value,
                             record.headers,
+                            header.leader_epoch,
                         )
                         for record in records
                         if record.offset >= position
@@ -344,7 +349,7 @@ class Consumer:
                     f"partition {where}",
                 )
 
-    async def _move_into_range(self, where: TopicPartition) -> None:
+    async def move_into_range(self, where: TopicPartition) -> None:
         """Move a position below the log start offset to it: records were deleted before the read.
 
         Raises BrokerError if the position is after the end of the partition.

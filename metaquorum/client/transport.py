@@ -37,7 +37,8 @@ class Stream(Protocol):
     """A byte stream to one broker.
 
     Its methods raise OSError if the connection fails, and TimeoutError at the deadline. After
-    either error the stream can only be closed.
+    either error the stream can only be closed, except that `receive_into` may be called again after
+    a TimeoutError: no byte is lost.
     """
 
     async def send(self, data: Buffer, deadline: float) -> None:

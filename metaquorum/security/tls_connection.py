@@ -201,9 +201,10 @@ class TlsConnection:
     # Receiving
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
+        await trio.lowlevel.checkpoint_if_cancelled()
         count = self.receive_nowait(buffer)
-        if count >= 0:
-            await trio.lowlevel.checkpoint()
+        if count >= 0:  # a cancellation from here on would lose the bytes
+            await trio.lowlevel.cancel_shielded_checkpoint()
             return count
 
         def step() -> bool:

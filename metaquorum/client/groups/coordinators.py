@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from metaquorum.client.cluster import ANY_BROKER, FAILOVER_S, Cluster
+from metaquorum.client.cluster import ANY_BROKER, FAILOVER_S, Cluster, Node
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from metaquorum.client.connection import BrokerConnection
     from wire.messages.find_coordinator import FindCoordinatorResponse
 
 T = TypeVar("T")
@@ -98,6 +99,28 @@ async def find_coordinators(
         request = FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
         found |= _found_one(await cluster.call(request, deadline=deadline), group)
     return found
+
+
+async def find_coordinator_on(connection: BrokerConnection, group: str, deadline: float) -> Node:
+    """Return the coordinator of a group, by a request on a given connection.
+
+    Raises BrokerError if there is none, and the errors of the connection.
+    """
+    from wire.messages.find_coordinator import FindCoordinatorRequest
+
+    has_many_keys = connection.version_of(FindCoordinatorRequest) >= _MANY_KEYS_SINCE
+    request = (
+        FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=[group])
+        if has_many_keys
+        else FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
+    )
+    await connection.send(request, deadline)
+    response: FindCoordinatorResponse = await connection.receive(deadline)
+    outcome = (_found(response, [group]) if has_many_keys else _found_one(response, group))[group]
+    if isinstance(outcome, BrokerError):
+        raise outcome
+    place = response.coordinators[0] if has_many_keys else response
+    return Node(outcome, place.host, place.port, None)
 
 
 def _found(response: FindCoordinatorResponse, groups: Sequence[str]) -> Outcomes[int]:

@@ -6,7 +6,7 @@ may have joined and committed meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
     from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
     from wire.messages.offset_fetch import (
+        OffsetFetchRequest,
         OffsetFetchResponse,
         OffsetFetchResponseTopic,
         OffsetFetchResponseTopics,
     )
+    from wire.schema.message import Message
 
 Committed: TypeAlias = dict[TopicPartition, CommittedOffset]
 
@@ -123,7 +125,7 @@ async def commit_offsets(
 
     async def ask(node_id: int, groups: list[str]) -> Outcomes[Answers[None]]:
         response: OffsetCommitResponse = await cluster.call(
-            _commit_request(group, offsets),
+            commit_request(group, {w: CommittedOffset(offset) for w, offset in offsets.items()}),
             to=node_id,
             deadline=deadline,
             changes=True,
@@ -158,7 +160,15 @@ def _by_partition(
     }
 
 
-def _commit_request(group: str, offsets: Mapping[TopicPartition, int]) -> OffsetCommitRequest:
+def commit_request(
+    group: str,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+    *,
+    generation: int = _NO_GENERATION,
+    member_id: str = "",
+    instance_id: str | None = None,
+) -> OffsetCommitRequest:
+    """Return the request that commits `offsets`, as a member or without one."""
     from wire.messages.offset_commit import (
         OffsetCommitRequest,
         OffsetCommitRequestPartition,
@@ -167,15 +177,18 @@ def _commit_request(group: str, offsets: Mapping[TopicPartition, int]) -> Offset
 
     return OffsetCommitRequest(
         group_id=group,
-        generation_id_or_member_epoch=_NO_GENERATION,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=instance_id,
         topics=[
             OffsetCommitRequestTopic(
                 name=topic,
                 partitions=[
                     OffsetCommitRequestPartition(
                         partition_index=where.partition,
-                        committed_offset=offsets[where],
-                        committed_metadata="",
+                        committed_offset=offsets[where].offset,
+                        committed_leader_epoch=offsets[where].leader_epoch,
+                        committed_metadata=offsets[where].metadata,
                     )
                     for where in partitions
                 ],
@@ -183,6 +196,60 @@ def _commit_request(group: str, offsets: Mapping[TopicPartition, int]) -> Offset
             for topic, partitions in by_topic(offsets).items()
         ],
     )
+
+
+def first_commit_error(response: OffsetCommitResponse, group: str) -> BrokerError | None:
+    """Return the first error in the response; one of the group comes before one of a partition."""
+    errors = [
+        broker_error(row.error_code, None, _subject(group, TopicPartition(topic.name, index)))
+        for topic in response.topics
+        for row in topic.partitions
+        if row.error_code
+        for index in (row.partition_index,)
+    ]
+    return min(errors, key=lambda error: error.retriable, default=None)
+
+
+def fetch_request(
+    group: str,
+    partitions: Iterable[TopicPartition],
+    version_of: Callable[[type[Message]], int],
+    *,
+    require_stable: bool,
+) -> tuple[OffsetFetchRequest, int]:
+    """Return the request for the committed offsets of partitions, and its last version.
+
+    `require_stable`: the coordinator refuses offsets of an open transaction (KIP-447).
+    """
+    from wire.messages.offset_fetch import (
+        OffsetFetchRequest,
+        OffsetFetchRequestGroup,
+        OffsetFetchRequestTopic,
+        OffsetFetchRequestTopics,
+    )
+
+    indexes = {
+        topic: [where.partition for where in own] for topic, own in by_topic(partitions).items()
+    }
+    if version_of(OffsetFetchRequest) >= _MANY_GROUPS_SINCE:
+        topics = [
+            OffsetFetchRequestTopics(name=topic, partition_indexes=own)
+            for topic, own in indexes.items()
+        ]
+        groups = [OffsetFetchRequestGroup(group_id=group, topics=topics)]
+        return OffsetFetchRequest(groups=groups, require_stable=require_stable), _NAMES_UNTIL
+    one = [
+        OffsetFetchRequestTopic(name=topic, partition_indexes=own) for topic, own in indexes.items()
+    ]
+    request = OffsetFetchRequest(group_id=group, topics=one, require_stable=require_stable)
+    return request, _NAMES_UNTIL
+
+
+def committed_of_partitions(response: OffsetFetchResponse, group: str) -> Committed | BrokerError:
+    """Return the offsets in the response to `fetch_request`, or the first error in it."""
+    for each in response.groups:
+        return _committed(group, each.error_code, each.topics)
+    return _committed(group, response.error_code, response.topics)
 
 
 async def delete_offsets(

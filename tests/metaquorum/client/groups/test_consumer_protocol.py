@@ -59,7 +59,7 @@ def test_a_subscription_has_the_fields_of_its_version(
     data += b"fields of a later version" if version > 3 else b""
     assert decode_subscription(data) == Subscription(
         tuple(topics),
-        len(user_data or b""),
+        user_data or b"",
         places(owned) if version >= 1 else None,
         7 if version >= 2 else None,
         rack if version >= 3 else None,
@@ -71,12 +71,12 @@ def test_an_assignment_names_its_partitions(
     version: int, owned: dict[str, list[int]], user_data: bytes | None
 ) -> None:
     data = struct.pack(">h", version) + partitions(owned) + blob(user_data)
-    assert decode_assignment(data) == Assignment(places(owned), len(user_data or b""))
+    assert decode_assignment(data) == Assignment(places(owned), user_data or b"")
     assert all(decode_assignment(data[:end]) is None for end in range(1, len(data)))
 
 
 def test_a_member_without_assignment_owns_nothing() -> None:
-    assert decode_assignment(b"") == Assignment((), 0)
+    assert decode_assignment(b"") == Assignment((), b"")
     assert decode_subscription(b"") is None
 
 
@@ -108,11 +108,11 @@ def test_bytes_of_an_independent_encoder_are_decoded() -> None:
     )
     data = b"\0\3" + kio_bytes(message)
     places = (TopicPartition("b", 4), TopicPartition("b", 2))
-    assert decode_subscription(data) == Subscription(("a", "b"), 1, places, 9, "r")
+    assert decode_subscription(data) == Subscription(("a", "b"), b"x", places, 9, "r")
     theirs = importlib.import_module("kio.schema.consumer_protocol_assignment.v3.data")
     owned = theirs.TopicPartition(topic="b", partitions=(4, 2))
     message = theirs.ConsumerProtocolAssignment(assigned_partitions=(owned,), user_data=None)
-    assert decode_assignment(b"\0\3" + kio_bytes(message)) == Assignment(places, 0)
+    assert decode_assignment(b"\0\3" + kio_bytes(message)) == Assignment(places, b"")
 
 
 def kio_bytes(message: Any) -> bytes:

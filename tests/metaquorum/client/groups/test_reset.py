@@ -80,7 +80,7 @@ def test_partitions_without_a_log_or_a_commit_to_shift_are_refused() -> None:
 
 
 def member(number: int, *owned: TopicPartition) -> MemberDescription:
-    assignment = Assignment(tuple(owned), 0)
+    assignment = Assignment(tuple(owned), b"")
     return MemberDescription(
         f"id-{number}", None, f"app-{number}", f"/10.0.0.{number}", None, assignment, 0, 0
     )
