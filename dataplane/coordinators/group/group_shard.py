@@ -186,11 +186,12 @@ class GroupShard:
         instance_id: str | None,
         generation: int,
         muted_s: MutedFor = never_muted,
+        principal: str = "",
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation, muted_s)
+        return group.heartbeat(now, member_id, instance_id, generation, muted_s, principal)
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
