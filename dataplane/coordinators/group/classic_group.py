@@ -175,7 +175,7 @@ class ClassicGroup:
 
     @property
     def wait_ends_at(self) -> float:
-        """Monotonic seconds at which the group continues without late members; infinite if never."""
+        """Monotonic seconds at which the group continues without late members; inf: never."""
         if self._phase is None or self.awaited in (Awaited.NOTHING, Awaited.COMMIT):
             return inf
         return self._phase.due
