@@ -26,7 +26,7 @@ state follows committed records only.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -180,6 +180,10 @@ class CoordinatorRuntime(Generic[S]):
     @property
     def is_loading(self) -> bool:
         return any(led.state is State.LOADING and led.is_current for led in self._led.values())
+
+    def counts(self) -> Counter[State]:
+        """Return the number of partitions that this worker leads, by state."""
+        return Counter(led.state for led in self._led.values() if led.is_current)
 
     # Operations
 

@@ -62,6 +62,7 @@ from dataplane.coordinators.group.requests import (
     SyncRequest,
 )
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
+from dataplane.instruments.histogram import Histogram
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
@@ -130,6 +131,7 @@ class ClassicGroup:
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
         write: Callable[[GroupMetadataValue], object],
+        rebalance_times: Histogram,
     ) -> None:
         """Create an empty group. `wall_ms` returns the time for records."""
         self.group_id = group_id
@@ -142,7 +144,7 @@ class ClassicGroup:
         # Ids given to new members that have not joined with them.
         self.pending: dict[str, PendingMember] = {}
         self.state_timestamp_ms = -1
-        self.history = RebalanceHistory()
+        self.history = RebalanceHistory(rebalance_times)
         self._timeouts = timeouts
         self._wall_ms = wall_ms
         self._write = write
