@@ -113,7 +113,9 @@ class GroupLags:
             await slices.rest()
         self._largest = frozenset((each.group, each.topic, each.partition) for each in kept)
         kept.sort(key=lambda lag: lag[:3])
-        return Lags(kept, unseen_count + len(positions) - len(kept))
+        left_out = unseen_count + len(positions) - len(kept)
+        self._worker.slicer.discard(found, ends, *by_leader.values(), positions)
+        return Lags(kept, left_out)
 
     async def _positions(self, slices: Slices) -> tuple[list[Position], int]:
         """Return committed offsets, and the number of those that were not looked at."""

@@ -239,6 +239,23 @@ def test_a_member_that_does_not_join_again_is_named(admin: Admin, with_groups: P
             joining.close()
 
 
+def test_a_quota_that_delays_a_member_is_named(admin: Admin, with_groups: Peer) -> None:
+    if not admin.serves("DescribeGroupActivity"):
+        return
+    topic, name, client_id = new_topic(admin, 0), unique("g"), unique("billing")
+    admin("produce", topic, stdin="x" * 50_000)
+    admin("quotas", "set", "--client-id", client_id, "consumer_byte_rate=1000")
+    with member(with_groups.bootstrap, name, [topic], client_id):
+        wait_until(lambda: explained(admin, name)["throttling"])
+        (of_quota,) = explained(admin, name)["throttling"]
+        assert (of_quota["worker"], of_quota["quota"]) == (1, "consumer_byte_rate")
+        assert (of_quota["value"], of_quota["rule"], of_quota["is_active"]) == (1000, 7, True)
+        text = admin("groups", "explain", name, "--sample", 0)
+        rule = rf"by consumer_byte_rate, 1000 bytes a second, rule 7, client-id={client_id}; now by"
+        assert re.search(rf"^! quota: {client_id} .*: worker 1 .*{rule}", text, re.MULTILINE)
+    admin("quotas", "delete", "--client-id", client_id, "--yes")
+
+
 # Resets
 
 
