@@ -128,7 +128,10 @@ async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts
         | committed.keys()
         | {where for where in there if where.topic in activity.topics()}
     )
-    led = [where for where in wanted if there.get(where)]
+    led: dict[int, list[TopicPartition]] = {}
+    for where in wanted:
+        if (leader := there.get(where)) is not None:
+            led.setdefault(leader, []).append(where)
     before = None
     began = cluster.transport.monotonic()
     unread = await _unread(cluster, led, committed, failures)
@@ -148,7 +151,7 @@ async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts
                 where,
                 owners.get(where),
                 where.topic in topics,
-                there.get(where, False),
+                there.get(where) is not None,
                 Sample(committed.get(where), found),
                 found.age_s(now_ms) if found is not None and is_known else None,
                 None if before is None else before[where],
@@ -173,9 +176,9 @@ async def _committed(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
 
 async def _partitions_of(
     cluster: Cluster, topics: Iterable[str]
-) -> tuple[dict[TopicPartition, bool], list[str]]:
-    """Return whether each partition has a leader, and the topics that do not exist."""
-    there: dict[TopicPartition, bool] = {}
+) -> tuple[dict[TopicPartition, int | None], list[str]]:
+    """Return the leader of each partition, if any, and the topics that do not exist."""
+    there: dict[TopicPartition, int | None] = {}
     missing: list[str] = []
     described = await AdminClient(cluster).describe_topics(sorted(topics))
     for name, topic in described.items():
@@ -183,24 +186,33 @@ async def _partitions_of(
             missing.append(name)
             continue
         for partition in topic.partitions:
-            there[TopicPartition(name, partition.index)] = partition.leader is not None
+            there[TopicPartition(name, partition.index)] = partition.leader
     return there, missing
 
 
 async def _unread(
     cluster: Cluster,
-    led: Sequence[TopicPartition],
+    led: dict[int, list[TopicPartition]],
     committed: Mapping[TopicPartition, int],
     failures: list[Exception],
 ) -> dict[TopicPartition, Unread]:
-    """Return what follows the committed offsets; from the log start on, where there is none."""
-    offsets = {where: committed.get(where, 0) for where in led}
-    try:
-        found = await describe_unread(cluster, offsets)
-    except (AdminError, BrokerError) as error:
-        failures.append(error)
-        return {}
-    return {where: each for where, each in found.items() if not isinstance(each, BrokerError)}
+    """Return what follows the committed offsets; from the log start on, where there is none.
+
+    A leader that fails is removed from `led`: it is not asked again.
+    """
+    unread: dict[TopicPartition, Unread] = {}
+    for leader, partitions in list(led.items()):
+        offsets = {where: committed.get(where, 0) for where in partitions}
+        try:
+            found = await describe_unread(cluster, offsets)
+        except (AdminError, BrokerError) as error:
+            failures.append(error)
+            del led[leader]
+            continue
+        unread |= {
+            where: each for where, each in found.items() if not isinstance(each, BrokerError)
+        }
+    return unread
 
 
 async def _throttling(

@@ -60,6 +60,20 @@ def test_progress_is_read_twice_from_every_leader() -> None:
     together(scenario, **CONFIGS)
 
 
+def test_facts_of_leaders_that_hang_are_missing_and_no_more() -> None:
+    async def scenario(cluster: Together) -> None:
+        coordinator = await with_topics(cluster)
+        lost = next(number for number in (2, 3) if number != coordinator)
+        async with admin_of(cluster) as admin:
+            await admin.gather_facts("g", sample_s=0)
+            await cluster.kill(lost)
+            facts = await admin.gather_facts("g", sample_s=0)  # before the controller fences it
+            assert lags(facts)[f"t{lost}"] is None
+            assert sorted(each is None for each in lags(facts).values()) == [False, False, True]
+
+    together(scenario, **CONFIGS)
+
+
 def test_facts_of_lost_workers_are_missing_and_no_more() -> None:
     async def scenario(cluster: Together) -> None:
         coordinator = await with_topics(cluster)
