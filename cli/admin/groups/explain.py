@@ -14,6 +14,8 @@ from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Thrott
 from metaquorum.client.topic_survival import Level
 
 MAX_SAMPLE_S: Final = 60.0
+# Consumers commit each five seconds by default (auto.commit.interval.ms).
+DEFAULT_SAMPLE_S: Final = 6.0
 _MARKS: Final = {Level.GOOD: "+", Level.NOTE: "-", Level.BAD: "!"}
 _MEMBERS: Final = (
     Column("client_id", "client-id"),
@@ -53,10 +55,10 @@ _PARTITIONS: Final = (
     "--sample",
     "sample_s",
     type=click.FloatRange(0, MAX_SAMPLE_S),
-    default=2.0,
+    default=DEFAULT_SAMPLE_S,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two readings of the lag; 0: one reading, and no growth.",
+    help="Time between two readings of the lag, if there is one; 0: one reading.",
 )
 @session_command
 def explain_command(session: Session, group: str, sample_s: float) -> None:

@@ -22,6 +22,8 @@ OFTEN: Final = 4
 OFTEN_S: Final = 600.0
 # Share of the session timeout after which a silent member is reported.
 SILENT_SHARE: Final = 0.5
+# Age of unread records that is no problem: three times the default of auto.commit.interval.ms.
+COMMIT_S: Final = 15.0
 _KEYS: Final = {REQUEST_PERCENTAGE: "% of the event loop"}
 
 
@@ -86,7 +88,8 @@ def _late_joins(activity: GroupActivity) -> str:
     last = activity.rebalances[-1] if activity.rebalances else None
     for_s = activity.state_s if last is None else last.began_s_ago
     count = len(activity.waiting)
-    text = f"{count} of {_count(len(activity.members), 'member')} {_wait(for_s, count)} for"
+    who = f"{count} of {_count(len(activity.members), 'member')}" if count else "the group"
+    text = f"{who} {_wait(for_s, count or 1)} for"
     late = [_silent(member) for member in activity.late]
     if late:
         return f"{text} {_listed(late)} to join again{_ends(activity)}"
@@ -192,27 +195,30 @@ def _of_progress(facts: GroupFacts) -> Iterator[Finding]:
             "progress", Level.BAD, f"{text}: auto.offset.reset decides where it continues"
         )
     owned = [each for each in facts.partitions if each.owner is not None]
-    stuck = [each for each in owned if (each.growth_per_s or 0) > 0 and each.has_moved is False]
-    slow = [each for each in owned if (each.growth_per_s or 0) > 0 and each.has_moved]
+    behind = [each for each in owned if (each.now.lag or 0) > 0 and _is_old(each)]
+    stuck = [each for each in behind if each.has_moved is False]
+    slow = [each for each in behind if each.has_moved and (each.growth_per_s or 0) > 0]
     never = [
         each
         for each in owned
         if each.now.committed is None and each.now.unread is not None and each.now.unread.records
     ]
     for word, found, advice in (
-        ("grows, without a commit", stuck, "the members do not read, or do not commit"),
-        ("grows, with commits", slow, "the members read more slowly than producers write"),
+        ("had no commit", stuck, "the members do not read, or do not commit"),
+        ("grew in spite of commits", slow, "the members read more slowly than producers write"),
     ):
         if found:
-            text = f"the lag in {ranges(each.where for each in found)} {word} within {_span(found)}"
-            yield Finding("progress", Level.BAD, f"{text}: {advice}")
+            where = ranges(each.where for each in found)
+            text = f"the lag in {where} {word} within {duration(found[0].elapsed_s)}: {advice}"
+            yield Finding("progress", Level.BAD, text)
     if never:
         text = f"nothing was committed yet in {ranges(each.where for each in never)}"
         yield Finding("progress", Level.NOTE, text)
 
 
-def _span(found: Sequence[PartitionProgress]) -> str:
-    return duration(found[0].elapsed_s)
+def _is_old(progress: PartitionProgress) -> bool:
+    """Return whether the first unread record is older than members take that read and commit."""
+    return progress.age_s is None or progress.age_s > COMMIT_S
 
 
 # Quotas

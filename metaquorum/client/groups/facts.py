@@ -113,7 +113,7 @@ class GroupFacts:
 async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts:
     """Return the facts about a group, with samples of its progress `sample_s` seconds apart.
 
-    0: one sample, so that the growth of the lag is not known.
+    There is one sample, and no growth, if `sample_s` is 0 or the group has read everything.
     Raises BrokerError if the coordinator refuses or the group does not exist, and NotServedError if
     the cluster is Apache Kafka.
     """
@@ -132,11 +132,11 @@ async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts
     for where in wanted:
         if (leader := there.get(where)) is not None:
             led.setdefault(leader, []).append(where)
-    before = None
     began = cluster.transport.monotonic()
     unread = await _unread(cluster, led, committed, failures)
-    if sample_s > 0 and led:
-        before = {where: Sample(committed.get(where), unread.get(where)) for where in wanted}
+    before = {where: Sample(committed.get(where), unread.get(where)) for where in wanted}
+    is_again = sample_s > 0 and any(each.lag for each in before.values())
+    if is_again:
         await cluster.transport.sleep_until(began + sample_s)
         committed = await _committed(cluster, group)
         unread = await _unread(cluster, led, committed, failures)
@@ -154,7 +154,7 @@ async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts
                 there.get(where) is not None,
                 Sample(committed.get(where), found),
                 found.age_s(now_ms) if found is not None and is_known else None,
-                None if before is None else before[where],
+                before[where] if is_again else None,
                 elapsed_s,
             )
         )

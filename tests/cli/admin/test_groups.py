@@ -180,12 +180,12 @@ def test_lag_and_owners_are_explained(admin: Admin, with_groups: Peer) -> None:
     topic, name = new_topic(admin, 5, 2), unique("g")
     commit(admin, name, "--topic", topic, "--to", "latest")
     with member(with_groups.bootstrap, name, [topic], "billing"):
-        found = explained(admin, name, "--sample", 0.1)
+        found = explained(admin, name, "--sample", 60)  # not waited: everything is read
         assert [each["level"] for each in found["findings"]] == ["good"]
         assert "no problem was found: the group is Stable" in texts(found)
         assert [(row["lag"], row["age_s"], row["growth_per_s"]) for row in found["partitions"]] == [
-            (0, 0, 0),
-            (0, 0, 0),
+            (0, 0, None),
+            (0, 0, None),
         ]
         (only,) = found["members"]
         assert (only["client_id"], only["user"], only["topics"]) == (

@@ -140,6 +140,11 @@ LATE_LEADER = group(
             "it continues without them in 4 min",
         ),
         (
+            facts(group(member("a", is_late=True), waits_for="JoinGroup", state_s=5.0)),
+            Level.BAD,
+            "the group has waited 5.0 s for a (10.0.0.1), silent for 1.0 s, to join again",
+        ),
+        (
             facts(PENDING),
             Level.BAD,
             "1 of 1 member has waited 5.0 s for 1 new member from 10.0.0.9 to join with the",
@@ -213,14 +218,14 @@ LATE_LEADER = group(
             "the committed offset is beyond the end of t:0",
         ),
         (
-            facts(HEALTHY.activity, [progress(sample(5, 20), sample(5, 10))]),
+            facts(HEALTHY.activity, [progress(sample(5), sample(5), age_s=20.0)]),
             Level.BAD,
-            "the lag in t:0 grows, without a commit within 2.0 s",
+            "the lag in t:0 had no commit within 2.0 s: the members do not read, or do not commit",
         ),
         (
             facts(HEALTHY.activity, [progress(sample(6, 20), sample(5, 10))]),
             Level.BAD,
-            "the members read more slowly than producers write",
+            "the lag in t:0 grew in spite of commits within 2.0 s: the members read more slowly",
         ),
         (
             facts(HEALTHY.activity, [progress(sample(None))]),
@@ -258,6 +263,13 @@ def test_each_problem_has_its_sentence(found: GroupFacts, level: Level, text: st
     assert said.level is level
     is_well = not any(each.level is Level.BAD for each in explain(found))
     assert (explain(found)[0].level is Level.GOOD) == is_well
+
+
+def test_what_members_are_about_to_commit_is_no_problem() -> None:
+    for now, before in ((sample(5), sample(5)), (sample(6, 20), sample(5, 10))):
+        for age_s, level in ((14.0, Level.GOOD), (16.0, Level.BAD), (None, Level.BAD)):
+            found = facts(HEALTHY.activity, [progress(now, before, age_s=age_s)])
+            assert explain(found)[0].level is level
 
 
 def test_growth_needs_two_readings() -> None:
