@@ -22,7 +22,7 @@ OFTEN: Final = 4
 OFTEN_S: Final = 600.0
 # Share of the session timeout after which a silent member is reported.
 SILENT_SHARE: Final = 0.5
-# Age of unread records that is no problem: three times the default of auto.commit.interval.ms.
+# Unread records up to this age are normal: three times the default of auto.commit.interval.ms.
 COMMIT_S: Final = 15.0
 _KEYS: Final = {REQUEST_PERCENTAGE: "% of the event loop"}
 

@@ -8,7 +8,15 @@ import pytest
 from dataplane.handlers import unread_records
 from tests.dataplane.handlers.test_cold_reads import ColdDisk
 from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import RawClient, Simulated, batch_of, in_trio, serving, simulated
+from tests.dataplane.serving import (
+    RawClient,
+    Simulated,
+    append_unvalidated,
+    batch_of,
+    in_trio,
+    serving,
+    simulated,
+)
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -85,6 +93,18 @@ def test_a_batch_with_append_time_has_that_time() -> None:
         appended = await client.produce("t", batch_of(VALUE, timestamp=1000))
         (row,) = await unread(client, 0)
         assert row.first_timestamp_ms == appended.log_append_time_ms > 1000
+
+    simulated(scenario)
+
+
+def test_a_batch_that_compaction_has_marked_has_its_largest_timestamp() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create("t")
+        partition = node.worker.replica_manager.by_name("t", 0)
+        append_unvalidated(partition, batch_of(b"x", timestamp=1000, delete_horizon_ms=9000))
+        (row,) = await unread(client, 0)
+        assert row.first_timestamp_ms == 1000
 
     simulated(scenario)
 
