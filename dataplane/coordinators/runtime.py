@@ -24,7 +24,7 @@ threads and no snapshots, because the state follows committed records only.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from math import inf
@@ -123,6 +123,10 @@ class CoordinatorRuntime(Generic[S]):
         return any(
             each.state is State.LOADING and each.is_current for each in self._hosted.values()
         )
+
+    def counts(self) -> Counter[State]:
+        """Return the number of partitions that this worker leads, by state."""
+        return Counter(each.state for each in self._hosted.values() if each.is_current)
 
     # Operations
 

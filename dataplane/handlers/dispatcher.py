@@ -32,9 +32,10 @@ from dataplane.handlers import (
     records,
     replicas,
     topics,
+    unread_records,
 )
+from dataplane.handlers.groups import activity, coordinators, members
 from dataplane.handlers.groups import admin as group_admin
-from dataplane.handlers.groups import coordinators, members
 from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
 from dataplane.handlers.security import acls, sasl, scram
@@ -111,6 +112,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
     ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
     ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
+    ApiKey.DESCRIBE_UNREAD_RECORDS: unread_records.handle_describe_unread_records,
+    ApiKey.DESCRIBE_GROUP_ACTIVITY: activity.handle_describe_group_activity,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -329,6 +329,22 @@ class PartitionLog(LocalLog):
         finally:
             files.refuses_cold = False
 
+    def rest_hot(self, offset: int) -> tuple[int, BatchHeader | None]:
+        """Return the size of the batches from the one with `offset` to the log end, and its header.
+
+        The header is None beyond the last batch. Reads no records. Raises ColdError if a lookup
+        would wait for the disk, StorageError if the directory fails.
+        """
+        files = self._files
+        files.refuses_cold = True
+        try:
+            segment, position = self._segments.find(max(offset, self.log_start_offset))
+            header = next(segment.walk(position), None)
+        finally:
+            files.refuses_cold = False
+        later = self._segments.since(segment.base_offset)
+        return sum(each.size_bytes for each in later) - position, None if not header else header[1]
+
     def candidate_since(
         self, timestamp: int, start_offset: int, end_offset: int
     ) -> Candidate | None:

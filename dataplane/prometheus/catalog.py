@@ -31,6 +31,9 @@ _QUOTA: Final = ("resource", "user", "clientId")
 _BROKER_TOPIC: Final = "kafka_server_brokertopicmetrics_"
 _REPLICAS: Final = "kafka_server_replicamanager_"
 _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
+_GROUPS: Final = "kafka_coordinator_group_groupmetadatamanager_"
+_COORDINATOR: Final = "kafka_server_group_coordinator_metrics_"
+_GROUP_LAG: Final = ("group", "topic", "partition")
 _RAFT: Final = "kafka_server_raft_metrics_"
 
 _WITHOUT_TOPIC: Final = " Without a topic label: the worker's total, deleted topics included."
@@ -297,6 +300,73 @@ _ROWS: Final = (
         (),
         "Connections refused or delayed by a limit of the connection creation rate.",
     ),
+    # Groups that this worker coordinates
+    Metric(
+        _GROUPS + "numgroups", _GAUGE, (), "Groups, those with committed offsets only included."
+    ),
+    *(
+        Metric(f"{_GROUPS}numgroups{state.lower()}", _GAUGE, (), f"Groups in the state {state}.")
+        for state in ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
+    ),
+    Metric(_GROUPS + "numoffsets", _GAUGE, (), "Committed offsets."),
+    *(
+        Metric(_COORDINATOR + name, _GAUGE, (), text + " since the start of the worker.")
+        for name, text in (
+            ("offset_commit_count", "Offsets in commits of clients"),
+            ("offset_expiration_count", "Offsets removed by offsets.retention.minutes"),
+            ("offset_deletion_count", "Offsets removed by requests or with their topics"),
+            ("group_completed_rebalance_count", "Completed rebalances"),
+        )
+    ),
+    Metric(
+        "metaquorum_group_rebalance_ms",
+        _SUMMARY,
+        ("quantile",),
+        "Milliseconds of completed rebalances, from their cause to the recorded assignment.",
+    ),
+    Metric(
+        _COORDINATOR + "num_partitions",
+        _GAUGE,
+        ("state",),
+        "Partitions of __consumer_offsets that this worker leads, by loading, active and failed.",
+    ),
+    Metric(
+        _COORDINATOR + "partition_load_time_avg",
+        _GAUGE,
+        (),
+        "Average milliseconds for loading the groups of a partition since the start of the worker.",
+    ),
+    Metric(
+        _COORDINATOR + "partition_load_time_max",
+        _GAUGE,
+        (),
+        "Longest milliseconds for loading the groups of a partition in the last minutes.",
+    ),
+    Metric(
+        "metaquorum_group_partition_loads_total",
+        _COUNTER,
+        (),
+        "Partitions whose groups were loaded.",
+    ),
+    Metric(
+        "metaquorum_group_memory_bytes",
+        _GAUGE,
+        (),
+        "Memory of members, subscriptions and assignments, limited by group.memory.max.bytes.",
+    ),
+    Metric(
+        "metaquorum_group_lag_records",
+        _GAUGE,
+        _GROUP_LAG,
+        "Committed records after the group's committed offset, at most ten seconds ago.",
+    ),
+    Metric(
+        "metaquorum_group_lag_seconds",
+        _GAUGE,
+        _GROUP_LAG,
+        "Age of the first unread record by the timestamp of its batch; 0 if all are read; no row"
+        " if it is not known.",
+    ),
     # The worker
     Metric(
         "kafka_server_kafkaserver_brokerstate",
@@ -382,7 +452,8 @@ _ROWS: Final = (
         "metaquorum_metrics_left_out",
         _GAUGE,
         ("what",),
-        "Partitions, topics and quotas beyond the limits of the page, without rows of their own.",
+        "Partitions, topics, quotas and group lags beyond the limits of the page, without rows of"
+        " their own; group lags also if the end of the log is not known.",
     ),
     Metric(
         "metaquorum_metrics_collect_seconds",

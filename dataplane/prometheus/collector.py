@@ -6,7 +6,7 @@ each `SLICE_PARTITIONS` partitions other tasks run, so the values of one page ar
 moment.
 
 The page is bounded: partitions, topics and quotas beyond the limits below appear in the sums only,
-and `metaquorum_metrics_left_out` gives their number.
+and `metaquorum_metrics_left_out` gives their number. So it is with the lags of groups.
 """
 
 from collections import Counter
@@ -15,8 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
 
-import trio
-
 from dataplane.instruments.error_counts import ErrorCounts, name_of
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.network.login_counts import LoginCounts
@@ -24,7 +22,10 @@ from dataplane.network.server import Server
 from dataplane.partition.partition import NO_TRAFFIC, Partition, Traffic
 from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, label_text
+from dataplane.prometheus.group_lags import GroupLags
+from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.requests import RequestMeter
+from dataplane.prometheus.slices import Slices
 from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
 from dataplane.worker.context import Worker
 from metaquorum.controller_server import ControllerRole
@@ -76,6 +77,7 @@ class WorkerParts:
     worker: Worker
     server: Server
     log_dirs: LogDirs
+    group_lags: GroupLags
 
 
 class Collector:
@@ -98,11 +100,11 @@ class Collector:
 
     def serves(self, worker: Worker, server: Server, log_dirs: LogDirs) -> None:
         """Add the metrics of a worker that accepts clients."""
-        self.parts = WorkerParts(worker, server, log_dirs)
+        self.parts = WorkerParts(worker, server, log_dirs, GroupLags(worker))
 
     async def collect(self) -> Page:
         page = Page()
-        slices = _Slices(self._clock)
+        slices = Slices(self._clock)
         page.add(
             "metaquorum_build_info",
             1,
@@ -121,6 +123,7 @@ class Collector:
             self._add_logs(page, self.parts)
             await self._add_partitions(page, self.parts, slices)
             await _add_quotas(page, self.parts.worker, slices)
+            await add_groups(page, self.parts.worker, self.parts.group_lags, slices)
         if self.controller is not None:
             self._add_quorum(page, self.controller)
             for name, count in (
@@ -188,7 +191,7 @@ class Collector:
         lag = parts.worker.isr_manager.max_lag()
         page.add("kafka_server_replicafetchermanager_maxlag", lag, clientId="Replica")
 
-    async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "_Slices") -> None:
+    async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "Slices") -> None:
         partitions = parts.worker.replica_manager
         total, sums = partitions.departed, _Sums()
         by_topic: dict[str, Traffic] = {}
@@ -226,24 +229,6 @@ class Collector:
         page.add(_RAFT + "high_watermark", status.commit_index)
         state = "leader" if leader == status.node_id else "follower" if leader >= 0 else "candidate"
         page.add(_RAFT + "current_state_info", 1, state=state)
-
-
-class _Slices:
-    """Slices of one collection and the event loop time that they used."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._monotonic = clock.monotonic
-        self._began = clock.monotonic()
-        self._taken_s = 0.0
-
-    async def rest(self) -> None:
-        """Let other tasks run; the wait does not count as used time."""
-        self._taken_s += self._monotonic() - self._began
-        await trio.lowlevel.checkpoint()
-        self._began = self._monotonic()
-
-    def end(self) -> float:
-        return self._taken_s + self._monotonic() - self._began
 
 
 class _Sums:
@@ -287,7 +272,7 @@ def _add_partition(page: Page, partition: Partition) -> None:
         page.lines(name).append(f"{name}{where} {value}")
 
 
-async def _add_cluster(page: Page, image: MetadataImage, slices: _Slices) -> None:
+async def _add_cluster(page: Page, image: MetadataImage, slices: Slices) -> None:
     """Add the cluster-wide counts from the metadata image."""
     fenced = sum(worker.fenced for worker in image.workers.values())
     page.add(_CONTROLLER + "activebrokercount", len(image.workers) - fenced)
@@ -307,7 +292,7 @@ async def _add_cluster(page: Page, image: MetadataImage, slices: _Slices) -> Non
     page.add(_CONTROLLER + "preferredreplicaimbalancecount", imbalanced)
 
 
-async def _add_quotas(page: Page, worker: Worker, slices: _Slices) -> None:
+async def _add_quotas(page: Page, worker: Worker, slices: Slices) -> None:
     status = QuotaStatus(worker.quotas)
     muted = Counter(mute.key for mute in worker.quotas.mutes)
     left_out = 0

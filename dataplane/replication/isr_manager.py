@@ -35,6 +35,7 @@ from dataplane.replication.replica_fetcher import (
     ReplicaFetcher,
 )
 from dataplane.replication.truncation_ledger import TruncationLedger
+from dataplane.replication.worker_client import WorkerClient
 from metaquorum.channel import Endpoint
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.alter_partition import PartitionChange
@@ -121,6 +122,9 @@ class IsrManager:
             configs.integer("replica.fetch.backoff.ms") / 1000,
             between_workers.login,
             tls,
+        )
+        self.worker_client: Final = WorkerClient(
+            self.worker_id, runtime, self._address_of, endpoint, between_workers.login, tls
         )
         self._catch_up_config = replace(
             self._fetcher_config,
@@ -315,6 +319,10 @@ class IsrManager:
                 return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
         return None
 
+    def _address_of(self, worker_id: int) -> tuple[str, int] | None:
+        address = self._address(worker_id)
+        return None if address is None else address[:2]
+
     async def _truncating(self, cuts: Sequence[tuple[Partition, Truncation]]) -> None:
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record(
@@ -387,6 +395,7 @@ class IsrManager:
                 await self._propose_changes()
             finally:
                 self._nursery = None  # partitions assigned during the shutdown are not fetched
+                self.worker_client.close()
 
     async def _report(self, logs: Sequence[Key], *, recreated: bool) -> list[KafkaError | None]:
         """Report lost logs; return for each log its error, or None if the report is committed.

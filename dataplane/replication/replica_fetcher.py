@@ -35,19 +35,14 @@ from dataplane.replication import follower_state
 from dataplane.replication.followed_partitions import Followed, FollowedPartitions
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.leader_connection import LeaderConnection
-from dataplane.replication.replica_authentication import prove
+from dataplane.replication.leader_handshake import exchange_hellos, take_proof
 from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import DialerHandshake, Refusal
 from metaquorum.client.connection import BrokerConnection
-from metaquorum.client.errors import BrokerError, NotServedError, broker_error
+from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
 from metaquorum.client.trio_transport import TrioTransport
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.security.tls_context import ReloadedContext
-from wire.messages.authenticate_replica import (
-    AuthenticateReplicaRequest,
-    AuthenticateReplicaResponse,
-)
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -270,31 +265,23 @@ class ReplicaFetcher:
         )
         self._connected_to = address
         try:
-            dialing = await self._greet(connection, address, clock.monotonic() + SILENCE_S)
+            dialing = await exchange_hellos(
+                connection,
+                self._endpoint,
+                self.leader_id,
+                address[:2],
+                clock.monotonic() + SILENCE_S,
+            )
             self._closed_at = None
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
             link = LeaderConnection(stream.connection, version, self._client_id)
-            link.prove_nowait(dialing.data_to_send(), partial(_take_proof, dialing))
+            link.prove_nowait(dialing.data_to_send(), partial(take_proof, dialing))
             self._polling = trio.CancelScope()
             while True:
                 await self._exchange(link)
                 await self._take_rest(connection)
         finally:
             connection.close()
-
-    async def _greet(
-        self, connection: BrokerConnection, address: LeaderAddress, deadline: float
-    ) -> DialerHandshake:
-        """Exchange hellos with the leader; the caller sends the proof next.
-
-        Raises HandshakeError if the leader's hello is invalid or this node has no cluster secret.
-        """
-        if self._endpoint is None:
-            raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
-        dialing = prove(self._endpoint, self.leader_id, address[:2])
-        hello = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
-        _advance(dialing, await connection.negotiate_and_ask(hello, deadline))
-        return dialing
 
     async def _exchange(self, link: LeaderConnection) -> None:
         """Send fetches and handle their responses until there is work for the task."""
@@ -637,21 +624,3 @@ def _begins_within(partition: Partition, row: PartitionData) -> int | None:
     records = row.records
     assert isinstance(records, bytes | memoryview | None)
     return follower_state.begins_within(partition, records) if records else None
-
-
-def _take_proof(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
-    """Verify the leader's proof of its worker id.
-
-    Raises HandshakeError, BrokerError or WireError.
-    """
-    _advance(dialing, response)
-    if dialing.established is None:
-        raise WireError("AuthenticateReplica: the leader's proof is incomplete")
-
-
-def _advance(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
-    dialing.receive(bytes(response.auth_bytes)[: dialing.room])
-    if response.error_code:
-        raise broker_error(response.error_code, response.error_message, "fetch")
-    if dialing.peer is None:
-        raise WireError("AuthenticateReplica: the leader's hello is incomplete")

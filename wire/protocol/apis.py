@@ -66,6 +66,8 @@ class ApiKey(IntEnum):
     DESCRIBE_REPLICAS = 10_003
     DESCRIBE_QUOTA_USE = 10_004
     AUTHENTICATE_REPLICA = 10_005
+    DESCRIBE_UNREAD_RECORDS = 10_006
+    DESCRIBE_GROUP_ACTIVITY = 10_007
 
 
 class Api:
@@ -159,6 +161,8 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

@@ -4,6 +4,7 @@ import click
 
 from cli.admin.groups.delete import delete_command
 from cli.admin.groups.describe import describe_command, list_command
+from cli.admin.groups.explain import explain_command
 from cli.admin.groups.lag import lag_command
 from cli.admin.groups.reset import reset_command
 
@@ -16,5 +17,6 @@ def command() -> None:
 command.add_command(list_command)
 command.add_command(describe_command)
 command.add_command(lag_command)
+command.add_command(explain_command)
 command.add_command(reset_command)
 command.add_command(delete_command)

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.coordinators.group.members import (
@@ -61,6 +62,7 @@ from dataplane.coordinators.group.requests import (
     SyncRequest,
 )
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
+from dataplane.instruments.histogram import Histogram
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
@@ -78,6 +80,17 @@ class GroupState(Enum):
     COMPLETING_REBALANCE = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
+
+
+class Awaited(Enum):
+    """Event that a group waits for before all its members have their partitions."""
+
+    NOTHING = ""
+    MORE_MEMBERS = "more members"  # the initial delay
+    JOIN_GROUP = "JoinGroup"
+    ASSIGNMENT = "assignment"  # the leader's SyncGroup
+    COMMIT = "commit"  # the record of the assignment is in the log
+    SYNC_GROUP = "SyncGroup"  # the SyncGroups of members other than the leader
 
 
 @dataclass(slots=True)
@@ -119,6 +132,7 @@ class ClassicGroup:
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
         write: Callable[[GroupMetadataValue], object],
+        rebalance_times: Histogram,
         client_host: str = "",
     ) -> None:
         """Create an empty group, for a client. `wall_ms` returns the time for records."""
@@ -133,7 +147,7 @@ class ClassicGroup:
         # Ids given to new members that have not joined with them.
         self.pending: dict[str, PendingMember] = {}
         self.state_timestamp_ms = -1
-        self.history = RebalanceHistory()
+        self.history = RebalanceHistory(rebalance_times)
         self._timeouts = timeouts
         self._wall_ms = wall_ms
         self._write = write
@@ -154,6 +168,31 @@ class ClassicGroup:
     @property
     def protocol_type(self) -> str:
         return self.members.protocol_type or ""
+
+    @property
+    def awaited(self) -> Awaited:
+        if self.state is GroupState.PREPARING_REBALANCE:
+            return Awaited.MORE_MEMBERS if self._is_first else Awaited.JOIN_GROUP
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            return Awaited.COMMIT if self._is_assigned else Awaited.ASSIGNMENT
+        is_missing = self.state is GroupState.STABLE and self._unsynced
+        return Awaited.SYNC_GROUP if is_missing else Awaited.NOTHING
+
+    @property
+    def wait_ends_at(self) -> float:
+        """Monotonic seconds at which the group continues without late members; inf: never."""
+        if self._phase is None or self.awaited in (Awaited.NOTHING, Awaited.COMMIT):
+            return inf
+        return self._phase.due
+
+    def is_late(self, member: GroupMember) -> bool:
+        """Return whether the group waits for a request of this member."""
+        awaited = self.awaited
+        if awaited is Awaited.JOIN_GROUP:
+            return member.join is None
+        if awaited is Awaited.ASSIGNMENT:
+            return member.member_id == self.members.leader
+        return awaited is Awaited.SYNC_GROUP and member.member_id in self._unsynced
 
     # JoinGroup
 
@@ -508,12 +547,14 @@ class ClassicGroup:
         instance_id: str | None,
         generation: int,
         muted_until: MutedUntil = never_muted,
+        principal: str = "",
     ) -> ErrorCode:
         code = self.check(member_id, instance_id, generation)
         if code is not NO_ERROR:
             return code
         member = self.members.by_id[member_id]
         member.heard_at, member.muted_until = now, muted_until
+        member.principal = principal
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR

@@ -196,6 +196,23 @@ class CommittedOffsets:
         for groups in self._groups.pieces():
             yield [group for group in groups if group not in pending]
 
+    def committed_places(self) -> Iterator[tuple[str, str, int]]:
+        """Yield group, topic and partition of committed offsets; changes may happen meanwhile."""
+        for groups in self._groups.pieces():
+            for group in groups:
+                for topic, partitions in self.places(group):
+                    for partition in partitions:
+                        yield group, topic, partition
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups with committed offsets."""
+        return len(self._groups)
+
+    def has_committed(self, group: str) -> bool:
+        """Return whether the group has committed offsets."""
+        return group in self._groups
+
     def has_group(self, group: str) -> bool:
         """Return whether the group has committed offsets or pending commits."""
         return group in self._groups or group in self._pending

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
+from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
@@ -83,6 +84,7 @@ class GroupCoordinator:
         """Create the coordinator; `new_id` returns the random part of a member id."""
         self.configs = configs
         self.memory = GroupMemory(lambda: configs.memory_bytes)
+        self.statistics = GroupStatistics()
         self._parts = parts
         self._new_id = new_id
         self._image: MetadataImage | None = None  # with `_count` partitions of the topic
@@ -97,7 +99,7 @@ class GroupCoordinator:
             self._make_shard,
             load_bytes=configs.load_bytes,
             time_limit_s=lambda: configs.commit_timeout_s,
-            on_loaded=lambda shard: self._check([shard]),
+            on_loaded=self._loaded,
         )
 
     def _make_shard(self, index: int) -> GroupShard:
@@ -108,7 +110,12 @@ class GroupCoordinator:
             self._topic_id_of,
             self._parts.clock.now_ms,
             self._new_id,
+            self.statistics,
         )
+
+    def _loaded(self, shard: GroupShard) -> None:
+        self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
+        self._check([shard])
 
     def _topic_id_of(self, name: str) -> Uuid:
         topic = self._parts.image.topic(name)

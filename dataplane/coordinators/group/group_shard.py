@@ -30,6 +30,7 @@ from dataplane.coordinators.group.classic_group import (
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.record_formats import (
@@ -116,8 +117,10 @@ class GroupShard:
         topic_id_of: TopicIdOf,
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
+        statistics: GroupStatistics | None = None,
     ) -> None:
         self.index = index  # number of the partition
+        self.statistics = statistics or GroupStatistics()
         self.configs = configs
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
@@ -190,11 +193,12 @@ class GroupShard:
         instance_id: str | None,
         generation: int,
         muted_until: MutedUntil = never_muted,
+        principal: str = "",
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation, muted_until)
+        return group.heartbeat(now, member_id, instance_id, generation, muted_until, principal)
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
@@ -240,6 +244,7 @@ class GroupShard:
                 each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
             )
             records.append(CoordinatorRecord(encode_key(key), encode_offset_value(value), key))
+        self.statistics.committed_count += len(records)
         return Write(records, codes) if records else codes
 
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
@@ -279,6 +284,7 @@ class GroupShard:
                 continue
             codes.append(NO_ERROR)
             records += map(_tombstone, self.offsets.delete_offsets(group_id, topic, [partition]))
+        self.statistics.deleted_count += len(records)
         return Write(records, codes) if records else codes
 
     def delete_group(self, group_id: str) -> ErrorCode | Write[ErrorCode]:
@@ -291,11 +297,13 @@ class GroupShard:
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
         records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]
+        self.statistics.deleted_count += len(records)
         return [*records, _group_record(group_id, None)]
 
     def delete_stale(self, group_id: str) -> Write[None] | None:
         """Return tombstones for the group's offsets of topics that were deleted."""
         keys = self.offsets.delete_stale(group_id, self._topic_id_of)
+        self.statistics.deleted_count += len(keys)
         return Write([_tombstone(key) for key in keys], None) if keys else None
 
     def expire(self, group_id: str, now_ms: int) -> Write[None] | None:
@@ -308,6 +316,7 @@ class GroupShard:
             retention_ms=self.configs.offsets_retention_ms,
         )
         records = [_tombstone(key) for key in keys]
+        self.statistics.expired_count += len(keys)
         is_all = is_all or not self.offsets.has_group(group_id)
         if is_all and (group is None or (group.is_empty and not group.pending)):
             if group_id in self._persisted:
@@ -418,6 +427,7 @@ class GroupShard:
             self._timeouts,
             self._wall_ms,
             partial(self._write, group_id),
+            self.statistics.rebalance_times,
             host,
         )
         self._memory.use(host, GROUP_BYTES)

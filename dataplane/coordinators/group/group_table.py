@@ -24,6 +24,9 @@ class GroupTable(Generic[V]):
     def get(self, group: str) -> V | None:
         return self.bucket(group).get(group)
 
+    def __len__(self) -> int:
+        return sum(map(len, self.buckets))
+
     def __contains__(self, group: str) -> bool:
         return group in self.bucket(group)
 

@@ -42,6 +42,7 @@ class GroupMember:
         "join",
         "member_id",
         "muted_until",
+        "principal",
         "protocols",
         "rebalance_timeout_ms",
         "session_timeout_ms",
@@ -53,6 +54,7 @@ class GroupMember:
         self.instance_id = request.instance_id
         self.client_id = request.client_id
         self.client_host = request.client_host
+        self.principal = request.principal  # empty: has sent no request to this coordinator
         self.rebalance_timeout_ms = request.rebalance_timeout_ms
         self.session_timeout_ms = request.session_timeout_ms
         self.protocols = request.protocols
@@ -285,6 +287,7 @@ class GroupMembers:
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.session_timeout_ms = request.session_timeout_ms
         member.client_id, member.client_host = request.client_id, request.client_host
+        member.principal = request.principal
         self._count(member, 1)
 
     def assign(self, member: GroupMember, assignment: bytes) -> None:

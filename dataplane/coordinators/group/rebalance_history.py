@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dataplane.coordinators.group.members import GroupMember
+from dataplane.instruments.histogram import Histogram
 
 KEPT: Final = 16
 REASON_LENGTH: Final = 255  # characters of a client's own words, as Kafka keeps
@@ -25,7 +26,10 @@ class Rebalance:
 
 
 class RebalanceHistory:
-    def __init__(self) -> None:
+    """The last rebalances of one group; all completed ones are recorded in `times`."""
+
+    def __init__(self, times: Histogram) -> None:
+        self._times = times
         self.rebalances: deque[Rebalance] = deque(maxlen=KEPT)
 
     def begin(self, now: float, cause: str, member: GroupMember | None, reason: str) -> None:
@@ -39,5 +43,6 @@ class RebalanceHistory:
 
     def end(self, now: float, generation: int) -> None:
         if self.rebalances and self.rebalances[-1].ended is None:
-            self.rebalances[-1].ended = now
-            self.rebalances[-1].generation = generation
+            last = self.rebalances[-1]
+            last.ended, last.generation = now, generation
+            self._times.record(now - last.began, now)

@@ -38,6 +38,7 @@ class JoinRequest:
     needs_member_id: bool = True
     # Whether the answer to a static leader may be to keep the assignment (KIP-814).
     may_skip_assignment: bool = True
+    principal: str = ""
 
 
 @frozen

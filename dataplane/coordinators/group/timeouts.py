@@ -15,9 +15,10 @@ LEAST_CANCELLED: Final = 1000
 
 
 class Timeout:
-    __slots__ = ("_timeouts", "call", "is_queued")
+    __slots__ = ("_timeouts", "call", "due", "is_queued")
 
-    def __init__(self, call: Callable[[float], object], timeouts: "Timeouts") -> None:
+    def __init__(self, due: float, call: Callable[[float], object], timeouts: "Timeouts") -> None:
+        self.due = due  # monotonic seconds
         self.call: Callable[[float], object] | None = call
         self._timeouts = timeouts
         self.is_queued = True
@@ -49,7 +50,7 @@ class Timeouts:
 
     def at(self, due: float, call: Callable[[float], object]) -> Timeout:
         """Call `call(now)` at `due` or later, unless the timeout is cancelled."""
-        timeout = Timeout(call, self)
+        timeout = Timeout(due, call, self)
         heappush(self._queue, (due, next(self._numbers), timeout))
         return timeout
 

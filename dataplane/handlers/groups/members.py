@@ -81,6 +81,7 @@ def handle_join_group(
         or worker.groups.new_member_id(message.group_instance_id or request.client_id or ""),
         needs_member_id=version >= _MEMBER_ID_REQUIRED_SINCE,
         may_skip_assignment=version >= _SKIP_ASSIGNMENT_SINCE,
+        principal=request.client.principal,
     )
     response = GroupResponse(may_outlast_idle=True)
     response.on_drop = partial(_drop_join, worker, group_id, join.new_member_id)
@@ -233,6 +234,7 @@ def handle_heartbeat(
             message.group_instance_id,
             message.generation_id,
             request.client.quota.muted_until,
+            request.client.principal,
         )
     )
 

@@ -4,6 +4,6 @@ The client is a member of no group here; it asks the coordinators of groups abou
 offsets for groups without members.
 
 Imports the modules of `metaquorum.client` and below. Network I/O through `Cluster` only;
-`consumer_protocol`, `values` and the planning in `reset` are plain. Start with `admin` (all
-operations) and `values` (their results).
+`consumer_protocol`, `values`, `explanation` and the planning in `reset` are plain. Start with
+`admin` (all operations) and `values` (their results).
 """

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
+from metaquorum.client.groups.activity import GroupActivity, describe_activity
 from metaquorum.client.groups.coordinators import Outcomes
+from metaquorum.client.groups.facts import GroupFacts, gather
 from metaquorum.client.groups.lag import describe_lag
 from metaquorum.client.groups.offsets import (
     Committed,
@@ -14,6 +16,7 @@ from metaquorum.client.groups.offsets import (
 )
 from metaquorum.client.groups.queries import describe_groups, list_groups
 from metaquorum.client.groups.reset import Reset, ResetPlan, plan_offsets, plan_reset
+from metaquorum.client.groups.unread import Unread, describe_unread
 from metaquorum.client.groups.values import GroupDescription, GroupLag, GroupList
 
 
@@ -34,6 +37,25 @@ class GroupAdmin:
     async def describe_lag(self, groups: Sequence[str]) -> Outcomes[GroupLag]:
         """Return the lag of each group in the partitions that it owns or has committed."""
         return await describe_lag(self.cluster, groups)
+
+    async def describe_activity(self, groups: Sequence[str]) -> Outcomes[GroupActivity]:
+        """Return the members that each group waits for, and its last rebalances.
+
+        Raises NotServedError if the cluster is Apache Kafka; so do the next two methods.
+        """
+        return await describe_activity(self.cluster, groups)
+
+    async def describe_unread(self, offsets: Mapping[TopicPartition, int]) -> Answers[Unread]:
+        """Return the records that follow the offset of each partition."""
+        return await describe_unread(self.cluster, offsets)
+
+    async def gather_facts(self, group: str, *, sample_s: float) -> GroupFacts:
+        """Return the facts about a group for `explanation.explain`.
+
+        Its progress is read twice, `sample_s` seconds apart. Raises BrokerError if the group does
+        not exist or its coordinator refuses.
+        """
+        return await gather(self.cluster, group, sample_s=sample_s)
 
     async def committed_offsets(self, groups: Sequence[str]) -> Outcomes[Committed]:
         """Return the committed offsets of each group; none for a group that does not exist."""

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 import pytest
 
 from tests.cli.admin.running import Admin
@@ -140,6 +142,118 @@ def test_lag_needs_groups_or_a_pattern(admin: Admin) -> None:
     admin("groups", "lag", "g", "--match", "g", code=2)
     admin("groups", "lag", "g", "--topic", "t:x", code=2)
     assert "--topic takes TOPIC or TOPIC:PARTITION,..., not 't:x'" in admin.errors
+
+
+# Explanations
+
+
+def explained(admin: Admin, group: str, *options: object) -> Any:
+    return admin.json("groups", "explain", group, "--sample", 0, *options)
+
+
+def texts(explanation: Any) -> str:
+    return "\n".join(each["text"] for each in explanation["findings"])
+
+
+def test_a_group_is_explained_by_metaquorum_only(admin: Admin) -> None:
+    topic, name = new_topic(admin, 5, 3), unique("g")
+    commit(admin, name, "--topic", f"{topic}:0", "--to", 3)
+    if not admin.served("DescribeGroupActivity", "groups", "explain", name, "--sample", 0):
+        return
+    found = explained(admin, name)
+    assert (found["state"], found["members"]) == ("Empty", [])
+    (bad,) = found["findings"]
+    assert (bad["about"], bad["level"]) == ("members", "bad")
+    assert "the group has no members" in bad["text"]
+    (row,) = found["partitions"]
+    assert (row["partition"], row["committed"], row["end_offset"], row["lag"]) == (0, 3, 5, 2)
+    assert row["size_bytes"] > 0
+    assert 0 <= row["age_s"] < 3600
+    assert row["growth_per_s"] is None
+    admin("groups", "explain", unique("none"), code=1)
+    assert "GROUP_ID_NOT_FOUND" in admin.errors
+
+
+def test_lag_and_owners_are_explained(admin: Admin, with_groups: Peer) -> None:
+    if not admin.serves("DescribeGroupActivity"):
+        return
+    topic, name = new_topic(admin, 5, 2), unique("g")
+    commit(admin, name, "--topic", topic, "--to", "latest")
+    with member(with_groups.bootstrap, name, [topic], "billing"):
+        found = explained(admin, name, "--sample", 60)  # not waited: everything is read
+        assert [each["level"] for each in found["findings"]] == ["good"]
+        assert "no problem was found: the group is Stable" in texts(found)
+        assert [(row["lag"], row["age_s"], row["growth_per_s"]) for row in found["partitions"]] == [
+            (0, 0, None),
+            (0, 0, None),
+        ]
+        (only,) = found["members"]
+        assert (only["client_id"], only["user"], only["topics"]) == (
+            "billing",
+            "ANONYMOUS",
+            [topic],
+        )
+        assert [each["partition"] for each in only["assignment"]] == [0, 1]
+        assert not only["is_late"]
+        (rebalance,) = found["rebalances"]
+        assert (rebalance["cause"], rebalance["client_id"]) == ("a member has joined", "billing")
+        admin("topics", "alter", topic, "--partitions", 3)
+        admin.wait_for(topic)
+        found = explained(admin, name)
+        if found["unowned"]:  # until the member sees the new partition
+            assert found["unowned"] == [{"topic": topic, "partition": 2}]
+            assert f"no member owns {topic}:2" in texts(found)
+        text = admin("groups", "explain", name, "--sample", 0)
+        assert re.search(rf"^billing +127.0.0.1 +- +ok +.* ago +.* s +{topic}:0-", text, re.M)
+
+
+def test_a_member_that_does_not_join_again_is_named(admin: Admin, with_groups: Peer) -> None:
+    if not admin.serves("DescribeGroupActivity"):
+        return
+    topic, name = new_topic(admin, 1, 1), unique("g")
+    asked = {"bootstrap.servers": with_groups.bootstrap, "group.id": name, "client.id": "new"}
+    with member(with_groups.bootstrap, name, [topic], "billing"):  # it is not polled from here on
+        joining = confluent_kafka.Consumer(asked)
+        try:
+            joining.subscribe([topic])
+            wait_until(
+                lambda: (
+                    joining.poll(0.01) is None
+                    and explained(admin, name)["waits_for"] == "JoinGroup"
+                )
+            )
+            found = explained(admin, name)
+            late, waiting = found["members"]
+            assert (late["client_id"], late["is_late"]) == ("billing", True)
+            assert (waiting["client_id"], waiting["waiting_in"]) == ("new", "JoinGroup")
+            assert found["rebalances"][-1]["lasted_s"] is None
+            assert re.search(
+                r"1 of 2 members has waited .* for billing \(127.0.0.1\), silent for .*, to join "
+                r"again; it continues without them in .* min",
+                texts(found),
+            )
+            text = admin("groups", "explain", name, "--sample", 0)
+            assert re.search(r"^! rebalance: 1 of 2 members", text, re.MULTILINE)
+            assert re.search(r"^billing +127.0.0.1 +- +late ", text, re.MULTILINE)
+        finally:
+            joining.close()
+
+
+def test_a_quota_that_delays_a_member_is_named(admin: Admin, with_groups: Peer) -> None:
+    if not admin.serves("DescribeGroupActivity"):
+        return
+    topic, name, client_id = new_topic(admin, 0), unique("g"), unique("billing")
+    admin("produce", topic, stdin="x" * 50_000)
+    admin("quotas", "set", "--client-id", client_id, "consumer_byte_rate=1000")
+    with member(with_groups.bootstrap, name, [topic], client_id):
+        wait_until(lambda: explained(admin, name)["throttling"])
+        (of_quota,) = explained(admin, name)["throttling"]
+        assert (of_quota["worker"], of_quota["quota"]) == (1, "consumer_byte_rate")
+        assert (of_quota["value"], of_quota["rule"], of_quota["is_active"]) == (1000, 7, True)
+        text = admin("groups", "explain", name, "--sample", 0)
+        rule = rf"by consumer_byte_rate, 1000 bytes a second, rule 7, client-id={client_id}; now by"
+        assert re.search(rf"^! quota: {client_id} .*: worker 1 .*{rule}", text, re.MULTILINE)
+    admin("quotas", "delete", "--client-id", client_id, "--yes")
 
 
 # Resets

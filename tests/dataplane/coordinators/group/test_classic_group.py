@@ -1,8 +1,10 @@
 """The state machine of one group, by transcripts of its members."""
 
+from math import inf
+
 import pytest
 
-from dataplane.coordinators.group.classic_group import GroupLimits
+from dataplane.coordinators.group.classic_group import Awaited, GroupLimits
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
@@ -548,3 +550,22 @@ def test_session_timeouts_are_bounded(session_s: float, ok: bool) -> None:
     answers = Coordinator().join(session_s=session_s)
     assert ok == (not answers)
     assert ok or answers.one.code is ErrorCode.INVALID_SESSION_TIMEOUT
+
+
+# Events that the group waits for
+
+
+def test_a_group_waits_for_the_record_of_its_assignment_without_a_limit() -> None:
+    coordinator = Coordinator()
+    answers = coordinator.join()
+    assert coordinator.group.awaited is Awaited.MORE_MEMBERS
+    coordinator.wait(3)
+    assert coordinator.group.awaited is Awaited.ASSIGNMENT
+    assert coordinator.group.wait_ends_at == coordinator.now + 60
+    coordinator.commits_at_once = False
+    coordinator.sync(answers.one, {answers.one.member_id: b""})
+    assert coordinator.group.awaited is Awaited.COMMIT
+    assert coordinator.group.wait_ends_at == inf
+    assert not any(map(coordinator.group.is_late, coordinator.group.members))
+    coordinator.commit_all()
+    assert coordinator.group.awaited is Awaited.NOTHING
