@@ -164,7 +164,8 @@ def handle_offset_delete(
     def place(
         topic: OffsetDeleteRequestTopic, row: OffsetDeleteRequestPartition
     ) -> tuple[str, int] | ErrorCode:
-        if image.topic(topic.name) is None:
+        known = image.topic(topic.name)
+        if known is None or not 0 <= row.partition_index < len(known.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return topic.name, row.partition_index
 
