@@ -211,7 +211,7 @@ def test_a_lost_request_is_sent_again_after_a_pause() -> None:
     assert (one.state, one.identity) == (State.UNJOINED, Identity(5, "m-1"))
     assert not one.is_join_due(3.0)
     assert one.is_join_due(3.0 + RETRY_PAUSE_S)
-    assert one.on_sync(SyncGroupResponse(), 3.0) is None  # of the earlier connection
+    assert one.on_sync(SyncGroupResponse(), 3.0) is None  # from the earlier connection
     assert one.state is State.UNJOINED
 
 
