@@ -1,9 +1,14 @@
-"""Consumer groups for administration: description, lag, reset and deletion of offsets.
+"""Consumer groups: a consumer that joins one, and administration (lag, reset, deletion).
 
-The client is a member of no group here; it asks the coordinators of groups about them and commits
-offsets for groups without members.
+    group_consumer        polls, commits, rebalances: all I/O of a member but its heartbeats
+      group_member        plain state: what to send next, and what each answer means
+      assignors           plain functions: the partitions of each member
+      assigned_partitions plain state: positions, fetched records, pauses
+      coordinator_link    requests to the coordinator whose answers may take long
+      heartbeats          the next heartbeat, and the state shared with its task or thread
+    admin                 asks coordinators about groups, and commits for groups without members
 
-Imports the modules of `metaquorum.client` and below. Network I/O through `Cluster` only;
-`consumer_protocol`, `values`, `explanation` and the planning in `reset` are plain. Start with
-`admin` (all operations) and `values` (their results).
+`trio_consumer` and `blocking` open a consumer. Imports the modules of `metaquorum.client` and
+below. Network I/O through `Cluster` only; `consumer_protocol`, `values`, `explanation` and the
+planning in `reset` are plain. Start with `group_member` (the rules of a member), or with `admin`.
 """

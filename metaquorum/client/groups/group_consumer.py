@@ -68,6 +68,10 @@ _COMMIT_RETRIED: Final = frozenset(
     }
 )
 _GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+# Errors of subscribed topics that are raised; after others the last known count remains.
+_REFUSED: Final = frozenset(
+    {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION}
+)
 _WHEN_RESET: Final = {OffsetReset.EARLIEST: EARLIEST, OffsetReset.LATEST: LATEST}
 
 
@@ -247,6 +251,7 @@ class GroupConsumer:
         coordinator or a leader cannot be reached for the timeout of the cluster.
         """
         self._check_open()
+        self._check_not_in_callback()
         transport = self.cluster.transport
         deadline = transport.monotonic() + max_wait_s
         while True:
@@ -356,8 +361,6 @@ class GroupConsumer:
         method: Callable[[Sequence[TopicPartition]], Awaitable[None] | None],
         partitions: Sequence[TopicPartition],
     ) -> None:
-        if self._is_in_callback:
-            raise RuntimeError("poll and close cannot be called by a rebalance listener")
         self._is_in_callback = True
         try:
             result = method(tuple(partitions))
@@ -425,10 +428,11 @@ class GroupConsumer:
         assigned = [w for w in member.take_assignment() if w.topic in self._topics]
         owned = self._partitions.all
         if revoked := [where for where in owned if where not in assigned]:
+            # Before the rest, which may raise or be cancelled: the assignment is then repeated.
+            member.request_rejoin("gives up partitions for other members")
             positions = self._partitions.positions()
             await self._auto_commit({w: positions[w] for w in revoked if w in positions})
             await self._give_up(revoked)
-            member.request_rejoin("gives up partitions for other members")
         added = [where for where in assigned if where not in owned]
         self._partitions.assign(assigned)
         if not member.is_leader:
@@ -489,14 +493,18 @@ class GroupConsumer:
         names = None if self._pattern is not None else sorted(self._topics | group_topics)
         found = await self.cluster.refresh(names)
         self._counts_at, self._are_counts_stale = now, False
-        self._counts = dict.fromkeys(names or (), 0)
+        before, self._counts = self._counts, dict.fromkeys(names or (), 0)
         for topic in found:
             if topic.name is None:
                 continue
-            if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if topic.error_code in _REFUSED:
                 raise broker_error(topic.error_code, None, f"topic {topic.name}")
-            self._counts[topic.name] = 0 if topic.error_code else len(topic.partitions)
-            self.cluster.forget_topic(topic.name)
+            count = before.get(topic.name, 0)
+            if not topic.error_code or topic.error_code in _GONE:
+                count = len(topic.partitions)
+            self._counts[topic.name] = count
+            if count != before.get(topic.name):
+                self.cluster.forget_topic(topic.name)
         if self._pattern is not None:
             matched = {
                 topic.name
@@ -760,6 +768,7 @@ class GroupConsumer:
         """
         if self._is_closed:
             return
+        self._check_not_in_callback()
         deadline = self.cluster.deadline(timeout_s)
         self._take_heartbeats()
         self.heartbeats.target = None
@@ -797,6 +806,10 @@ class GroupConsumer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the consumer is closed")
+
+    def _check_not_in_callback(self) -> None:
+        if self._is_in_callback:
+            raise RuntimeError("a rebalance listener cannot call poll or close")
 
     def _now(self) -> float:
         return self.cluster.transport.monotonic()

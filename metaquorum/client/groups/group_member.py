@@ -342,6 +342,8 @@ class GroupMember:
             self._lose(error.message, keeps_member_id=reaction is Reaction.LOSE_GENERATION)
         elif error.code is ErrorCode.FENCED_INSTANCE_ID:
             self._fail(error)
+        elif reaction is Reaction.FAIL:
+            self.failure = error
         return reaction
 
     def on_poll_timeout(self, identity: Identity) -> None:

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S: Final = 10.0
 _REQUESTS_PER_SESSION: Final = 3
 RETRY_PAUSE_S: Final = 0.5
+# Errors after which the generation of the member is over.
+_FINAL: Final = frozenset(
+    {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+    }
+)
 # Outcomes that are kept for a consumer that does not poll; the newest matter.
 MAX_OUTCOMES: Final = 100
 
@@ -111,7 +119,7 @@ class Heartbeats:
             return now + min(RETRY_PAUSE_S, self._config.heartbeat_interval_s)
         if code and code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             self.outcomes.append(HeartbeatOutcome(target.identity, code))
-            if code != ErrorCode.REBALANCE_IN_PROGRESS:
+            if code in _FINAL:
                 self._ended = target
         return now + self._config.heartbeat_interval_s
 

@@ -122,6 +122,19 @@ async def test_what_is_sent_arrives(
 
 
 @in_trio
+async def test_a_cancelled_receive_loses_no_byte(files: TlsFiles) -> None:
+    async with tls_pair(server_context(files), client_context(files)) as (accepted, dialed):
+        await dialed.send(PATTERN[:1000])
+        first = bytearray(10)
+        assert await accepted.receive_into(first) == 10  # the others are decrypted, and wait
+        with trio.move_on_after(0) as cancelled:
+            await accepted.receive_into(bytearray(10))
+        assert cancelled.cancelled_caught
+        await send_and_close(dialed, b"")
+        assert bytes(first) + await read_all(accepted) == PATTERN[:1000]
+
+
+@in_trio
 async def test_a_step_is_called_soon_whether_or_not_anything_comes(files: TlsFiles) -> None:
     async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
         seen: list[str] = []

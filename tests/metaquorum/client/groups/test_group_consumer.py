@@ -1,5 +1,6 @@
 """Consumers in groups, with a cluster and next to members of other projects."""
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,10 @@ import pytest
 import trio
 
 from metaquorum.client import BrokerError, Cluster, TopicPartition, connect, socket_transport
+from metaquorum.client.cluster import Node
+from metaquorum.client.connection import BrokerConnection, VersionRange
 from metaquorum.client.consumer import ConsumedRecord
+from metaquorum.client.errors import UnsendableError
 from metaquorum.client.groups import trio_consumer
 from metaquorum.client.groups.assigned_partitions import NotAssignedError
 from metaquorum.client.groups.blocking import (
@@ -23,9 +27,16 @@ from metaquorum.client.groups.group_config import GroupConfig, OffsetReset
 from metaquorum.client.groups.group_consumer import NoOffsetError, RebalanceListener
 from metaquorum.client.groups.values import CommittedOffset, GroupDescription
 from metaquorum.client.producer import Producer, ProducerRecord
-from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer
+from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, BlockingTransport
 from metaquorum.client.values import NewTopic
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
+from wire.messages.find_coordinator import FindCoordinatorRequest
+from wire.messages.heartbeat import HeartbeatRequest
+from wire.messages.join_group import JoinGroupRequest
+from wire.messages.leave_group import LeaveGroupRequest
+from wire.messages.offset_commit import OffsetCommitRequest
+from wire.messages.offset_fetch import OffsetFetchRequest
+from wire.messages.sync_group import SyncGroupRequest
 from wire.primitives.errors import ErrorCode
 
 STICKY = ("cooperative-sticky",)
@@ -342,6 +353,28 @@ def test_new_partitions_and_topics_are_assigned_when_they_appear(group: Group) -
     until(lambda: one.partitions == [0, 1, 2, 3, 4], one)
 
 
+@pytest.mark.parametrize("assignors", [("range",), STICKY])
+def test_an_error_of_a_listener_is_raised_and_the_rebalance_repeated(
+    group: Group, assignors: tuple[str, ...]
+) -> None:
+    one = group.member(assignors=assignors)
+    until(lambda: one.partitions == [0, 1, 2, 3], one)
+    raised: list[str] = []
+
+    def on_revoked(partitions: Sequence[TopicPartition]) -> None:
+        if not raised:
+            with pytest.raises(RuntimeError, match="a rebalance listener cannot call poll"):
+                one.poll()
+            raised.append("revoked")
+            raise LookupError("the program's own")
+
+    one.listener.on_revoked = on_revoked  # type: ignore[method-assign]
+    two = group.member(assignors=assignors)
+    with pytest.raises(LookupError, match="the program's own"):
+        until(shared(one, two), one, two)
+    until(shared(one, two), one, two)
+
+
 def test_a_pattern_subscribes_to_the_topics_that_match(group: Group) -> None:
     prefix = unique("pattern")
     one = group.member(re.compile(prefix + "-.*"), metadata_max_age_s=0.2)
@@ -530,3 +563,54 @@ def test_the_cluster_of_a_consumer_serves_other_calls_too(group: Group) -> None:
             producer = BlockingProducer(Producer(own))
             producer.send(group.topic, [ProducerRecord(b"x")])
             wait_until(lambda: [r.value for r in consumer.poll(0.05)] == [b"x"])
+
+
+# Brokers with older versions
+
+OLD = {
+    JoinGroupRequest: 1,
+    SyncGroupRequest: 0,
+    HeartbeatRequest: 0,
+    LeaveGroupRequest: 2,
+    OffsetCommitRequest: 2,
+    OffsetFetchRequest: 1,
+    FindCoordinatorRequest: 0,
+}
+
+
+class OldCluster(Cluster):
+    """A client that takes its brokers for ones of Kafka 0.10.1."""
+
+    async def open_connection(self, node: Node, deadline: float) -> BrokerConnection:
+        connection = await super().open_connection(node, deadline)
+        for request, last in OLD.items():
+            first = connection.versions[request.API].first
+            connection.versions[request.API] = VersionRange(first, last)
+        return connection
+
+
+def test_members_of_older_brokers_join_commit_and_leave(group: Group) -> None:
+    group.produce(0, "a", "b")
+    with contextlib.closing(
+        OldCluster(BlockingTransport(), group.bootstrap, timeout_s=PATIENCE_S)
+    ) as cluster:
+        with open_group_consumer(cluster, group.config(), [group.topic]) as consumer:
+            values: list[bytes | None] = []
+
+            def has_both() -> bool:
+                values.extend(record.value for record in consumer.poll(0.05))
+                return values == [b"a", b"b"]
+
+            wait_until(has_both)
+            consumer.commit()
+            where = TopicPartition(group.topic, 0)
+            committed = consumer.committed([where])[where]
+            assert committed is not None
+            assert committed.offset == 2
+            assert group.described().state == "Stable"
+        assert group.described().state == "Empty"
+        with pytest.raises(UnsendableError, match="JoinGroup cannot encode"):  # noqa: SIM117
+            with open_group_consumer(
+                cluster, group.config(instance_id="i"), [group.topic]
+            ) as consumer:
+                wait_until(lambda: consumer.poll(0.05))

@@ -140,6 +140,7 @@ def test_a_refused_sync_has_the_effect_of_the_table(
         ("ILLEGAL_GENERATION", State.UNJOINED, True, True),
         ("UNKNOWN_MEMBER_ID", State.UNJOINED, True, True),
         ("FENCED_INSTANCE_ID", State.UNJOINED, True, True),
+        ("GROUP_AUTHORIZATION_FAILED", State.STABLE, False, False),
     ],
 )
 def test_a_refused_heartbeat_has_the_effect_of_the_table(
@@ -149,6 +150,8 @@ def test_a_refused_heartbeat_has_the_effect_of_the_table(
     stable(one, P0)
     one.on_error(Identity(5, "m-1"), ErrorCode[code], 0.0)
     assert (one.state, one.is_join_due(0.0), one.has_lost) == (state, joins, has_lost)
+    is_raised = code in ("FENCED_INSTANCE_ID", "GROUP_AUTHORIZATION_FAILED")
+    assert (one.failure is not None) is is_raised
 
 
 def test_an_error_of_an_earlier_generation_has_no_effect() -> None:
@@ -211,7 +214,7 @@ def test_a_lost_request_is_sent_again_after_a_pause() -> None:
     assert (one.state, one.identity) == (State.UNJOINED, Identity(5, "m-1"))
     assert not one.is_join_due(3.0)
     assert one.is_join_due(3.0 + RETRY_PAUSE_S)
-    assert one.on_sync(SyncGroupResponse(), 3.0) is None  # on the earlier connection
+    assert one.on_sync(SyncGroupResponse(), 3.0) is None  # from the earlier connection
     assert one.state is State.UNJOINED
 
 
