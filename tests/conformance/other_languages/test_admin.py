@@ -16,7 +16,7 @@ from tests.nodes import PATIENCE_S, Peer, unique
 from wire.primitives.errors import ErrorCode
 
 HERE = Path(__file__).resolve().parent
-KAFKAJS = "kafkajs@2.2.4"
+KAFKAJS = ("npm", "install", "--no-fund", "--no-audit", "--prefix", ".", "kafkajs@2.2.4")
 INSTALL_TIMEOUT_S = 300
 RUN_TIMEOUT_S = PATIENCE_S
 
@@ -48,7 +48,7 @@ def seen_by(command: list[str], **environment: str) -> Any:
 
 
 def test_kafkajs(node: Peer, tmp_path: Path) -> None:
-    installed(["npm", "install", "--no-fund", "--no-audit", "--prefix", ".", KAFKAJS], tmp_path)
+    installed(list(KAFKAJS), tmp_path)
     command = ["node", str(HERE / "kafkajs_admin.js"), node.bootstrap, unique("kafkajs")]
     assert seen_by(command, NODE_PATH=str(tmp_path / "node_modules")) == {
         "created": True,
