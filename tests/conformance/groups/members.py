@@ -144,8 +144,8 @@ class Members:
 def wait_shared(members: Iterable[Member], partitions: Iterable[Place]) -> None:
     """Wait until the members together own exactly these partitions, each of them at least one.
 
-    All must have them in the same generation, so that no rebalance is under way; kafkajs does not
-    tell its generation, -1.
+    All must have them in the same generation, so that no rebalance is under way; -1 is the
+    generation of kafkajs, which has no interface for it.
     """
     members, wanted = list(members), sorted(partitions)
 

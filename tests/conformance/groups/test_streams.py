@@ -11,7 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupState, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    ConsumerGroupState,
+    KafkaException,
+    TopicPartition,
+)
 
 from tests.conformance.clients import Librdkafka, Record, admin, create
 from tests.conformance.groups.test_java_tools import committed
@@ -93,8 +99,12 @@ class Counts:
 
 
 def live_members(peer: Peer, group: str) -> int:
-    """Return how many members have partitions; 0 during a rebalance."""
-    described = admin(peer.bootstrap).describe_consumer_groups([group])[group].result(PATIENCE_S)
+    """Return how many members have partitions; 0 during a rebalance, or without a coordinator."""
+    asked = admin(peer.bootstrap).describe_consumer_groups([group])[group]
+    try:
+        described = asked.result(PATIENCE_S)
+    except KafkaException:
+        return 0
     if described.state != ConsumerGroupState.STABLE:
         return 0
     return sum(bool(each.assignment.topic_partitions) for each in described.members)
