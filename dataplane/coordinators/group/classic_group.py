@@ -22,7 +22,7 @@ and sends it in its SyncGroup; the coordinator records it, and answers every Syn
     any                   the leadership ends                       DEAD
 
 The first rebalance of a group waits for `initial_rebalance_delay_s` for more members, and again
-while members arrive, at most for their rebalance timeout.
+while members arrive, at most for their rebalance timeout; it does not wait for pending members.
 
 A generation is memory of this coordinator until its assignment is recorded: if the coordinator dies
 before, its members are unknown to the next one and join again. The methods return the answer, None
@@ -389,12 +389,14 @@ class ClassicGroup:
         self._is_first = self.state is GroupState.EMPTY
         self._turn(GroupState.PREPARING_REBALANCE)
         delay_s = self.limits.initial_rebalance_delay_s
-        if self._is_first and delay_s > 0:
+        if self._is_first:
             self._has_new_members = False
             self._first_ends_at = now + max(self.members.rebalance_timeout_s, delay_s)
-            self._wait(now + delay_s, self._delay_ended)
+            if delay_s > 0:
+                self._wait(now + delay_s, self._delay_ended)
+            else:
+                self._complete(now)
             return
-        self._is_first = False
         if not self._complete_if_all_joined(now):
             self._wait(now + self.members.rebalance_timeout_s, self._complete)
 

@@ -53,6 +53,19 @@ def test_without_a_delay_the_first_member_gets_its_generation_at_once() -> None:
     assert coordinator.join().one.generation == 1
 
 
+@pytest.mark.parametrize("delay_s", [0, 3])
+def test_the_first_generation_does_not_wait_for_pending_members(delay_s: int) -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(initial_rebalance_delay_s=delay_s)))
+    pending = coordinator.join(needs_member_id=True, session_s=30)
+    assert pending.one.code is ErrorCode.MEMBER_ID_REQUIRED
+    first = coordinator.join()
+    coordinator.wait(delay_s)
+    assert first.one.generation == 1
+    second = coordinator.join(pending.one.member_id)
+    coordinator.join(first.one.member_id)
+    assert second.one.generation == 2
+
+
 def test_an_assignment_is_not_shown_before_its_record_is_committed() -> None:
     coordinator = Coordinator()
     leader, follower = coordinator.join(), coordinator.join()
