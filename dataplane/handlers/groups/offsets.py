@@ -171,7 +171,8 @@ def handle_offset_delete(
     places: list[tuple[str, int]] = []
 
     def place(topic: OffsetDeleteRequestTopic, row: OffsetDeleteRequestPartition) -> ErrorCode:
-        if image.topic(topic.name) is None:
+        known = image.topic(topic.name)
+        if known is None or not 0 <= row.partition_index < len(known.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         places.append((topic.name, row.partition_index))
         return ErrorCode.NONE

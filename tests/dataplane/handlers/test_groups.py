@@ -555,15 +555,11 @@ def test_a_recreated_topic_starts_without_offsets() -> None:
 
 
 def test_offsets_are_deleted_unless_a_member_consumes_the_topic() -> None:
-    def asked(*topics: str, group_id: str = "g") -> OffsetDeleteRequest:
+    def asked(*topics: str, group_id: str = "g", partition: int = 0) -> OffsetDeleteRequest:
+        rows = [OffsetDeleteRequestPartition(partition_index=partition)]
         return OffsetDeleteRequest(
             group_id=group_id,
-            topics=[
-                OffsetDeleteRequestTopic(
-                    name=topic, partitions=[OffsetDeleteRequestPartition(partition_index=0)]
-                )
-                for topic in topics
-            ],
+            topics=[OffsetDeleteRequestTopic(name=topic, partitions=rows) for topic in topics],
         )
 
     async def scenario(node: Simulated) -> None:
@@ -575,6 +571,8 @@ def test_offsets_are_deleted_unless_a_member_consumes_the_topic() -> None:
         subscription = b"\0\0" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\0"
         joined = await client.joined(metadata=subscription)
         await client.sync(joined)
+        missing = await client.call(ApiKey.OFFSET_DELETE, asked("t", partition=1))
+        assert missing.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", "u", "absent"))
         codes = [row.error_code for topic in answer.topics for row in topic.partitions]
         assert answer.error_code == NONE
