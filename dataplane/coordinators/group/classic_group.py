@@ -599,6 +599,11 @@ class ClassicGroup:
             pending.ends.cancel()
             self._memory.use(pending.client_host, -PENDING_BYTES)
 
+    def forget_pending(self) -> None:
+        """Forget the ids that were given and not used yet: their owners join as new members."""
+        for member_id in list(self.pending):
+            self._forget_pending(member_id)
+
     def leave(self, now: float, members: Iterable[LeavingMember]) -> list[ErrorCode]:
         """Remove members by their ids, or by their instance ids alone; rebalance once."""
         codes: list[ErrorCode] = []
@@ -705,8 +710,7 @@ class ClassicGroup:
         for timeout in self._sessions.values():
             timeout.cancel()
         self._sessions.clear()
-        for member_id in list(self.pending):
-            self._forget_pending(member_id)
+        self.forget_pending()
         for member in self.members:
             self.members.refuse(member, code)
         self.members.clear()

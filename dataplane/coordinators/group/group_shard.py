@@ -293,6 +293,8 @@ class GroupShard:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty:
             return ErrorCode.NON_EMPTY_GROUP
+        if group is not None:
+            group.forget_pending()
         return Write(self._deletion_of(group_id), NO_ERROR)
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
