@@ -111,16 +111,16 @@ def _describe(worker: HasGroups, version: int, group_id: str) -> Work[DescribedG
 
 
 def _member(protocol: str | None, member: GroupMember) -> DescribedGroupMember:
-    """Describe a member; its subscription and assignment only while the group is stable."""
+    """Describe a member; its subscription only while the group is stable."""
     described = DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
+        member_assignment=member.assignment,
     )
     if protocol is not None:
         described.member_metadata = member.metadata_of(protocol)
-        described.member_assignment = member.assignment
     return described
 
 

@@ -55,6 +55,25 @@ def versions(api: ApiKey, first: int = 0) -> range:
     return range(max(first, APIS[api].min_version), APIS[api].max_version + 1)
 
 
+def joining(
+    member_id: str,
+    *,
+    group_id: str = "g",
+    instance_id: str | None = None,
+    session_ms: int = 10_000,
+    metadata: bytes = b"m",
+) -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=session_ms,
+        rebalance_timeout_ms=60_000,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range", metadata=metadata)],
+    )
+
+
 class GroupClient:
     """A client of the group APIs with one connection."""
 
@@ -76,26 +95,8 @@ class GroupClient:
         (found,) = (await self.call(ApiKey.FIND_COORDINATOR, asked)).coordinators
         return found
 
-    async def join(
-        self,
-        member_id: str = "",
-        *,
-        group_id: str = "g",
-        version: int = 9,
-        instance_id: str | None = None,
-        session_ms: int = 10_000,
-        metadata: bytes = b"m",
-    ) -> Any:
-        asked = JoinGroupRequest(
-            group_id=group_id,
-            session_timeout_ms=session_ms,
-            rebalance_timeout_ms=60_000,
-            member_id=member_id,
-            group_instance_id=instance_id,
-            protocol_type="consumer",
-            protocols=[JoinGroupRequestProtocol(name="range", metadata=metadata)],
-        )
-        return await self.call(ApiKey.JOIN_GROUP, asked, version)
+    async def join(self, member_id: str = "", *, version: int = 9, **options: Any) -> Any:
+        return await self.call(ApiKey.JOIN_GROUP, joining(member_id, **options), version)
 
     async def joined(self, version: int = 9, **options: Any) -> Any:
         """Join with a new member id, also where the coordinator gives one first."""
@@ -389,17 +390,7 @@ def test_a_waiting_join_survives_idle_connections_and_ends_with_its_own() -> Non
         first = await one.joined(session_ms=1_000_000)
         await one.sync(first)
         required = await two.join()
-        await two.client.ask(
-            ApiKey.JOIN_GROUP,
-            JoinGroupRequest(
-                group_id="g",
-                session_timeout_ms=10_000,
-                rebalance_timeout_ms=60_000,
-                member_id=required.member_id,
-                protocol_type="consumer",
-                protocols=[JoinGroupRequestProtocol(name="range", metadata=b"m")],
-            ),
-        )
+        await two.client.ask(ApiKey.JOIN_GROUP, joining(required.member_id))
         for _ in range(5):
             await trio.sleep(5)  # the member that waits is alive, although it sends nothing
             one = await GroupClient.connect(node)
@@ -615,6 +606,23 @@ def test_groups_are_described_in_every_version(version: int) -> None:
             asked = DescribeGroupsRequest(groups=["g"], include_authorized_operations=True)
             (found,) = (await client.call(ApiKey.DESCRIBE_GROUPS, asked, version)).groups
             assert found.authorized_operations > 0
+
+    groups(scenario)
+
+
+def test_assignments_are_described_during_a_rebalance() -> None:
+    async def scenario(node: Simulated) -> None:
+        one, two = await GroupClient.connect(node), await GroupClient.connect(node)
+        first = await one.stable()
+        second = await two.join()
+        await two.client.ask(ApiKey.JOIN_GROUP, joining(second.member_id))
+        while len((found := await one.describe()).members) < 2:
+            await trio.sleep(0.01)
+        assert found.group_state == "PreparingRebalance"
+        shown = {
+            row.member_id: (row.member_metadata, row.member_assignment) for row in found.members
+        }
+        assert shown == {first.member_id: (b"", b"mine"), second.member_id: (b"", b"")}
 
     groups(scenario)
 
