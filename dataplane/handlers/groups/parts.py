@@ -31,7 +31,7 @@ class _Parts(Generic[R]):
     """Outcomes of the parts of one request, which may arrive in any order."""
 
     def __init__(self, rows: Sequence[R], finished: Finished) -> None:
-        self.parts = [rows[at : at + MAX_ROWS] for at in range(0, len(rows), MAX_ROWS)]
+        self.parts = [rows[at : at + MAX_ROWS] for at in range(0, len(rows) or 1, MAX_ROWS)]
         self.response = GroupResponse()
         self._codes: list[Codes] = [[] for _ in self.parts]
         self._left = len(self.parts)
@@ -55,9 +55,14 @@ def write_in_parts(
     rows: Sequence[R],
     operation: Operation[R],
     finished: Finished,
+    *,
+    even_without_rows: bool = False,
 ) -> Work[Message | GroupResponse]:
-    """Run the operation on parts of `rows`; return the response made of the error of each row."""
-    if not rows:
+    """Run the operation on parts of `rows`; return the response made of the error of each row.
+
+    Without rows, the operation runs only with `even_without_rows`, to check the group.
+    """
+    if not rows and not even_without_rows:
         return (yield from settled(finished(iter(()), ErrorCode.NONE)))
     parts = _Parts(rows, finished)
     for number, part in enumerate(parts.parts):
