@@ -224,6 +224,10 @@ class Coordinator:
         return self.shard.groups[GROUP]
 
     @property
+    def group_ids(self) -> list[str]:
+        return [each for piece in self.shard.group_id_pieces() for each in piece]
+
+    @property
     def state(self) -> str:
         text: str = self.group.state.value
         return text

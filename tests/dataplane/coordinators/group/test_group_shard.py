@@ -178,17 +178,17 @@ def test_a_deleted_group_leaves_nothing() -> None:
     assert coordinator.shard.delete_group(GROUP) is ErrorCode.NON_EMPTY_GROUP
     coordinator.leave(member.member_id)
     assert coordinator.do(coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
     assert coordinator.shard.delete_group(GROUP) is ErrorCode.GROUP_ID_NOT_FOUND
     coordinator.fail_over()
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
 
 
 def test_a_deleted_group_has_no_pending_members() -> None:
     coordinator = Coordinator()
     old = coordinator.join(needs_member_id=True).one.member_id
     assert coordinator.do(coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
     assert coordinator.join(old).one.code is ErrorCode.UNKNOWN_MEMBER_ID
     assert coordinator.memory.used_bytes == 0
 
@@ -200,7 +200,7 @@ def test_a_deletion_covers_offsets_that_are_not_committed_yet() -> None:
     deleted = coordinator.do(coordinator.shard.delete_group(GROUP))
     coordinator.commit_all()
     assert deleted.one is ErrorCode.NONE
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
 
 
 def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
@@ -234,7 +234,7 @@ def test_offsets_expire_after_the_group_became_empty_and_then_the_group() -> Non
     coordinator.wait(2)
     expire(coordinator)
     assert coordinator.committed() is None
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
 
 
 def test_a_live_group_and_its_offsets_do_not_expire() -> None:
@@ -289,10 +289,10 @@ def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
     coordinator = Coordinator()
     coordinator.join(needs_member_id=True)
     expire(coordinator)
-    assert coordinator.shard.group_ids == [GROUP]  # its member may still join
+    assert coordinator.group_ids == [GROUP]  # its member may still join
     coordinator.wait(11)
     expire(coordinator)
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
 
 
 # Records of others
