@@ -46,8 +46,7 @@ def committed(bootstrap: str, group: str) -> dict[int, int]:
     """Return the committed offsets by partition, from the group's coordinator.
 
     Apache Kafka 4.3.1 may answer older ones at first: those below the high watermark that the new
-    coordinator knows. That of metaquorum has loaded the group when this high watermark has reached
-    its log.
+    coordinator knows. A metaquorum coordinator loads the group after its high watermark.
     """
     asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
     with Connection(coordinator_of(bootstrap, group)) as connection:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from dataplane.coordinators.group.group_shard import (
@@ -225,7 +225,7 @@ class Coordinator:
 
     @property
     def group_ids(self) -> list[str]:
-        return [each for piece in self.shard.group_id_pieces() for each in piece]
+        return list(chain.from_iterable(self.shard.group_id_pieces()))
 
     @property
     def state(self) -> str:
