@@ -118,3 +118,34 @@ def test_no_acknowledged_commit_is_lost_when_the_coordinator_is_killed(
         consumer.close()
     assert is_kafka() or found >= last
     assert committed(other_nodes(three_nodes, killed), group)[0] >= acknowledged[-1]
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "kafka-python", "aiokafka"])
+def test_members_go_on_while_each_node_is_restarted(
+    three_nodes: ThreeNodes, members: Members, client: str
+) -> None:
+    """Each node is killed and started again while records arrive; none is skipped."""
+    topic, group = new_topic(three_nodes, PARTITIONS), unique("group")
+    bootstrap = all_nodes(three_nodes)
+    both = [members.start(client, bootstrap, group, topic) for _ in range(2)]
+    wait_shared(both, places(topic))
+    sent: set[str] = set()
+    for number in range(1, NODES + 1):
+        three_nodes.kill(number)
+        sent |= send(Elsewhere(other_nodes(three_nodes, number)), topic, number * EACH)
+        wait_until(lambda: set(read_by(both)) == sent, LIMIT_S)  # noqa: B023
+        three_nodes.restart(number)
+        wait_until(lambda: is_in_sync(bootstrap, topic), LIMIT_S, what="all replicas in sync")
+    wanted = dict.fromkeys(range(PARTITIONS), NODES * EACH)
+    wait_until(lambda: committed(bootstrap, group) == wanted, LIMIT_S)
+    assert {len(ids) for ids in owners_by_generation(both).values()} == {1}
+
+
+def is_in_sync(bootstrap: str, topic: str) -> bool:
+    """Return whether the topics of the test and of the groups have all replicas in sync."""
+    topics = admin(bootstrap).list_topics(timeout=LIMIT_S).topics
+    return all(
+        len(partition.isrs) == NODES
+        for name in (topic, "__consumer_offsets")
+        for partition in topics[name].partitions.values()
+    )

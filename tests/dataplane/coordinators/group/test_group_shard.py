@@ -188,7 +188,7 @@ def test_a_deleted_group_has_no_pending_members() -> None:
     coordinator = Coordinator()
     old = coordinator.join(needs_member_id=True).one.member_id
     assert coordinator.do(coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
-    assert coordinator.shard.group_ids == []
+    assert coordinator.group_ids == []
     assert coordinator.join(old).one.code is ErrorCode.UNKNOWN_MEMBER_ID
     assert coordinator.memory.used_bytes == 0
 
