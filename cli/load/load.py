@@ -129,6 +129,13 @@ _SOURCE: Final = (
     click.option("--compression", type=click.Choice(CODECS), default="snappy", show_default=True),
     click.option("--client-id", metavar="ID", help="Client id for quotas, one for the job."),
     click.option(
+        "--commit-group",
+        "group",
+        metavar="GROUP",
+        help="Then commit the offsets for this consumer group, whose lag tools can show. Where a "
+        "load begins is still decided by the table.",
+    ),
+    click.option(
         "--rack", metavar="RACK", help="Rack of this client, to read from the nearest replica."
     ),
     click.option(
@@ -201,6 +208,7 @@ def _job(options: dict[str, Any]) -> LoadJob:
         discard_unfinished=options["discard_unfinished"],
         registry_auth=_registry_auth(options["registry_ca"], os.environ),
         has_own_client_id=options["client_id"] is not None,
+        group=options["group"],
     )
 
 

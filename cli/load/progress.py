@@ -54,6 +54,9 @@ class LoadProgress(Events):
         click.echo(f"load {manifest.version} is committed: {records:,} records", err=True)
         self._at.clear()
 
+    def on_group_refused(self, group: str, reason: str) -> None:
+        click.echo(f"the offsets are not committed for group {group}: {reason}", err=True)
+
     @property
     def position(self) -> int:
         return sum(at.position - self._starts[index] for index, at in self._at.items())

@@ -103,6 +103,9 @@ class Events:
     def on_committed(self, manifest: Manifest) -> None:
         """Handle the commit of the load."""
 
+    def on_group_refused(self, group: str, reason: str) -> None:
+        """Handle that the load's offsets were not committed for the group."""
+
 
 def new_driver_id() -> str:
     return secrets.token_hex(8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from metaquorum.spark.loader.coordinator import (
 )
 from metaquorum.spark.loader.driver_lock import hold
 from metaquorum.spark.loader.errors import OutputError, UsageError
+from metaquorum.spark.loader.group_offsets import commit_for_group
 from metaquorum.spark.loader.limits import parse_ending, parse_starting
 from metaquorum.spark.loader.load_report import LoadReport
 from metaquorum.spark.loader.planner import ClusterPlanner, RangeSizes
@@ -43,6 +45,8 @@ from wire.primitives.frozen import frozen
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 # Upper bound for the records that a retry reads again: a few seconds of work.
 DEFAULT_RECORDS_PER_RANGE: Final = 2_000_000
 
@@ -64,6 +68,7 @@ class LoadJob:
     discard_unfinished: bool = False
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
     has_own_client_id: bool = False  # False: the client id was generated
+    group: str | None = None  # the group for which the offsets are committed
     data_loss_option: str = "fail_on_data_loss=False"  # as the user gives it, for errors
 
     def __post_init__(self) -> None:
@@ -79,6 +84,8 @@ class LoadJob:
             parse_bootstrap(self.connecting.bootstrap)
         except ValueError as error:
             raise UsageError(f"the bootstrap addresses: {error}") from None
+        if self.group == "":
+            raise UsageError("the group id is empty")
 
     @property
     def fetch(self) -> FetchOptions:
@@ -160,6 +167,7 @@ def load(
     registry_auth: RegistryAuth | None = None,
     storage_options: Mapping[str, Any] | None = None,
     discard_unfinished: bool = False,
+    group: str | None = None,
     events: Events | None = None,
 ) -> LoadReport:
     """Load the records of the topics into Parquet files in `output`, each once, and commit them.
@@ -171,7 +179,8 @@ def load(
     machine, at most `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens
     with `storage_options`. With `value_schema`, values are decoded into columns, and records whose
     values do not match go to `_rejected`, with the reason. The cluster's quotas apply to
-    `client_id`, one for the whole job.
+    `client_id`, one for the whole job. With `group`, the end of each partition is then committed
+    for that consumer group, whose lag monitoring tools can show; a failure of it is only logged.
 
     Raises LoaderError or `metaquorum.spark.errors.LoadError` if the load fails, AdminError or
     KafkaError if the cluster refuses a request; the same call again resumes the load.
@@ -192,6 +201,7 @@ def load(
         discard_unfinished=discard_unfinished,
         registry_auth=registry_auth,
         has_own_client_id=client_id is not None,
+        group=group,
     )
     return run_job(job, make_runner(spark, parallel), events)
 
@@ -235,6 +245,9 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
         if not outcome.is_as_asked:
             last = run_load(table, request, planner, runner, driver_id=driver_id, events=events)
             outcome = outcome if last.manifest is None else last
+        newest = table.newest(table.listing())
+        if job.group is not None and newest is not None:
+            _commit_for_group(cluster, job.group, newest, events)
     return LoadReport.of(
         storage.url,
         outcome.manifest,
@@ -242,6 +255,15 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
         client_id=outcome.client_id,
         resumed=outcome.resumed,
     )
+
+
+def _commit_for_group(
+    cluster: Cluster, group: str, manifest: Manifest, events: Events | None
+) -> None:
+    reason = commit_for_group(cluster, group, manifest)
+    if reason is not None:
+        log.warning("the offsets of the load are not committed for group %s: %s", group, reason)
+        (events or Events()).on_group_refused(group, reason)
 
 
 @contextmanager

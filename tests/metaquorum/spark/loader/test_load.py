@@ -13,6 +13,7 @@ import pytest
 import metaquorum.spark
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import BrokerError
+from metaquorum.client.groups.blocking import BlockingGroupAdmin
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.security import Login, Security, Tls
 from metaquorum.client.socket_transport import BlockingAdmin, connect
@@ -37,6 +38,7 @@ from metaquorum.spark.options import Connecting
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from tests.cli.admin.test_security import PASSWORD, Guarded
 from tests.conftest import NewNode
+from tests.group_members import member
 from tests.metaquorum.spark.conftest import SharedSpark, text_of
 from tests.metaquorum.spark.loader.processes import (
     LoadProcess,
@@ -45,7 +47,8 @@ from tests.metaquorum.spark.loader.processes import (
     results_in,
 )
 from tests.metaquorum.spark.topics import filled_topic, new_topic, send
-from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, wait_until
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, unique, wait_until
+from wire.primitives.errors import KafkaError
 
 BEGAN_MS = 1_700_000_000_000
 PARTITIONS = 2
@@ -113,6 +116,38 @@ def test_a_load_has_each_record_once(either: Peer, topic: str, tmp_path: Path) -
     assert (first.min_timestamp_ms, first.max_timestamp_ms) == (BEGAN_MS, BEGAN_MS + 1998)
     kept = read_report(str(tmp_path / "out")).to_json()
     assert kept | {"output": report.output} == report.to_json()
+
+
+class Refusals(Events):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def on_group_refused(self, group: str, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_the_offsets_of_a_load_are_committed_for_a_group(either: Peer, tmp_path: Path) -> None:
+    name, group = filled_topic(either.bootstrap, map(record, range(6)), PARTITIONS), unique("group")
+
+    def loaded() -> list[str]:
+        refusals = Refusals()
+        load(either.bootstrap, name, tmp_path / "out", group=group, events=refusals)
+        with connect(either.bootstrap, timeout_s=PATIENCE_S) as cluster:
+            found = BlockingGroupAdmin(cluster).committed_offsets([group])[group]
+        assert not isinstance(found, KafkaError)
+        committed.append({where.partition: each.offset for where, each in found.items()})
+        return refusals.reasons
+
+    committed: list[dict[int, int]] = []
+    assert loaded() == []
+    with connect(either.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        send(cluster, name, [record(6), record(7)])
+    with member(either.bootstrap, group, [name]):
+        (reason,) = loaded()
+        assert "the group has members" in reason
+    assert loaded() == []  # there is nothing to load, but offsets to commit
+    assert committed == [{0: 3, 1: 3}, {0: 3, 1: 3}, {0: 4, 1: 4}]
+    assert_whole(tmp_path / "out", 8)
 
 
 @pytest.mark.parametrize("output", ["~/table", "table", "file://{home}/table"])
