@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import trio
 
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.log.segments.names import parse_partition_folder
+from metaquorum.runtime.interfaces import Runtime
 from simulations.cluster.cluster_setup import (
     LIVENESS_S,
     compare,
@@ -334,14 +335,13 @@ async def restart_impaired(cluster_state: ReplicatedClusterState) -> None:
             supervisor.machine.kill()
 
 
-AnyClient: TypeAlias = (
-    ReplicaAdministrator
-    | QuotaAdministrator
-    | ReplicaProducer
-    | ReplicaConsumer
-    | ReplicaAttacker
-    | RangeLoader
-)
+class AnyClient(Protocol):
+    """A client that runs on a machine of its own until it is done."""
+
+    name: str
+    done: bool
+
+    async def run(self, runtime: Runtime) -> None: ...
 
 
 @dataclass(slots=True)

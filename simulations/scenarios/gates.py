@@ -21,17 +21,18 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(12, 300),
+    "replication": CiShare(11, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(3, 30),
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
-    "quorum": CiShare(11, 150),
+    "groups": CiShare(6, 40),
+    "quorum": CiShare(10, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(10, 150),
-    "everything": CiShare(11, 150),
-    "quotas": CiShare(8, 60),
+    "everything": CiShare(9, 150),
+    "quotas": CiShare(6, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
     "compaction": CiShare(5, 100),
@@ -77,6 +78,15 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
     "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
+    # Few workers, no attackers, and topics without compaction, retention or recompression.
+    "groups": (
+        "ClaimsAreRefused",
+        "LiesStayOut",
+        "LiveWorkersStay",
+        "LastOfEachKeyIsRead",
+        "ReplicaRetentionIsDue",
+        "CompressionIsInForce",
+    ),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.

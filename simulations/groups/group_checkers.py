@@ -1,0 +1,426 @@
+"""Checkers of consumer groups: owners, commits, and committed offsets.
+
+A coordinator that is cut off from the controllers does not know that another worker has taken its
+place. It cannot commit records, but it may answer reads with older offsets, as in Kafka: those
+answers are only checked for being committed at all.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from dataplane.coordinators.group.record_formats import (
+    GroupMetadataValue,
+    OffsetKey,
+    OffsetValue,
+)
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from simulations.groups.group_log import (
+    Attempt,
+    CoordinatorRole,
+    GenerationsGrow,
+    GroupChecker,
+    Written,
+)
+from simulations.replication.replica_checkers import AcknowledgedStays
+from simulations.replication.replicas import Place
+from wire.primitives.types import ZERO_UUID
+
+
+class Owner(NamedTuple):
+    member: str  # the instance id of a static member, otherwise the member id
+    assignment: bytes
+    written: Written[GroupMetadataValue]
+
+
+class AssignmentsAreCommitted(GroupChecker):
+    """An assignment that a member receives is in a committed record of its generation."""
+
+    invariant = "G1"
+
+    def shown(
+        self, group: str, generation: int, member_id: str, assignment: bytes
+    ) -> Written[GroupMetadataValue] | None:
+        """Check the answer to a SyncGroup; return the record with the assignment."""
+        log = self.cluster_state.checker(GenerationsGrow)
+        found = None
+        for each in log.records(group).groups.get(group, []):
+            if each.value is not None and each.value.generation == generation and each.is_committed:
+                assigned = {member.member_id: member.assignment for member in each.value.members}
+                if assigned.get(member_id) == assignment:
+                    found = each
+        self.compare(
+            found is not None,
+            "{}: {} got an assignment in generation {} that is not committed",
+            group,
+            member_id,
+            generation,
+        )
+        return found
+
+
+class OneOwner(GroupChecker):
+    """A partition has one owner in a generation of a group, by the answers to its members."""
+
+    invariant = "G1"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # By group, deletions of the group before, and generation: owners of partitions.
+        self._owners: dict[tuple[str, int, int], dict[tuple[str, int], Owner]] = {}
+
+    def shown(
+        self,
+        group: str,
+        owner: Owner,
+        places: Collection[tuple[str, int]],
+    ) -> None:
+        value = owner.written.value
+        assert value is not None
+        generation = group, owner.written.deletions, value.generation
+        owners = self._owners.setdefault(generation, {})
+        for place in places:
+            other = owners.get(place)
+            if other is None or other.written.is_lost:
+                owners[place] = other = owner
+            self.compare(
+                (other.member, other.assignment) == (owner.member, owner.assignment),
+                "{}: in generation {}, {} belongs to {} and to {}",
+                group,
+                value.generation,
+                place,
+                other.member,
+                owner.member,
+            )
+
+
+class CommitsAreCurrent(GroupChecker):
+    """A commit that a coordinator writes is of a member of the group's current generation.
+
+    Without a generation, the group must have no members: if one of them commits in the same
+    generation before and after, at the same coordinator, it had.
+    """
+
+    invariant = "G2"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # Last commit without a generation, by group.
+        self._simple: dict[str, tuple[Attempt, Written[OffsetValue], object]] = {}
+
+    def offset_written(
+        self,
+        attempt: Attempt | None,
+        written: Written[OffsetValue],
+        group: Written[GroupMetadataValue] | None,
+    ) -> None:
+        if attempt is None:
+            return
+        if attempt.generation < 0:
+            self._simple[attempt.group] = attempt, written, group
+            return
+        value = None if group is None else group.value
+        ids = {} if value is None else {m.member_id: m.group_instance_id for m in value.members}
+        self.compare(
+            value is not None
+            and value.generation == attempt.generation
+            and attempt.member_id in ids
+            and attempt.instance_id in (None, ids[attempt.member_id]),
+            "{}: a commit of {} (instance {}) in generation {} is written at {};"
+            " the last record has generation {} with {}",
+            attempt.group,
+            attempt.member_id,
+            attempt.instance_id,
+            attempt.generation,
+            written.name,
+            value and value.generation,
+            ids,
+        )
+        simple = self._simple.get(attempt.group)
+        if simple is not None and simple[2] is group:
+            _, other, _ = simple
+            self.compare(
+                other.name.leader_epoch != written.name.leader_epoch,
+                "{}: a commit without a generation is written at {}; the group had {} then",
+                attempt.group,
+                other.name,
+                attempt.member_id,
+            )
+
+
+@dataclass(slots=True)
+class OffsetRead:
+    """One offset that a coordinator has returned; `metadata` is None without an offset."""
+
+    group: str
+    topic: str
+    place: Place
+    offset: int
+    metadata: str | None
+    asked_at: float
+    by_id: bool  # the request has the topic's id
+
+
+class CommitsAreReadBack(GroupChecker):
+    """An acknowledged commit is committed; a later read returns it, or a later change.
+
+    Lost records for which there is an accepted reason, such as an unclean restart of all replicas,
+    do not count.
+    """
+
+    invariant = "G3"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        self._acked: dict[OffsetKey, list[Attempt]] = {}
+
+    def acknowledged(self, attempt: Attempt) -> None:
+        written = attempt.written
+        self.compare(
+            written is not None and written.is_committed,
+            "{}: the commit {} was acknowledged, but is not committed: {}",
+            attempt.group,
+            attempt.metadata,
+            written and written.name,
+        )
+        key = OffsetKey(attempt.group, attempt.topic, attempt.place.partition)
+        self._acked.setdefault(key, []).append(attempt)
+
+    def read(
+        self,
+        read: OffsetRead,
+        before: CoordinatorRole,
+        after: CoordinatorRole,
+    ) -> Attempt | None:
+        """Check an answer; the roles are those of the coordinator when it was asked, and now."""
+        log = self.cluster_state.checker(GenerationsGrow)
+        key = OffsetKey(read.group, read.topic, read.place.partition)
+        found: Attempt | None = None
+        if read.metadata is not None:
+            found = log.attempts.get(read.metadata)
+            written = None if found is None else found.written
+            if not self.compare(
+                found is not None
+                and (found.group, found.topic, found.place.partition) == key
+                and found.offset == read.offset
+                and written is not None
+                and written.is_committed,
+                "{}: {} returned as {} is not a committed offset of it",
+                key,
+                read.metadata,
+                read.offset,
+            ):
+                return None
+        if not before.is_current:
+            self.world.count("offsets from an earlier coordinator")
+            return found
+        floor = self._floor(key, read.asked_at)
+        if floor is None or floor.written is None:
+            return found
+        if found is not None and found.written is not None:
+            self.compare(
+                found.written.offset >= floor.written.offset,
+                "{}: {} (at {}) was acknowledged before {} (at {}) is read from worker {}",
+                key,
+                floor.metadata,
+                floor.written.name,
+                found.metadata,
+                found.written.name,
+                before.worker_id,
+            )
+            return found
+        ids = _topic_ids(read, before, after)
+        later = [
+            each
+            for each in log.records(read.group).offsets.get(key, [])
+            if each.offset >= floor.written.offset and each.is_committed
+        ]
+        self.compare(
+            any(each.value is None or {each.value.topic_id} != ids for each in later),
+            "{}: {} (at {}) was acknowledged, but worker {} returns no offset",
+            key,
+            floor.metadata,
+            floor.written.name,
+            before.worker_id,
+        )
+        return None
+
+    def _floor(self, key: OffsetKey, asked_at: float) -> Attempt | None:
+        """Return the commit of the last record that was acknowledged before, and is not lost."""
+        acked = [
+            attempt
+            for attempt in self._acked.get(key, [])
+            if attempt.acked_at is not None
+            and attempt.acked_at <= asked_at
+            and attempt.written is not None
+            and not attempt.written.is_lost
+        ]
+        return max(
+            acked, key=lambda each: each.written.offset if each.written else -1, default=None
+        )
+
+
+def _topic_ids(
+    read: OffsetRead, before: CoordinatorRole, after: CoordinatorRole
+) -> set[bytes | None]:
+    """Return the ids of the topic for which the coordinator may have answered."""
+    if read.by_id:
+        return {read.place.topic_id}
+    images = [role.image for role in (before, after)]
+    topics = [None if image is None else image.topic(read.topic) for image in images]
+    return {None if topic is None else topic.topic_id for topic in topics}
+
+
+class OffsetsBelongToTopics(GroupChecker):
+    """An offset of a deleted topic is not returned for a later topic of the same name."""
+
+    invariant = "R10"
+
+    def read(
+        self, read: OffsetRead, found: Attempt, before: CoordinatorRole, after: CoordinatorRole
+    ) -> None:
+        if found.written is None or found.written.value is None:
+            return
+        topic_id = found.written.value.topic_id
+        asked = _topic_ids(read, before, after)
+        if None in asked:  # the coordinator knows no topic of that name: it returns any offset
+            return
+        order = self.cluster_state.checker(GenerationsGrow).topic_ids.get(read.topic, [])
+        if topic_id == ZERO_UUID:
+            # The record has an expiry, which an old client has asked for, and no room for an id.
+            self.world.count("offsets without a topic id")
+            return
+        known = [order.index(each) for each in asked if each in order]
+        self.compare(
+            topic_id in order and bool(known) and order.index(topic_id) >= min(known),
+            "{}: an offset of topic {} is returned for {} of topic {}",
+            read.group,
+            topic_id.hex()[:6],
+            read.topic,
+            [each.hex()[:6] for each in asked if each],
+        )
+
+
+class LiveGroupsKeepOffsets(GroupChecker):
+    """An offset of an existing topic to which members subscribe is not removed."""
+
+    invariant = "G3"
+
+    def offset_removed(
+        self,
+        key: OffsetKey,
+        before: Written[OffsetValue] | None,
+        group: Written[GroupMetadataValue] | None,
+    ) -> None:
+        log = self.cluster_state.checker(GenerationsGrow)
+        self.world.count("offsets removed")
+        if before is None or before.value is None or not log.is_strict:
+            return
+        if before.value.topic_id not in self.cluster_history.image.topic_names:
+            self.world.count("offsets of deleted topics removed")
+            return
+        members = [] if group is None or group.value is None else group.value.members
+        if not members:
+            self.world.count("offsets of groups without members removed")
+        subscribed = {topic for m in members for topic in subscribed_topics(m.subscription) or ()}
+        self.compare(
+            key.topic not in subscribed,
+            "{}: {} is removed, while {} subscribe to the topic",
+            key,
+            before.name,
+            [member.member_id for member in members],
+        )
+
+
+class CoordinatorsKnowTheirRole(GroupChecker):
+    """A worker that knows that another one coordinates the group answers with an error."""
+
+    invariant = "G3"
+
+    def accepted(self, group: str, before: CoordinatorRole, after: CoordinatorRole) -> None:
+        changed = before.leader_epoch != after.leader_epoch
+        self.compare(
+            before.is_known or changed or before.image is None,
+            "{}: worker {} answers, although it knows that it is not the coordinator (epoch {})",
+            group,
+            before.worker_id,
+            before.leader_epoch,
+        )
+
+
+@dataclass(slots=True)
+class Progress:
+    """Records of one partition that a group has processed, and its committed position."""
+
+    values: set[bytes] = field(default_factory=set)
+    committed: int = 0  # highest position of an acknowledged commit
+
+
+class NothingIsSkipped(GroupChecker):
+    """Acknowledged records before a group's committed position were processed by its members.
+
+    Excluded are commits by name for a topic that was deleted meanwhile: they move the position in
+    the next topic of that name.
+    """
+
+    invariant = "G4"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        self.progress: dict[tuple[str, Place], Progress] = {}
+        self._mistaken: set[tuple[str, Place]] = set()
+
+    def of(self, group: str, place: Place) -> Progress:
+        return self.progress.setdefault((group, place), Progress())
+
+    def offset_written(
+        self,
+        attempt: Attempt | None,
+        written: Written[OffsetValue],
+        group: Written[GroupMetadataValue] | None,
+    ) -> None:
+        if attempt is None or written.value is None:
+            return
+        if written.value.topic_id != attempt.place.topic_id:
+            place = Place(bytes(written.value.topic_id), attempt.place.partition)
+            self._mistaken.add((attempt.group, place))
+            self.world.count("commits by name for another topic")
+
+    def finals(self, of_group: str) -> None:
+        """Check a group whose members have ended, after the last record was produced."""
+        stays = self.cluster_state.checker(AcknowledgedStays)
+        for (group, place), progress in self.progress.items():
+            history = self.cluster_history.history(*place)
+            if (
+                group != of_group
+                or history.lost_records
+                or history.was_unclean
+                or (group, place) in self._mistaken
+            ):
+                continue
+            acked: Mapping[bytes, tuple[int, object]] = stays.acked.get(place, {})
+            for value, (offset, _) in acked.items():
+                if history.deleted_to <= offset < progress.committed:
+                    self.compare(
+                        value in progress.values,
+                        "{}: the position {} of {} is committed, but {} at {} was not processed",
+                        group,
+                        progress.committed,
+                        history,
+                        value[:60],
+                        offset,
+                    )
+
+
+GROUP_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    GenerationsGrow,
+    AssignmentsAreCommitted,
+    OneOwner,
+    CommitsAreCurrent,
+    CommitsAreReadBack,
+    OffsetsBelongToTopics,
+    LiveGroupsKeepOffsets,
+    CoordinatorsKnowTheirRole,
+    NothingIsSkipped,
+)

@@ -1,0 +1,219 @@
+"""Scenario `groups`: consumer groups in a cluster whose coordinators move and die.
+
+Groups consume topics that are deleted and created again. Members leave, vanish, pause for longer
+than their session, return with the same instance id, or share one; some requests break the
+protocol. Administrators delete groups and offsets, and move leaders. Offsets of groups without
+members expire within seconds. The checkers of `cleaned-replicas` hold, too.
+
+no faults -> faults -> no faults: within `LIVENESS_S` every group has consumed and committed every
+partition to its end
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
+from metaquorum.controller import internal_topics
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from simulations.cluster.fault_plan import draw_faults, without
+from simulations.groups.group_checkers import GROUP_CHECKERS
+from simulations.groups.group_clients import EventsAdministrator, Group, GroupAdministrator
+from simulations.groups.group_log import OFFSETS_PARTITIONS
+from simulations.groups.group_members import GroupMember
+from simulations.harness.scenario import Scenario
+from simulations.kernel.mutation import swapped
+from simulations.kernel.world import World
+from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
+from simulations.replication.cleanup_clients import CleanupProducer
+from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
+from simulations.replication.replication_scenario import (
+    CHECKERS,
+    KINDS,
+    AnyClient,
+    Clients,
+    draw_cleaned_settings,
+    play_settings,
+)
+
+FEW_FAULTS: Final = 8
+# Faults that move coordinators, the only ones of a part of the worlds.
+MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
+ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *GROUP_CHECKERS)
+
+
+@dataclass(slots=True)
+class GroupsSettings:
+    groups: int
+    members: int  # most members of a group
+    static: float  # share of groups with static members
+    session_ms: int
+    rebalance_ms: int
+    changes: int  # made by the administrator of groups
+    retention_ms: int  # after which offsets of groups without members expire
+    topic_configs: dict[str, str] = field(default_factory=dict)
+
+
+def draw_settings(draw: Random) -> ReplicationSettings:
+    settings = draw_cleaned_settings(draw)
+    settings.controllers = draw.choice([1, 3])
+    settings.is_combined = draw.random() < 0.5
+    settings.workers = 3
+    settings.racks = settings.near_consumers = settings.consumers = 0
+    settings.configs.pop("replica.selector.class", None)
+    settings.producers, settings.administrators = draw.randint(1, 2), 1
+    settings.records, settings.think_s = draw.choice([40, 100]), draw.choice([0.02, 0.1])
+    settings.changes = draw.choice([4, 12])
+    settings.unclean = 0.0
+    settings.fault_s, settings.peace_s = draw.choice([4.0, 8.0]), draw.choice([1.0, 2.5])
+    settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
+    kinds = draw.choice([KINDS, MOVES])
+    settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
+    settings.configs |= {
+        "offsets.topic.num.partitions": str(OFFSETS_PARTITIONS),
+        "group.initial.rebalance.delay.ms": draw.choice(["0", "100", "500"]),
+        "group.min.session.timeout.ms": "100",
+        "offsets.retention.check.interval.ms": draw.choice(["100", "700"]),
+        "offsets.commit.timeout.ms": draw.choice(["200", "5000"]),
+        "offsets.load.buffer.size": draw.choice(["100", "5242880"]),
+    }
+    return settings
+
+
+def draw_groups(draw: Random) -> GroupsSettings:
+    configs = {
+        "internal.segment.bytes": draw.choice(["1000", "4000"]),
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": draw.choice(["100", "86400000"]),
+        "min.insync.replicas": draw.choice(["1", "1", "2"]),
+    }
+    if draw.random() < 0.5:
+        configs["flush.messages"] = "1"
+    return GroupsSettings(
+        groups=draw.randint(1, 3),
+        members=draw.randint(1, 3),
+        static=draw.choice([0.0, 0.5, 1.0]),
+        session_ms=draw.choice([600, 1500]),
+        rebalance_ms=draw.choice([600, 2000]),
+        changes=draw.choice([0, 10, 25]),
+        retention_ms=draw.choice([500, 3000, 600_000]),
+        topic_configs=configs,
+    )
+
+
+@contextmanager
+def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
+    """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
+
+    The shortest segment and retention that operators can set would take hours to fill or to pass.
+    """
+
+    def more(right: Any) -> Any:
+        return {**right, CONSUMER_OFFSETS: {**right[CONSUMER_OFFSETS], **groups.topic_configs}}
+
+    def shorten(right: Any) -> Any:
+        def update(self: CoordinatorConfigs, configs: Any) -> None:
+            right(self, configs)
+            self.groups.offsets_retention_ms = groups.retention_ms
+
+        return update
+
+    with (
+        swapped(internal_topics, "_CONFIGS", more),
+        swapped(CoordinatorConfigs, "update", shorten),
+    ):
+        yield
+
+
+@dataclass(slots=True)
+class GroupClients(Clients):
+    administrator: GroupAdministrator | None = None
+    members: list[GroupMember] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[AnyClient]:
+        administrators = [] if self.administrator is None else [self.administrator]
+        return [*self.administrators, *self.producers, *administrators, *self.members]
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_settings(world.stream("settings groups"))
+    groups = draw_groups(world.stream("groups"))
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+    world.say("story", f"{groups}")
+
+    def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        cluster_state.topic_outcomes.asked.add(CONSUMER_OFFSETS)
+        return _clients_of(cluster_state, groups)
+
+    with small_offsets_topic(groups):
+        await play_settings(world, settings, clients_of=clients_of, checkers=ALL_CHECKERS)
+
+
+def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings) -> GroupClients:
+    world, clients = cluster_state.world, GroupClients()
+    draw = world.stream("members")
+    events = EventsAdministrator(cluster_state, "admin-0", world.stream("admin-0"))
+    clients.administrators.append(events)
+    for number in range(cluster_state.settings.producers):
+        name = f"producer-{number}"
+        clients.producers.append(CleanupProducer(cluster_state, name, world.stream(name)))
+    groups = [
+        Group(f"group-{number}", settings.session_ms, settings.rebalance_ms)
+        for number in range(settings.groups)
+    ]
+    clients.administrator = GroupAdministrator(
+        cluster_state, "groups-admin", world.stream("groups-admin"), groups, settings.changes
+    )
+    for group in groups:
+        is_static = draw.random() < settings.static
+        for number in range(draw.randint(1, settings.members)):
+            name = f"{group.group_id}-member-{number}"
+            # The last two of three members have the same instance id.
+            instance_id = f"{group.group_id}-instance-{min(number, 1)}" if is_static else None
+            clients.members.append(
+                GroupMember(
+                    cluster_state,
+                    name,
+                    world.stream(name),
+                    group,
+                    instance_id,
+                    stays=number == 0,
+                )
+            )
+    for member in clients.members:
+        member.sources = [events, *clients.producers]
+    return clients
+
+
+GROUPS: Final = Scenario(
+    "groups",
+    "consumer groups: members that come and go, coordinators that move, offsets that expire",
+    play,
+    ALL_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "records processed",
+        "assignments shown",
+        "committed offsets read",
+        "commit: NONE",
+        "commit: ILLEGAL_GENERATION",
+        "commit: UNKNOWN_MEMBER_ID",
+        "commit: FENCED_INSTANCE_ID",
+        "members fenced",
+        "members left",
+        "members that vanish",
+        "members that pause",
+        "delete group: NONE",
+        "groups deleted or expired",
+        "offsets of groups without members removed",
+        "offsets of deleted topics removed",
+        "topics made again",
+        "coordinators changed",
+        "records compacted away",
+        "heartbeat: REBALANCE_IN_PROGRESS",
+    ),
+)
