@@ -73,16 +73,36 @@ class ApiKey(IntEnum):
 class Api:
     """One API: its supported versions (both ends included) and its message classes."""
 
-    __slots__ = ("_classes", "flexible_from", "key", "max_version", "min_version", "name")
+    __slots__ = (
+        "_classes",
+        "flexible_from",
+        "key",
+        "max_version",
+        "min_version",
+        "name",
+        "permissions",
+    )
 
     def __init__(
-        self, key: ApiKey, min_version: int, max_version: int, *, flexible_from: int
+        self,
+        key: ApiKey,
+        min_version: int,
+        max_version: int,
+        *,
+        flexible_from: int,
+        permissions: tuple[str, ...] = (),
     ) -> None:
+        """Create a row; `permissions` are what the API will need once there are ACLs.
+
+        Each is an operation and a type of resource, as in Kafka. They are not checked yet; rows of
+        APIs that were older than groups have none yet.
+        """
         self.key = key
         self.name = "".join(word.capitalize() for word in key.name.split("_"))
         self.min_version = min_version
         self.max_version = max_version
         self.flexible_from = flexible_from
+        self.permissions = permissions
         self._classes: tuple[type[Message], type[Message]] | None = None
 
     def serves(self, version: int) -> bool:
@@ -117,15 +137,21 @@ _ROWS: Final = (
     Api(ApiKey.FETCH, 4, 18, flexible_from=12),
     Api(ApiKey.LIST_OFFSETS, 1, 11, flexible_from=6),
     Api(ApiKey.METADATA, 0, 13, flexible_from=9),
-    Api(ApiKey.OFFSET_COMMIT, 2, 10, flexible_from=8),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, flexible_from=6),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, flexible_from=3),
-    Api(ApiKey.JOIN_GROUP, 0, 9, flexible_from=6),
-    Api(ApiKey.HEARTBEAT, 0, 4, flexible_from=4),
-    Api(ApiKey.LEAVE_GROUP, 0, 5, flexible_from=4),
-    Api(ApiKey.SYNC_GROUP, 0, 5, flexible_from=4),
-    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, flexible_from=5),
-    Api(ApiKey.LIST_GROUPS, 0, 5, flexible_from=3),
+    Api(ApiKey.OFFSET_COMMIT, 2, 10, flexible_from=8, permissions=("READ GROUP", "READ TOPIC")),
+    Api(
+        ApiKey.OFFSET_FETCH,
+        1,
+        10,
+        flexible_from=6,
+        permissions=("DESCRIBE GROUP", "DESCRIBE TOPIC"),
+    ),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, flexible_from=3, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.JOIN_GROUP, 0, 9, flexible_from=6, permissions=("READ GROUP",)),
+    Api(ApiKey.HEARTBEAT, 0, 4, flexible_from=4, permissions=("READ GROUP",)),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, flexible_from=4, permissions=("READ GROUP",)),
+    Api(ApiKey.SYNC_GROUP, 0, 5, flexible_from=4, permissions=("READ GROUP",)),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, flexible_from=5, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.LIST_GROUPS, 0, 5, flexible_from=3, permissions=("DESCRIBE GROUP",)),
     Api(ApiKey.SASL_HANDSHAKE, 0, 1, flexible_from=2),
     Api(ApiKey.API_VERSIONS, 0, 4, flexible_from=3),
     Api(ApiKey.CREATE_TOPICS, 2, 7, flexible_from=5),
@@ -141,10 +167,10 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
     Api(ApiKey.SASL_AUTHENTICATE, 0, 2, flexible_from=2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, flexible_from=2),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, flexible_from=2, permissions=("DELETE GROUP",)),
     Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, flexible_from=1),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, flexible_from=1, permissions=("DELETE GROUP", "READ TOPIC")),
     Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, flexible_from=1),
     Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, flexible_from=1),
     Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
@@ -161,8 +187,8 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
-    Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0),
-    Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0, permissions=("DESCRIBE TOPIC",)),
+    Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 0, flexible_from=0, permissions=("DESCRIBE GROUP",)),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

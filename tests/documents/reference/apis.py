@@ -11,10 +11,11 @@ def page() -> str:
             f"{api.name}",
             f"{api.min_version} to {api.max_version}",
             "none" if api.flexible_from > api.max_version else f"from {api.flexible_from}",
+            ", ".join(api.permissions) or "-",
         )
         for api in APIS.values()
     ]
-    heads = ("Key", "API", "Versions served", "Flexible versions")
+    heads = ("Key", "API", "Versions served", "Flexible versions", "ACLs")
     kafka = [row for row in rows if int(row[0]) < FIRST_OWN_KEY]
     own = [row for row in rows if int(row[0]) >= FIRST_OWN_KEY]
     return f"""# APIs and versions
@@ -22,7 +23,8 @@ def page() -> str:
 A worker announces exactly these in its response to ApiVersions, and serves every version in the
 range. A request for another API, or for another version, is answered with UNSUPPORTED_VERSION where
 the protocol allows an answer; otherwise its connection is closed and the log names the API.
-Flexible versions have tagged fields and compact lengths (KIP-482).
+Flexible versions have tagged fields and compact lengths (KIP-482). ACLs are not checked yet: the
+last column has the permissions that a later version will require, where they are decided.
 
 ## APIs of Kafka
 

@@ -215,3 +215,16 @@ def test_a_client_speaks_apis_that_are_not_served() -> None:
         frame = struct.pack(">i", 7) + flexible + encode(UnservedResponse(count=3), version)
         answer = decode_response_as(UnservedResponse, version, memoryview(frame))
         assert answer == (7, UnservedResponse(count=3))
+
+
+def test_apis_of_groups_name_the_permissions_that_they_will_require() -> None:
+    """Every API that names a group requires a permission for it, as in Kafka."""
+
+    def names_a_group(api: Api) -> bool:
+        names = {field.name for field in api.request.FIELDS}
+        return bool(names & {"group_id", "groups", "groups_names", "coordinator_keys"})
+
+    of_groups = [api for api in APIS.values() if names_a_group(api)]
+    assert len(of_groups) >= 10
+    for api in of_groups:
+        assert any(each.endswith(" GROUP") for each in api.permissions), api.name
