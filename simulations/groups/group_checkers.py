@@ -5,6 +5,7 @@ place. It cannot commit records, but it may answer reads with older offsets, as 
 answers are only checked for being committed at all.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -173,7 +174,8 @@ class CommitsAreReadBack(GroupChecker):
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
-        self._acked: dict[OffsetKey, list[Attempt]] = {}
+        # Changes of each offset that clients know, by time: acknowledged, or seen in a read.
+        self._known: dict[OffsetKey, list[tuple[float, Written[OffsetValue]]]] = {}
 
     def acknowledged(self, attempt: Attempt) -> None:
         written = attempt.written
@@ -184,8 +186,19 @@ class CommitsAreReadBack(GroupChecker):
             attempt.metadata,
             written and written.name,
         )
-        key = OffsetKey(attempt.group, attempt.topic, attempt.place.partition)
-        self._acked.setdefault(key, []).append(attempt)
+        self._learn(OffsetKey(attempt.group, attempt.topic, attempt.place.partition), written)
+
+    def removed(self, group: str, places: Collection[tuple[str, int]] | None) -> None:
+        """Note an acknowledged deletion of offsets; `places` is None for all of the group."""
+        records = self.cluster_state.checker(GenerationsGrow).records(group)
+        for key, written in records.offsets.items():
+            if key.group == group and (places is None or (key.topic, key.partition) in places):
+                tombstones = [each for each in written if each.value is None and each.is_committed]
+                self._learn(key, max(tombstones, key=lambda each: each.offset, default=None))
+
+    def _learn(self, key: OffsetKey, written: Written[OffsetValue] | None) -> None:
+        if written is not None:
+            self._known.setdefault(key, []).append((self.world.now, written))
 
     def read(
         self,
@@ -196,69 +209,76 @@ class CommitsAreReadBack(GroupChecker):
         """Check an answer; the roles are those of the coordinator when it was asked, and now."""
         log = self.cluster_state.checker(GenerationsGrow)
         key = OffsetKey(read.group, read.topic, read.place.partition)
-        found: Attempt | None = None
-        if read.metadata is not None:
-            found = log.attempts.get(read.metadata)
-            written = None if found is None else found.written
-            if not self.compare(
-                found is not None
-                and (found.group, found.topic, found.place.partition) == key
-                and found.offset == read.offset
-                and written is not None
-                and written.is_committed,
-                "{}: {} returned as {} is not a committed offset of it",
-                key,
-                read.metadata,
-                read.offset,
-            ):
-                return None
+        found = None if read.metadata is None else log.attempts.get(read.metadata)
+        written = None if found is None else found.written
+        if read.metadata is not None and not self.compare(
+            found is not None
+            and (found.group, found.topic, found.place.partition) == key
+            and found.offset == read.offset
+            and written is not None
+            and written.is_committed,
+            "{}: {} returned as {} is not a committed offset of it",
+            key,
+            read.metadata,
+            read.offset,
+        ):
+            return None
         if not before.is_current:
             self.world.count("offsets from an earlier coordinator")
             return found
         floor = self._floor(key, read.asked_at)
-        if floor is None or floor.written is None:
-            return found
-        if found is not None and found.written is not None:
-            self.compare(
-                found.written.offset >= floor.written.offset,
-                "{}: {} (at {}) was acknowledged before {} (at {}) is read from worker {}",
-                key,
-                floor.metadata,
-                floor.written.name,
-                found.metadata,
-                found.written.name,
-                before.worker_id,
-            )
-            return found
-        ids = _topic_ids(read, before, after)
+        if written is None:
+            self._absent(read, key, floor, _topic_ids(read, before, after))
+        elif floor is None or self.compare(
+            written.offset >= floor.offset,
+            "{}: {} (at {}) was known before {} (at {}) is read from worker {}",
+            key,
+            floor.value or "a deletion",
+            floor.name,
+            read.metadata,
+            written.name,
+            before.worker_id,
+        ):
+            self._learn(key, written)
+        return found
+
+    def _absent(
+        self,
+        read: OffsetRead,
+        key: OffsetKey,
+        floor: Written[OffsetValue] | None,
+        ids: set[bytes | None],
+    ) -> None:
+        """Check that the offset was deleted, or is that of another topic."""
+        if floor is None:
+            return
         later = [
             each
-            for each in log.records(read.group).offsets.get(key, [])
-            if each.offset >= floor.written.offset and each.is_committed
+            for each in self.cluster_state.checker(GenerationsGrow)
+            .records(read.group)
+            .offsets.get(key, [])
+            if each.offset >= floor.offset and each.is_committed
         ]
+        others = [each for each in later if each.value and {each.value.topic_id} != ids]
+        tombstones = [each for each in later if each.value is None]
         self.compare(
-            any(each.value is None or {each.value.topic_id} != ids for each in later),
-            "{}: {} (at {}) was acknowledged, but worker {} returns no offset",
+            bool(others or tombstones),
+            "{}: {} (at {}) was known, but no offset is returned",
             key,
-            floor.metadata,
-            floor.written.name,
-            before.worker_id,
+            floor.value,
+            floor.name,
         )
-        return None
+        if not others:
+            self._learn(key, min(tombstones, key=lambda each: each.offset, default=None))
 
-    def _floor(self, key: OffsetKey, asked_at: float) -> Attempt | None:
-        """Return the commit of the last record that was acknowledged before, and is not lost."""
-        acked = [
-            attempt
-            for attempt in self._acked.get(key, [])
-            if attempt.acked_at is not None
-            and attempt.acked_at <= asked_at
-            and attempt.written is not None
-            and not attempt.written.is_lost
+    def _floor(self, key: OffsetKey, asked_at: float) -> Written[OffsetValue] | None:
+        """Return the last change that a client knew at that time, and that is not lost."""
+        known = [
+            written
+            for known_at, written in self._known.get(key, [])
+            if known_at <= asked_at and not written.is_lost
         ]
-        return max(
-            acked, key=lambda each: each.written.offset if each.written else -1, default=None
-        )
+        return max(known, key=lambda each: each.offset, default=None)
 
 
 def _topic_ids(
@@ -303,9 +323,17 @@ class OffsetsBelongToTopics(GroupChecker):
 
 
 class LiveGroupsKeepOffsets(GroupChecker):
-    """An offset of an existing topic to which members subscribe is not removed."""
+    """An offset of an existing topic is not removed while members subscribe to the topic.
+
+    Nor is it removed by expiry while a newer commit of it is not committed yet.
+    """
 
     invariant = "G3"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # Requests of clients to delete the group or offsets of it, which may still arrive.
+        self.deletions: Counter[str] = Counter()
 
     def offset_removed(
         self,
@@ -320,6 +348,13 @@ class LiveGroupsKeepOffsets(GroupChecker):
         if before.value.topic_id not in self.cluster_history.image.topic_names:
             self.world.count("offsets of deleted topics removed")
             return
+        if not self.deletions[key.group]:
+            self.compare(
+                before.is_committed,
+                "{}: it expires while a commit of it (at {}) is not committed yet",
+                key,
+                before.name,
+            )
         members = [] if group is None or group.value is None else group.value.members
         if not members:
             self.world.count("offsets of groups without members removed")

@@ -1,6 +1,7 @@
 """Requests of groups that all clients share, and what the members of one group know together."""
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from simulations.cluster.cluster_clients import RETRY_S
 from simulations.groups.group_checkers import (
     CommitsAreReadBack,
     CoordinatorsKnowTheirRole,
+    LiveGroupsKeepOffsets,
     NothingIsSkipped,
     OffsetRead,
     OffsetsBelongToTopics,
@@ -123,6 +125,8 @@ class Group:
     # Partitions whose end was reached and committed after the last record was produced.
     settled: set[Place] = field(default_factory=set)
     active: int = 0  # members that have not ended
+    # The member that stays has joined again after the last record was produced.
+    is_final: bool = False
 
 
 class GroupClient(ReplicaReader):
@@ -232,7 +236,7 @@ class GroupClient(ReplicaReader):
         """Return the committed offsets of partitions that have one.
 
         Raises EOFError if the answer has an error. An offset of another topic of the same name
-        is left out, as a client could not know that the coordinator does not know the new topic yet.
+        is left out: the coordinator does not know the new topic yet, which a client cannot see.
         """
         version = connection.version(ApiKey.OFFSET_FETCH)
         if version < _FETCH_GROUPS_SINCE:
@@ -382,6 +386,10 @@ class GroupAdministrator(GroupClient):
         self._groups = groups
         self._left = changes
 
+    @property
+    def _deletions(self) -> Counter[str]:
+        return self.cluster_state.checker(LiveGroupsKeepOffsets).deletions
+
     async def run(self, runtime: Runtime) -> None:
         operations: list[Callable[[ClientConnection, int, str], object]] = [
             self._delete_group,
@@ -410,9 +418,13 @@ class GroupAdministrator(GroupClient):
         self, connection: ClientConnection, worker_id: int, group_id: str
     ) -> None:
         message = DeleteGroupsRequest(groups_names=[group_id])
+        self._deletions[group_id] += 1
         response = await connection.call(ApiKey.DELETE_GROUPS, message)
+        self._deletions[group_id] -= 1
         code = ErrorCode(response.results[0].error_code)
         self.say(f"deletes {group_id}: {code.name}")
+        if code is ErrorCode.NONE:
+            self.cluster_state.checker(CommitsAreReadBack).removed(group_id, None)
         self.cluster_state.world.count(f"delete group: {code.name}")
 
     async def _delete_offsets(
@@ -422,10 +434,15 @@ class GroupAdministrator(GroupClient):
             row = OffsetDeleteRequestPartition(partition_index=place.partition)
             topic = OffsetDeleteRequestTopic(name=name, partitions=[row])
             message = OffsetDeleteRequest(group_id=group_id, topics=[topic])
+            self._deletions[group_id] += 1
             response = await connection.call(ApiKey.OFFSET_DELETE, message)
+            self._deletions[group_id] -= 1
             codes = [response.error_code]
             codes += [each.error_code for found in response.topics for each in found.partitions]
             self.cluster_state.world.count(f"delete offset: {ErrorCode(max(codes)).name}")
+            if not any(codes):
+                checker = self.cluster_state.checker(CommitsAreReadBack)
+                checker.removed(group_id, {(name, place.partition)})
 
     async def _describe(self, connection: ClientConnection, worker_id: int, group_id: str) -> None:
         response = await connection.call(
@@ -465,3 +482,29 @@ class GroupAdministrator(GroupClient):
         places = self.places()
         if places:
             await self.committed(connection, worker_id, group_id, places)
+
+
+class LoneConsumer(GroupClient):
+    """Commits offsets of a group without members about as often as they expire."""
+
+    def __init__(
+        self, cluster_state: ReplicatedClusterState, name: str, draw: Random, retention_s: float
+    ) -> None:
+        super().__init__(cluster_state, name, draw)
+        self._pause_s = min(retention_s, 1.0)
+
+    async def run(self, runtime: Runtime) -> None:
+        group_id = f"{self.name}-group"
+        while not self.cluster_state.closing and not self.cluster_state.calm:
+            with suppress(*BROKEN):
+                worker_id = await self.coordinator(runtime, group_id)
+                async with self.connected(runtime, worker_id) as connection:
+                    while not self.cluster_state.calm:
+                        if (places := self.places()) and self._draw.random() < 0.7:
+                            await self.commit(
+                                connection, worker_id, group_id, Position(), {places[0]: 0}
+                            )
+                        await self.committed(connection, worker_id, group_id, places[:2])
+                        await sleep(runtime.clock, self._pause_s * self._draw.uniform(0.2, 1.3))
+            await sleep(runtime.clock, RETRY_S)
+        self.done = True

@@ -46,7 +46,7 @@ class Written(Generic[V]):
     history: PartitionHistory
     name: Name
     value: V | None
-    # Group tombstones before it in the leader's log: a deleted group begins again from generation 0.
+    # Group tombstones before it in the leader's log; generations begin again after each.
     deletions: int = 0
 
     @property

@@ -131,14 +131,13 @@ class GroupMember(GroupClient):
         self.done = True
 
     def _is_finished(self) -> bool:
-        state = self.cluster_state
-        if not state.calm:
-            return False
-        if self._vanishes_at_the_end:
-            return True
         if not self._are_sources_done:
             return False
-        return self.log.is_over(self._group.group_id) or all(
+        if self.log.is_over(self._group.group_id):
+            return True
+        if self._vanishes_at_the_end:
+            return self._group.is_final
+        return all(
             place in self._group.settled or self.is_over(name, place)
             for name, place in self.places()
         )
@@ -250,6 +249,7 @@ class GroupMember(GroupClient):
         self.say(f"owns {self._owned} in generation {self._generation}")
         self._positions.clear()
         self._committed.clear()
+        self._group.is_final |= self._joins_finally
         return True
 
     def _sync_request(self, connection: ClientConnection, generation: int) -> SyncGroupRequest:
@@ -405,7 +405,7 @@ class GroupMember(GroupClient):
 
     async def _fetch_one(self, runtime: Runtime, name: str, place: Place) -> None:
         """Fetch one partition and process the records; note whether its end is reached."""
-        is_final = self._are_sources_done
+        is_final = self._are_sources_done and not self._vanishes_at_the_end
         try:
             leader = self._leaders.get(place)
             if leader is None:

@@ -20,7 +20,12 @@ from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.cluster.fault_plan import draw_faults, without
 from simulations.groups.group_checkers import GROUP_CHECKERS
-from simulations.groups.group_clients import EventsAdministrator, Group, GroupAdministrator
+from simulations.groups.group_clients import (
+    EventsAdministrator,
+    Group,
+    GroupAdministrator,
+    LoneConsumer,
+)
 from simulations.groups.group_log import OFFSETS_PARTITIONS
 from simulations.groups.group_members import GroupMember
 from simulations.harness.scenario import Scenario
@@ -129,13 +134,12 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
 
 @dataclass(slots=True)
 class GroupClients(Clients):
-    administrator: GroupAdministrator | None = None
+    others: list[GroupAdministrator | LoneConsumer] = field(default_factory=list)
     members: list[GroupMember] = field(default_factory=list)
 
     @property
     def all(self) -> list[AnyClient]:
-        administrators = [] if self.administrator is None else [self.administrator]
-        return [*self.administrators, *self.producers, *administrators, *self.members]
+        return [*self.administrators, *self.producers, *self.others, *self.members]
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
@@ -165,9 +169,11 @@ def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings)
         Group(f"group-{number}", settings.session_ms, settings.rebalance_ms)
         for number in range(settings.groups)
     ]
-    clients.administrator = GroupAdministrator(
-        cluster_state, "groups-admin", world.stream("groups-admin"), groups, settings.changes
-    )
+    name = "groups-admin"
+    clients.others = [
+        GroupAdministrator(cluster_state, name, world.stream(name), groups, settings.changes),
+        LoneConsumer(cluster_state, "lone", world.stream("lone"), settings.retention_ms / 1000),
+    ]
     for group in groups:
         is_static = draw.random() < settings.static
         for number in range(draw.randint(1, settings.members)):

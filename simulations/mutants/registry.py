@@ -32,6 +32,7 @@ from metaquorum.storage.journal import Journal
 from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
 from simulations.mutants.fetch_mutants import FETCH_MUTANTS
+from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
@@ -426,5 +427,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *THROTTLING_MUTANTS,
         *FAULT_MUTANTS,
         *REPLICA_FAULT_MUTANTS,
+        *GROUP_MUTANTS,
     )
 }

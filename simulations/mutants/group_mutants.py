@@ -1,0 +1,338 @@
+"""Mutants of consumer groups and their coordinators; a test of the same rule finds each, too."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane.coordinators import runtime
+from dataplane.coordinators.group import committed_offsets, group_shard
+from dataplane.coordinators.group.classic_group import ClassicGroup, GroupState, Persist
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
+from dataplane.coordinators.group.group_shard import GroupShard
+from dataplane.coordinators.group.offset_retention import OffsetRetention
+from dataplane.coordinators.group.record_formats import decode_offset_value
+from dataplane.coordinators.runtime import CoordinatorRuntime
+from dataplane.coordinators.shard import Write
+from simulations.kernel.mutation import Mutant, all_of, swapped
+from wire.primitives.errors import ErrorCode
+
+
+def _accepted(code: ErrorCode) -> AbstractContextManager[None]:
+    """Accept commits of named members that the coordinator refuses with `code`."""
+
+    def wrong(right: Any) -> Any:
+        def _check_commit(self: Any, now: float, request: Any) -> ErrorCode:
+            found: ErrorCode = right(self, now, request)
+            is_named = request.member_id and request.group_id in self.groups
+            return ErrorCode.NONE if found is code and is_named else found
+
+        return _check_commit
+
+    return swapped(GroupShard, "_check_commit", wrong)
+
+
+def _generation_not_checked() -> AbstractContextManager[None]:
+    return _accepted(ErrorCode.ILLEGAL_GENERATION)
+
+
+def _member_id_not_checked() -> AbstractContextManager[None]:
+    return _accepted(ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+def _instance_fencing_not_checked() -> AbstractContextManager[None]:
+    return _accepted(ErrorCode.FENCED_INSTANCE_ID)
+
+
+def _membership_not_needed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _check_commit(self: Any, now: float, request: Any) -> ErrorCode:
+            if request.generation < 0 and not request.member_id:
+                return ErrorCode.NONE
+            found: ErrorCode = right(self, now, request)
+            return found
+
+        return _check_commit
+
+    return swapped(GroupShard, "_check_commit", wrong)
+
+
+def _answered_at_append() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _append(self: Any, led: Any, records: Any, committed: Any, failed: Any) -> None:
+            has_ended = False
+
+            def fail(code: ErrorCode) -> None:
+                nonlocal has_ended
+                if not has_ended:
+                    has_ended = True
+                    failed(code)
+
+            right(self, led, records, None, fail)
+            if committed is not None and not has_ended:
+                has_ended = True
+                committed()
+
+        return _append
+
+    return swapped(CoordinatorRuntime, "_append", wrong)
+
+
+def _session_never_ends() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _session_ended(self: Any, member_id: str, now: float) -> None:
+            self.members.by_id[member_id].heard_at = now
+            right(self, member_id, now)
+
+        return _session_ended
+
+    return swapped(ClassicGroup, "_session_ended", wrong)
+
+
+def _assignment_shown_early() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def sync(self: Any, now: float, request: Any, callback: Any) -> Any:
+            outcome = right(self, now, request, callback)
+            if isinstance(outcome, Persist):
+                self.committed(now, outcome.metadata)
+            return outcome
+
+        return sync
+
+    return swapped(ClassicGroup, "sync", wrong)
+
+
+def _earlier_assignment_applied() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def committed(self: Any, now: float, metadata: Any) -> None:
+            if self.state is GroupState.COMPLETING_REBALANCE:
+                assigned, self._is_assigned = self._is_assigned, True
+                generation, metadata.generation = metadata.generation, self.generation
+                right(self, now, metadata)
+                self._is_assigned, metadata.generation = assigned, generation
+
+        return committed
+
+    return swapped(ClassicGroup, "committed", wrong)
+
+
+def _generation_restored_low() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def restore(self: Any, now: float, metadata: Any) -> None:
+            right(self, now, metadata)
+            self.generation -= 1
+
+        return restore
+
+    return swapped(ClassicGroup, "restore", wrong)
+
+
+def _topic_id_ignored() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def _of_topic(value: bytes, topic_id: bytes) -> Any:
+            return decode_offset_value(value)
+
+        return _of_topic
+
+    return all_of(
+        swapped(committed_offsets, "_of_topic", wrong),
+        swapped(CommittedOffsets, "delete_stale", lambda _: lambda self, group, topic_id_of: []),
+    )
+
+
+def _load_not_awaited() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def _wait_committed(self: Any, led: Any, end_offset: int) -> None: ...
+
+        return _wait_committed
+
+    return swapped(CoordinatorRuntime, "_wait_committed", wrong)
+
+
+class _View:
+    """An object with other values of some attributes."""
+
+    def __init__(self, inner: Any, **values: Any) -> None:
+        self._inner = inner
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _loaded_to_high_watermark() -> AbstractContextManager[None]:
+    """Load only the records below the high watermark that the new leader knows."""
+
+    def wrong(right: Any) -> Any:
+        async def _load(self: Any, led: Any) -> int:
+            partition = led.partition
+            log = _View(partition.log, log_end_offset=partition.high_watermark)
+            count: int = await right(self, _Led(led, _View(partition, log=log)))
+            return count
+
+        return _load
+
+    return swapped(CoordinatorRuntime, "_load", wrong)
+
+
+class _Led(_View):
+    def __init__(self, inner: Any, partition: Any) -> None:
+        super().__init__(inner, partition=partition)
+
+
+def _expiry_of_live_groups() -> AbstractContextManager[None]:
+    return swapped(group_shard, "_retention_of", lambda _: lambda group: OffsetRetention())
+
+
+def _pending_commits_expire() -> AbstractContextManager[None]:
+    """Let offsets expire although a newer commit of them is appended."""
+
+    def wrong(right: Any) -> Any:
+        def expire(self: Any, group: str, retention: Any, **times: Any) -> ExpiredOffsets:
+            pending, self._pending = self._pending, {}
+            try:
+                expired: ExpiredOffsets = right(self, group, retention, **times)
+            finally:
+                self._pending = pending
+            return expired
+
+        return expire
+
+    return swapped(CommittedOffsets, "expire", wrong)
+
+
+def _loss_of_leadership_missed() -> AbstractContextManager[None]:
+    led: Any = vars(runtime)["_Led"]
+    return swapped(led, "is_current", lambda _: property(lambda self: not self.is_unloaded))
+
+
+def _live_group_deleted() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def delete_group(self: Any, group_id: str) -> Any:
+            if group_id not in self.groups and not self.offsets.has_group(group_id):
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            return Write(self._deletion_of(group_id), ErrorCode.NONE)
+
+        return delete_group
+
+    return swapped(GroupShard, "delete_group", wrong)
+
+
+def _tombstones_not_loaded() -> AbstractContextManager[None]:
+    """Skip tombstones of offsets while a shard is loaded."""
+
+    def wrong(right: Any) -> Any:
+        def replay(self: Any, record: Any, now: float) -> None:
+            if record.value is not None or self._is_loaded:
+                right(self, record, now)
+
+        return replay
+
+    return swapped(GroupShard, "replay", wrong)
+
+
+GROUP_MUTANTS: Final = tuple(
+    Mutant(name, about, "groups", found_as, apply)
+    for name, about, found_as, apply in (
+        (
+            "generation-not-checked",
+            "a commit of another generation is accepted",
+            ("G2",),
+            _generation_not_checked,
+        ),
+        (
+            "member-id-not-checked",
+            "a commit of a member that is not in the group is accepted",
+            ("G2",),
+            _member_id_not_checked,
+        ),
+        (
+            "instance-fencing-not-checked",
+            "a commit of a process that was replaced by another with its instance id is accepted",
+            ("G2",),
+            _instance_fencing_not_checked,
+        ),
+        (
+            "membership-not-needed",
+            "a commit without a generation is accepted while the group has members",
+            ("G2",),
+            _membership_not_needed,
+        ),
+        (
+            "group-answered-at-append",
+            "a coordinator answers when its records are appended, not when they are committed",
+            ("G1", "G3"),
+            _answered_at_append,
+        ),
+        (
+            "session-never-ends",
+            "a member that sends nothing for its session timeout stays in the group",
+            ("liveness",),
+            _session_never_ends,
+        ),
+        (
+            "assignment-shown-early",
+            "SyncGroups are answered before the record of the assignment is committed",
+            ("G1",),
+            _assignment_shown_early,
+        ),
+        (
+            "earlier-assignment-applied",
+            "a record of an earlier generation is taken for the assignment of the current one",
+            ("G1",),
+            _earlier_assignment_applied,
+        ),
+        (
+            "generation-restored-low",
+            "a new coordinator continues with the generation before the recorded one",
+            ("G1", "G2"),
+            _generation_restored_low,
+        ),
+        (
+            "offset-topic-id-ignored",
+            "an offset of a deleted topic is returned for the next topic of its name",
+            ("R10",),
+            _topic_id_ignored,
+        ),
+        (
+            "group-load-not-awaited",
+            "a coordinator loads records that are not committed",
+            ("G1", "G3"),
+            _load_not_awaited,
+        ),
+        (
+            "group-loaded-to-high-watermark",
+            "a coordinator loads only to the high watermark that it knows when it becomes leader",
+            ("G1", "G2", "G3"),
+            _loaded_to_high_watermark,
+        ),
+        (
+            "expiry-of-live-groups",
+            "offsets expire after their commit although the group consumes the topic",
+            ("G3",),
+            _expiry_of_live_groups,
+        ),
+        (
+            "pending-commits-expire",
+            "an offset expires although a newer commit of it is being written",
+            ("G3",),
+            _pending_commits_expire,
+        ),
+        (
+            "leadership-loss-missed",
+            "a coordinator answers after its leadership has ended, from the state of then",
+            ("G1", "G2", "G3"),
+            _loss_of_leadership_missed,
+        ),
+        (
+            "live-group-deleted",
+            "DeleteGroups deletes a group with members",
+            ("G1", "G3"),
+            _live_group_deleted,
+        ),
+        (
+            "tombstones-not-loaded",
+            "a new coordinator returns offsets that were deleted",
+            ("G3",),
+            _tombstones_not_loaded,
+        ),
+    )
+)
