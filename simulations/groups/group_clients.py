@@ -298,6 +298,26 @@ class GroupClient(ReplicaReader):
         cluster_state.checker(OffsetsBelongToTopics).read(read, attempt, before, after)
         return attempt.written.value.topic_id == read.place.topic_id
 
+    @property
+    def _deletions(self) -> Counter[str]:
+        return self.cluster_state.checker(LiveGroupsKeepOffsets).deletions
+
+    async def delete_offset(
+        self, connection: ClientConnection, group_id: str, name: str, place: Place
+    ) -> None:
+        row = OffsetDeleteRequestPartition(partition_index=place.partition)
+        topic = OffsetDeleteRequestTopic(name=name, partitions=[row])
+        message = OffsetDeleteRequest(group_id=group_id, topics=[topic])
+        self._deletions[group_id] += 1
+        response = await connection.call(ApiKey.OFFSET_DELETE, message)
+        self._deletions[group_id] -= 1
+        codes = [response.error_code]
+        codes += [each.error_code for found in response.topics for each in found.partitions]
+        self.cluster_state.world.count(f"delete offset: {ErrorCode(max(codes)).name}")
+        if not any(codes):
+            checker = self.cluster_state.checker(CommitsAreReadBack)
+            checker.removed(group_id, {(name, place.partition)})
+
     def places(self) -> list[tuple[str, Place]]:
         """Return all partitions of the topics that should exist."""
         names, lasting = topic_names(), self.cluster_state.topic_outcomes.lasting
@@ -386,10 +406,6 @@ class GroupAdministrator(GroupClient):
         self._groups = groups
         self._left = changes
 
-    @property
-    def _deletions(self) -> Counter[str]:
-        return self.cluster_state.checker(LiveGroupsKeepOffsets).deletions
-
     async def run(self, runtime: Runtime) -> None:
         operations: list[Callable[[ClientConnection, int, str], object]] = [
             self._delete_group,
@@ -431,18 +447,7 @@ class GroupAdministrator(GroupClient):
         self, connection: ClientConnection, worker_id: int, group_id: str
     ) -> None:
         for name, place in self.places()[:2]:
-            row = OffsetDeleteRequestPartition(partition_index=place.partition)
-            topic = OffsetDeleteRequestTopic(name=name, partitions=[row])
-            message = OffsetDeleteRequest(group_id=group_id, topics=[topic])
-            self._deletions[group_id] += 1
-            response = await connection.call(ApiKey.OFFSET_DELETE, message)
-            self._deletions[group_id] -= 1
-            codes = [response.error_code]
-            codes += [each.error_code for found in response.topics for each in found.partitions]
-            self.cluster_state.world.count(f"delete offset: {ErrorCode(max(codes)).name}")
-            if not any(codes):
-                checker = self.cluster_state.checker(CommitsAreReadBack)
-                checker.removed(group_id, {(name, place.partition)})
+            await self.delete_offset(connection, group_id, name, place)
 
     async def _describe(self, connection: ClientConnection, worker_id: int, group_id: str) -> None:
         response = await connection.call(
@@ -484,6 +489,11 @@ class GroupAdministrator(GroupClient):
             await self.committed(connection, worker_id, group_id, places)
 
 
+def lone_group(name: str) -> str:
+    """Return the group id of the consumer of that name."""
+    return f"{name}-group"
+
+
 class LoneConsumer(GroupClient):
     """Commits offsets of a group without members about as often as they expire."""
 
@@ -492,19 +502,28 @@ class LoneConsumer(GroupClient):
     ) -> None:
         super().__init__(cluster_state, name, draw)
         self._pause_s = min(retention_s, 1.0)
+        self._group_id = lone_group(name)
 
     async def run(self, runtime: Runtime) -> None:
-        group_id = f"{self.name}-group"
         while not self.cluster_state.closing and not self.cluster_state.calm:
             with suppress(*BROKEN):
-                worker_id = await self.coordinator(runtime, group_id)
+                worker_id = await self.coordinator(runtime, self._group_id)
                 async with self.connected(runtime, worker_id) as connection:
                     while not self.cluster_state.calm:
-                        if (places := self.places()) and self._draw.random() < 0.7:
-                            await self.commit(
-                                connection, worker_id, group_id, Position(), {places[0]: 0}
-                            )
-                        await self.committed(connection, worker_id, group_id, places[:2])
-                        await sleep(runtime.clock, self._pause_s * self._draw.uniform(0.2, 1.3))
+                        await self._work(connection, worker_id)
+                        share = self._draw.choice([(0.0, 0.2), (1.0, 1.3)])
+                        await sleep(runtime.clock, self._pause_s * self._draw.uniform(*share))
             await sleep(runtime.clock, RETRY_S)
         self.done = True
+
+    async def _work(self, connection: ClientConnection, worker_id: int) -> None:
+        """Read the offsets, and commit or delete one of them."""
+        places = self.places()[:2]
+        if not places:
+            return
+        await self.committed(connection, worker_id, self._group_id, places)
+        at, drawn = places[0], self._draw.random()
+        if drawn < 0.6:
+            await self.commit(connection, worker_id, self._group_id, Position(), {at: 0})
+        elif drawn < 0.8:
+            await self.delete_offset(connection, self._group_id, *at)

@@ -25,7 +25,9 @@ from simulations.groups.group_clients import (
     Group,
     GroupAdministrator,
     LoneConsumer,
+    lone_group,
 )
+from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
 from simulations.groups.group_log import OFFSETS_PARTITIONS
 from simulations.groups.group_members import GroupMember
 from simulations.harness.scenario import Scenario
@@ -45,6 +47,7 @@ from simulations.replication.replication_scenario import (
 
 FEW_FAULTS: Final = 8
 # Faults that move coordinators, the only ones of a part of the worlds.
+LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *GROUP_CHECKERS)
 
@@ -74,7 +77,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     settings.unclean = 0.0
     settings.fault_s, settings.peace_s = draw.choice([4.0, 8.0]), draw.choice([1.0, 2.5])
     settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
-    kinds = draw.choice([KINDS, MOVES])
+    kinds = draw.choice([(*KINDS, *GROUP_KINDS), (*MOVES, *GROUP_KINDS), GROUP_KINDS])
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
     settings.configs |= {
         "offsets.topic.num.partitions": str(OFFSETS_PARTITIONS),
@@ -154,7 +157,13 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         return _clients_of(cluster_state, groups)
 
     with small_offsets_topic(groups):
-        await play_settings(world, settings, clients_of=clients_of, checkers=ALL_CHECKERS)
+        await play_settings(
+            world,
+            settings,
+            lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
+            clients_of,
+            ALL_CHECKERS,
+        )
 
 
 def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings) -> GroupClients:
@@ -172,7 +181,7 @@ def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings)
     name = "groups-admin"
     clients.others = [
         GroupAdministrator(cluster_state, name, world.stream(name), groups, settings.changes),
-        LoneConsumer(cluster_state, "lone", world.stream("lone"), settings.retention_ms / 1000),
+        LoneConsumer(cluster_state, LONE, world.stream(LONE), settings.retention_ms / 1000),
     ]
     for group in groups:
         is_static = draw.random() < settings.static
@@ -221,5 +230,6 @@ GROUPS: Final = Scenario(
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),
 )
