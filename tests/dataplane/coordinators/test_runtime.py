@@ -519,6 +519,24 @@ def test_a_load_reads_batches_of_every_codec_and_skips_what_has_no_key(codec: Co
     simulated(scenario)
 
 
+def test_a_load_waits_until_all_records_of_the_log_are_committed() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        await cluster.kill(2)
+        partition = cluster.replica(1, TOPIC)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.world.sleep(0.1)
+            assert partition.high_watermark == 0
+            assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+            await cluster.until(lambda: partition.high_watermark == 1)
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            assert coordinator.values == {b"a": b"1"}
+
+    together(scenario)
+
+
 def test_a_load_begins_at_the_log_start_offset() -> None:
     async def scenario(node: Simulated) -> None:
         client = await node.connect()

@@ -196,6 +196,7 @@ class Coordinator:
         metadata: str = "",
         retention_ms: int = -1,
         group_id: str = GROUP,
+        instance_id: str | None = None,
     ) -> Answers:
         if generation is None:
             generation = -1 if member is None else member.generation
@@ -203,7 +204,12 @@ class Coordinator:
             topic, self.topic_ids.get(topic, bytes(16)), partition, offset, 7, metadata
         )
         request = CommitRequest(
-            group_id, member.member_id if member else "", None, generation, [row], retention_ms
+            group_id,
+            member.member_id if member else "",
+            instance_id,
+            generation,
+            [row],
+            retention_ms,
         )
         answers = Answers()
         outcome = self.shard.commit(self.now, self.now_ms, request)

@@ -79,6 +79,16 @@ def test_only_members_of_the_generation_commit(
     assert (coordinator.committed() is not None) == (code is ErrorCode.NONE)
 
 
+def test_a_process_that_was_replaced_does_not_commit() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable(instance_id="a")
+    assert coordinator.commit(member=member, instance_id="a").one == ALL
+    coordinator.join(instance_id="a")
+    refused = coordinator.commit(6, member=member, instance_id="a")
+    assert refused.one == [ErrorCode.FENCED_INSTANCE_ID]
+    assert coordinator.committed() == 5
+
+
 def test_members_of_no_group_cannot_commit() -> None:
     coordinator = Coordinator()
     (member,) = Coordinator().stable()

@@ -1,0 +1,98 @@
+"""Mutants of consumer groups: a test of the coordinator finds each, and so does the simulator."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from simulations.kernel.mutation import mutated
+from simulations.mutants.group_mutants import GROUP_MUTANTS
+from simulations.mutants.registry import MUTANTS
+from simulations.runner.runs import run_seed
+from tests.dataplane.coordinators import test_runtime as runtime
+from tests.dataplane.coordinators.group import test_classic_group as group
+from tests.dataplane.coordinators.group import test_group_shard as shard
+from wire.primitives.errors import ErrorCode
+
+# Test of the coordinator that fails with each mutant.
+FAILS: dict[str, Callable[[], None]] = {
+    "generation-not-checked": partial(
+        shard.test_only_members_of_the_generation_commit, 0, True, ErrorCode.ILLEGAL_GENERATION
+    ),
+    "member-id-not-checked": partial(
+        shard.test_only_members_of_the_generation_commit, 1, False, ErrorCode.UNKNOWN_MEMBER_ID
+    ),
+    "instance-fencing-not-checked": shard.test_a_process_that_was_replaced_does_not_commit,
+    "membership-not-needed": (
+        shard.test_anybody_commits_without_a_generation_while_the_group_is_empty
+    ),
+    "group-answered-at-append": (
+        runtime.test_a_write_is_replayed_and_answered_only_when_all_in_sync_replicas_have_it
+    ),
+    "session-never-ends": partial(
+        group.test_a_session_ends_its_timeout_after_the_last_heartbeat, 0.0
+    ),
+    "assignment-shown-early": (
+        group.test_an_assignment_is_not_shown_before_its_record_is_committed
+    ),
+    "earlier-assignment-applied": (
+        group.test_an_assignment_of_an_earlier_generation_is_not_applied
+    ),
+    "generation-restored-low": (
+        group.test_another_coordinator_restores_members_generation_and_assignment
+    ),
+    "offset-topic-id-ignored": (
+        shard.test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name
+    ),
+    "group-load-not-awaited": (
+        runtime.test_a_load_waits_until_all_records_of_the_log_are_committed
+    ),
+    "group-loaded-to-high-watermark": (
+        runtime.test_a_load_waits_until_all_records_of_the_log_are_committed
+    ),
+    "expiry-of-live-groups": shard.test_a_live_group_and_its_offsets_do_not_expire,
+    "pending-commits-expire": (
+        shard.test_an_offset_that_is_committed_again_does_not_expire_before_that_is_committed
+    ),
+    "leadership-loss-missed": (runtime.test_another_leader_epoch_of_the_same_worker_is_loaded_anew),
+    "live-group-deleted": shard.test_a_deleted_group_leaves_nothing,
+    "tombstones-not-loaded": shard.test_a_deleted_group_leaves_nothing,
+}
+# Mutants that the simulator finds within few seeds.
+SHOWS_SOON = (
+    "generation-not-checked",
+    "group-answered-at-append",
+    "assignment-shown-early",
+    "offset-topic-id-ignored",
+    "expiry-of-live-groups",
+    "session-never-ends",
+)
+
+
+def test_each_mistake_has_its_test() -> None:
+    assert set(FAILS) == {mutant.name for mutant in GROUP_MUTANTS}
+
+
+@pytest.mark.parametrize("name", list(FAILS))
+def test_the_coordinator_has_a_test_that_fails_without_the_rule(name: str) -> None:
+    FAILS[name]()
+
+    def fails() -> bool:
+        try:
+            FAILS[name]()
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
+            return True
+        return False
+
+    with mutated(MUTANTS[name]):
+        assert fails()
+
+
+@pytest.mark.parametrize("name", SHOWS_SOON)
+def test_a_mistake_shows_in_groups_of_a_world_in_trouble(name: str) -> None:
+    def found(seed: int) -> Any:
+        outcome, _ = run_seed("groups", seed, mutant=name)
+        return {each.split()[0] for each, _ in outcome.violations} & set(MUTANTS[name].found_as)
+
+    assert any(map(found, range(8)))
