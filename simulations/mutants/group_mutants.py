@@ -3,13 +3,14 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.coordinators import runtime
 from dataplane.coordinators.group import committed_offsets, group_shard
 from dataplane.coordinators.group.classic_group import ClassicGroup, GroupState, Persist
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.record_formats import decode_offset_value
+from dataplane.coordinators.hosted_shard import HostedShard, State
+from dataplane.coordinators.loading import ShardLoader
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import Write
 from simulations.kernel.mutation import Mutant, all_of, swapped
@@ -57,7 +58,7 @@ def _membership_not_needed() -> AbstractContextManager[None]:
 
 def _answered_at_append() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def _append(self: Any, led: Any, records: Any, committed: Any, failed: Any) -> None:
+        def _append(self: Any, hosted: Any, records: Any, committed: Any, failed: Any) -> Any:
             has_ended = False
 
             def fail(code: ErrorCode) -> None:
@@ -66,10 +67,11 @@ def _answered_at_append() -> AbstractContextManager[None]:
                     has_ended = True
                     failed(code)
 
-            right(self, led, records, None, fail)
-            if committed is not None and not has_ended:
+            code = right(self, hosted, records, None, fail)
+            if code is None and committed is not None and not has_ended:
                 has_ended = True
                 committed()
+            return code
 
         return _append
 
@@ -116,8 +118,8 @@ def _earlier_assignment_applied() -> AbstractContextManager[None]:
 
 def _generation_restored_low() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def restore(self: Any, now: float, metadata: Any) -> None:
-            right(self, now, metadata)
+        def restore(self: Any, now: float, metadata: Any, *more: Any) -> None:
+            right(self, now, metadata, *more)
             self.generation -= 1
 
         return restore
@@ -140,42 +142,22 @@ def _topic_id_ignored() -> AbstractContextManager[None]:
 
 def _load_not_awaited() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        async def _wait_committed(self: Any, led: Any, end_offset: int) -> None: ...
+        async def wait_committed(self: Any) -> None: ...
 
-        return _wait_committed
+        return wait_committed
 
-    return swapped(CoordinatorRuntime, "_wait_committed", wrong)
-
-
-class _View:
-    """An object with other values of some attributes."""
-
-    def __init__(self, inner: Any, **values: Any) -> None:
-        self._inner = inner
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    return swapped(ShardLoader, "wait_committed", wrong)
 
 
 def _loaded_to_high_watermark() -> AbstractContextManager[None]:
-    """Load only the records below the high watermark that the new leader knows."""
+    def wrong(_: Any) -> Any:
+        async def wait_committed(self: Any) -> None:
+            hosted = self._hosted
+            hosted.first_offset = min(hosted.first_offset, hosted.partition.high_watermark)
 
-    def wrong(right: Any) -> Any:
-        async def _load(self: Any, led: Any) -> int:
-            partition = led.partition
-            log = _View(partition.log, log_end_offset=partition.high_watermark)
-            count: int = await right(self, _Led(led, _View(partition, log=log)))
-            return count
+        return wait_committed
 
-        return _load
-
-    return swapped(CoordinatorRuntime, "_load", wrong)
-
-
-class _Led(_View):
-    def __init__(self, inner: Any, partition: Any) -> None:
-        super().__init__(inner, partition=partition)
+    return swapped(ShardLoader, "wait_committed", wrong)
 
 
 def _expiry_of_live_groups() -> AbstractContextManager[None]:
@@ -200,8 +182,10 @@ def _pending_commits_expire() -> AbstractContextManager[None]:
 
 
 def _loss_of_leadership_missed() -> AbstractContextManager[None]:
-    led: Any = vars(runtime)["_Led"]
-    return swapped(led, "is_current", lambda _: property(lambda self: not self.is_unloaded))
+    def wrong(_: Any) -> Any:
+        return property(lambda self: self.state is not State.UNLOADED)
+
+    return swapped(HostedShard, "is_current", wrong)
 
 
 def _live_group_deleted() -> AbstractContextManager[None]:
