@@ -55,9 +55,13 @@ class Written(Generic[V]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the record may be missing for a reason that the checkers of losses accept."""
+        """Whether the record may be missing for a reason that the checkers of losses accept.
+
+        A record that compaction removed is missing if the later one of its key was lost.
+        """
         history = self.history
-        return any(self.name in some for some in (history.gone, history.deposed))
+        lost = history.gone, history.deposed, history.gone_unneeded
+        return any(self.name in some for some in lost)
 
     @property
     def offset(self) -> int:

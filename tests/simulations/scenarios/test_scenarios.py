@@ -12,6 +12,7 @@ import simulations
 from simulations.cluster.faults import CLUSTER_FAULTS
 from simulations.faults.device_faults import DEVICE_FAULTS
 from simulations.faults.node_faults import FAULTS
+from simulations.groups.group_faults import GROUP_KINDS
 from simulations.mutants.registry import MUTANTS
 from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS
@@ -160,7 +161,7 @@ def test_the_gates_that_are_printed_are_those_of_the_table() -> None:
 def test_the_reference_has_all_scenarios_faults_checkers_and_mutants() -> None:
     page = (Path(simulations.__file__).parents[1] / "docs/reference/simulation.md").read_text()
     names = {*SCENARIOS, *MUTANTS, *FAULTS, *DEVICE_FAULTS, *CLUSTER_FAULTS}
-    names |= {*REPLICA_KINDS, *DAMAGE_KINDS, *INTERLEAVINGS, *LATER_CROSSINGS}
+    names |= {*REPLICA_KINDS, *DAMAGE_KINDS, *INTERLEAVINGS, *LATER_CROSSINGS, *GROUP_KINDS}
     names |= {checker.__name__ for one in SCENARIOS.values() for checker in one.checkers}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
