@@ -142,6 +142,8 @@ class GroupClient(ReplicaReader):
 
     async def coordinator(self, runtime: Runtime, group_id: str) -> int:
         """Return the coordinator's worker id. Raises an error of `BROKEN` if there is none."""
+        if self.log.is_early:
+            raise EOFError("too few workers are live")
         async with self.connected(runtime) as connection:
             is_batched = connection.version(ApiKey.FIND_COORDINATOR) >= _BATCHED_FIND_SINCE
             message = FindCoordinatorRequest(

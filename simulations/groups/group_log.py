@@ -132,6 +132,9 @@ class GenerationsGrow(WatchingChecker):
 
     def __init__(self, cluster_state: ClusterState) -> None:
         super().__init__(cluster_state)
+        # Live workers before a client asks for a coordinator: it has `__consumer_offsets` created,
+        # with a replica on each of them.
+        self.least_workers = 1
         self.attempts: dict[str, Attempt] = {}
         self.topic_ids: dict[str, list[bytes]] = {}  # ids of a topic name, in their order
         self._records: dict[Place, Records] = {}
@@ -165,6 +168,13 @@ class GenerationsGrow(WatchingChecker):
             return -1, -1
         state = topic.partitions[partition_of(group, len(topic.partitions))]
         return state.leader, state.leader_epoch
+
+    @property
+    def is_early(self) -> bool:
+        """Whether `__consumer_offsets` would be created with too few replicas."""
+        image = self.cluster_history.image
+        live = sum(map(image.is_live, image.workers))
+        return image.topic(CONSUMER_OFFSETS) is None and live < self.least_workers
 
     def is_over(self, group: str) -> bool:
         """Return whether the group cannot get a coordinator any longer that can write."""

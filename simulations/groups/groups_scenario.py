@@ -28,7 +28,7 @@ from simulations.groups.group_clients import (
     lone_group,
 )
 from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
-from simulations.groups.group_log import OFFSETS_PARTITIONS
+from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
 from simulations.groups.group_members import GroupMember
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
@@ -60,6 +60,7 @@ class GroupsSettings:
     session_ms: int
     rebalance_ms: int
     changes: int  # made by the administrator of groups
+    least_workers: int  # live before the first coordinator is asked for
     retention_ms: int  # after which offsets of groups without members expire
     topic_configs: dict[str, str] = field(default_factory=dict)
 
@@ -78,6 +79,10 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     settings.fault_s, settings.peace_s = draw.choice([4.0, 8.0]), draw.choice([1.0, 2.5])
     settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
     kinds = draw.choice([(*KINDS, *GROUP_KINDS), (*MOVES, *GROUP_KINDS), GROUP_KINDS])
+    if kinds == GROUP_KINDS:
+        # The follower that is cut off stays in the ISR for a while, and is not fenced.
+        settings.session_timeout_ms = 9000
+        settings.configs["replica.lag.time.max.ms"] = "3000"
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
     settings.configs |= {
         "offsets.topic.num.partitions": str(OFFSETS_PARTITIONS),
@@ -106,6 +111,7 @@ def draw_groups(draw: Random) -> GroupsSettings:
         session_ms=draw.choice([600, 1500]),
         rebalance_ms=draw.choice([600, 2000]),
         changes=draw.choice([0, 10, 25]),
+        least_workers=draw.choice([1, 3, 3, 3]),
         retention_ms=draw.choice([500, 3000, 600_000]),
         topic_configs=configs,
     )
@@ -168,6 +174,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings) -> GroupClients:
     world, clients = cluster_state.world, GroupClients()
+    cluster_state.checker(GenerationsGrow).least_workers = settings.least_workers
     draw = world.stream("members")
     events = EventsAdministrator(cluster_state, "admin-0", world.stream("admin-0"))
     clients.administrators.append(events)

@@ -260,7 +260,7 @@ GROUP_MUTANTS: Final = tuple(
         ),
         (
             "earlier-assignment-applied",
-            "a record of an earlier generation is taken for the assignment of the current one",
+            "a record of an earlier generation is applied as the assignment of the current one",
             ("G1",),
             _earlier_assignment_applied,
         ),
