@@ -130,10 +130,10 @@ def _member(protocol: str | None, member: GroupMember) -> DescribedGroupMember:
 class _Deletions:
     """Outcomes of the deletions of one request."""
 
-    def __init__(self, group_ids: list[str]) -> None:
+    def __init__(self, results: list[DeletableGroupResult]) -> None:
         self.response = GroupResponse()
-        self._results = [DeletableGroupResult(group_id=each) for each in group_ids]
-        self._left = len(group_ids)
+        self._results = results
+        self._left = len(results)
 
     def ended(self, number: int, code: ErrorCode) -> None:
         self._results[number].error_code = code
@@ -145,11 +145,14 @@ class _Deletions:
 def handle_delete_groups(
     worker: CoordinatesGroups, request: Request, message: DeleteGroupsRequest
 ) -> Work[Message | GroupResponse]:
-    group_ids = list(dict.fromkeys(message.groups_names))
-    if not group_ids:
+    once: dict[str, None] = {}
+    yield from in_pieces(message.groups_names, lambda group_id: once.setdefault(group_id))
+    if not once:
         return DeleteGroupsResponse()
-    deletions = _Deletions(group_ids)
-    for number, group_id in enumerate(group_ids):
+    deletions = _Deletions(
+        (yield from in_pieces(once, lambda group_id: DeletableGroupResult(group_id=group_id)))
+    )
+    for number, group_id in enumerate(once):
         ended = partial(deletions.ended, number)
         try:
             worker.groups.call(

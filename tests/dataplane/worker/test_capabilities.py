@@ -243,10 +243,10 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "dataplane.handlers.api_versions.handle_api_versions takes a worker without a Protocol",
         ),
         (
-            "groups",
-            "worker: HasImage, request: Request, group",
-            "worker, request: Request, group",
-            "dataplane.handlers.groups._of_group takes a worker without a Protocol",
+            "groups.offsets",
+            "worker: CoordinatesGroups, version: int, group",
+            "worker, version: int, group",
+            "dataplane.handlers.groups.offsets._of_group takes a worker without a Protocol",
         ),
         (
             "elections",
