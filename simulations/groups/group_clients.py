@@ -350,7 +350,7 @@ class EventsAdministrator(CleanupAdministrator):
         elif drawn < 0.7:
             await self._elect(connection, name)
         else:
-            await self._elect_coordinators(connection)
+            await elect_coordinators(connection, self.cluster_state)
 
     async def _create(self, connection: ClientConnection) -> None:
         outcomes = self.cluster_state.topic_outcomes
@@ -374,21 +374,23 @@ class EventsAdministrator(CleanupAdministrator):
         if topic_id is not None:
             self._made_as(topic_id, partitions, least, overrides)
 
-    async def _elect_coordinators(self, connection: ClientConnection) -> None:
-        topic = self.cluster_state.cluster_history.image.topic(CONSUMER_OFFSETS)
-        if topic is None:
-            return
-        partitions = TopicPartitions(
-            topic=CONSUMER_OFFSETS, partitions=list(range(len(topic.partitions)))
-        )
-        message = ElectLeadersRequest(
-            election_type=0, topic_partitions=[partitions], timeout_ms=3000
-        )
-        response = await connection.call(ApiKey.ELECT_LEADERS, message)
-        for found in response.replica_election_results:
-            for row in found.partition_result:
-                code = ErrorCode(row.error_code)
-                self.cluster_state.world.count("coordinators moved", code is ErrorCode.NONE)
+
+async def elect_coordinators(
+    connection: ClientConnection, cluster_state: ReplicatedClusterState
+) -> None:
+    """Move each partition of `__consumer_offsets` to its preferred leader."""
+    topic = cluster_state.cluster_history.image.topic(CONSUMER_OFFSETS)
+    if topic is None:
+        return
+    partitions = TopicPartitions(
+        topic=CONSUMER_OFFSETS, partitions=list(range(len(topic.partitions)))
+    )
+    message = ElectLeadersRequest(election_type=0, topic_partitions=[partitions], timeout_ms=3000)
+    response = await connection.call(ApiKey.ELECT_LEADERS, message)
+    for found in response.replica_election_results:
+        for row in found.partition_result:
+            code = ErrorCode(row.error_code)
+            cluster_state.world.count("coordinators moved", code is ErrorCode.NONE)
 
 
 class GroupAdministrator(GroupClient):
@@ -418,6 +420,8 @@ class GroupAdministrator(GroupClient):
             self._commit_alone,
             self._read_offsets,
             self._read_offsets,
+            self._move,
+            self._move,
         ]
         ids = [group.group_id for group in self._groups]
         while self._left and not self.cluster_state.closing and not self.cluster_state.calm:
@@ -431,6 +435,9 @@ class GroupAdministrator(GroupClient):
                         await operation(connection, worker_id, group_id)  # type: ignore[misc]
             await sleep(runtime.clock, RETRY_S + self._draw.random() * 0.3)
         self.done = True
+
+    async def _move(self, connection: ClientConnection, worker_id: int, group_id: str) -> None:
+        await elect_coordinators(connection, self.cluster_state)
 
     async def _delete_group(
         self, connection: ClientConnection, worker_id: int, group_id: str
