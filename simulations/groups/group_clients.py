@@ -125,7 +125,7 @@ class Group:
     # Partitions whose end was reached and committed after the last record was produced.
     settled: set[Place] = field(default_factory=set)
     active: int = 0  # members that have not ended
-    # The member that stays has joined again after the last record was produced.
+    # The member that stays has joined again after the last record was produced, or has ended.
     is_final: bool = False
 
 

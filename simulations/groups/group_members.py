@@ -125,6 +125,7 @@ class GroupMember(GroupClient):
                     break
                 await sleep(runtime.clock, self._draw.uniform(0.3, 1.5))
             await sleep(runtime.clock, RETRY_S * (1 + self._draw.random()))
+        self._group.is_final |= self._stays
         self._group.active -= 1
         if not self._group.active:
             state.checker(NothingIsSkipped).finals(self._group.group_id)
