@@ -55,6 +55,7 @@ from wire.primitives.types import ZERO_UUID, Uuid
 from wire.schema.message import Message
 
 NOTHING_COMMITTED: Final = -1
+_NO_OFFSETS: Final = CommittedOffsets()  # of a cluster whose level is below that of groups
 _COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
 _FETCH_GROUPS_SINCE: Final = 8  # KIP-709
 _FETCH_TOPIC_IDS_SINCE: Final = 10
@@ -246,8 +247,21 @@ def handle_offset_fetch(
 def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
     """Return the offsets of the group's shard. Raises KafkaError unless this worker has it."""
     if not has_level(worker.image, GROUPS_LEVEL):
-        return CommittedOffsets()
+        return _NO_OFFSETS
     return worker.groups.shard(group_id).offsets
+
+
+def _is_coordinator_of(
+    worker: CoordinatesGroups, group_id: str, offsets: CommittedOffsets
+) -> bool:
+    """Return whether the rows that were read in slices are all those of an active shard.
+
+    A shard whose leadership has ended is emptied: its rows show that nothing was committed.
+    """
+    try:
+        return _offsets(worker, group_id) is offsets
+    except KafkaError:
+        return False
 
 
 def _of_one_group(
@@ -282,6 +296,8 @@ def _of_one_group(
         return _row(index, offsets.fetch(group_id, topic.name, index, topic_id))
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    if not _is_coordinator_of(worker, group_id, offsets):
+        return OffsetFetchResponse(error_code=ErrorCode.NOT_COORDINATOR)
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )
@@ -321,6 +337,9 @@ def _of_group(
         return _row_of_group(index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    if not _is_coordinator_of(worker, group_id, offsets):
+        response.error_code = ErrorCode.NOT_COORDINATOR
+        return response
     for number, (topic, partitions) in enumerate(rows):
         if number % PIECE_ROWS == 0:
             yield

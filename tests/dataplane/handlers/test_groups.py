@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.handlers.groups.offsets import handle_offset_fetch
+from dataplane.network.client import Client
+from dataplane.scheduling.time_slices import at_once
+from dataplane.worker.context import Request
 from metaquorum.controller import features
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
@@ -526,6 +530,29 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
             answer = await client.call(ApiKey.OFFSET_FETCH, asked, version)
             (row,) = answer.groups[0].topics[0].partitions
             assert row.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+    groups(scenario)
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(version: int) -> None:
+    """The shard is emptied: its rows would show that nothing was committed."""
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 200)
+        assert await client.commit(5, partitions=range(200)) == [NONE] * 200
+        if version < 8:
+            asked = OffsetFetchRequest(group_id="g", topics=None)
+        else:
+            asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+        request = Request(version, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
+        work = handle_offset_fetch(node.worker, request, asked)
+        next(work)
+        node.worker.groups.close()
+        answer = at_once(work)
+        found = answer if version < 8 else answer.groups[0]
+        assert (found.error_code, found.topics) == (ErrorCode.NOT_COORDINATOR, [])
 
     groups(scenario)
 
