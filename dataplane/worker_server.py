@@ -118,8 +118,8 @@ class WorkerRole:
             self._loader.register(quotas)
             self._loader.register(partitions)
             self._loader.register(partitions.replication)
-            self._loader.register(self.session)
             self._loader.register(self)
+            self._loader.register(self.session)
             async with trio.open_nursery() as writing:
                 writing.start_soon(partitions.replication.run)
                 writing.start_soon(self._loader.run)

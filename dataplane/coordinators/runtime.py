@@ -74,6 +74,9 @@ class RuntimeParts(LoadParts, Protocol):
     @property
     def timers(self) -> Timers: ...
 
+    async def wait_applied(self) -> None:
+        """Wait until all parts of the worker have applied the metadata that is known now."""
+
 
 class CoordinatorRuntime(Generic[S]):
     """Shards of the topic's partitions; a publisher of the metadata loader, after the partitions.
@@ -416,6 +419,9 @@ class CoordinatorRuntime(Generic[S]):
             await loader.wait_committed()
             async with limit:
                 await loader.load()
+            # The election is published to one part after another. Until all have it, the worker's
+            # image may lack topics to which committed offsets belong.
+            await self._parts.wait_applied()
         except LoadError as error:
             hosted.state = State.FAILED
             log.error(

@@ -131,6 +131,10 @@ class Worker:
         """Metadata image that all parts of this worker have applied."""
         return self.loader.visible
 
+    async def wait_applied(self) -> None:
+        """Wait until all parts of this worker have applied the metadata that is known now."""
+        await self.loader.wait_visible(self.loader.image.end_offset)
+
     def stop_waiting(self) -> None:
         """Answer all requests that wait for others now; later requests do not wait."""
         self.stopping = True

@@ -193,6 +193,7 @@ class GroupCoordinator:
     async def _keep_deleting(self) -> None:
         while True:
             await self._has_unchecked.wait()
+            await self._parts.wait_applied()  # a deletion that is being published is not in force
             while self._unchecked:
                 shard = next(iter(self._unchecked))
                 del self._unchecked[shard]

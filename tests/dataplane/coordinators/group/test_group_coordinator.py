@@ -14,6 +14,7 @@ from dataplane.coordinators.group.group_coordinator import (
 )
 from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
 from dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Protocol
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.kernel.process import MachineStopped
 from tests.dataplane.replication.together import NODES, Together, together
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -200,3 +201,71 @@ def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> No
             await cluster.until(lambda: offsets.offset_count == 1)
 
     together(scenario, **ONE_REPLICA)
+
+
+def test_a_coordinator_knows_the_topics_of_the_offsets_that_it_has_loaded() -> None:
+    """One publication brings a topic, and the election of a coordinator with commits of it.
+
+    Until the worker has applied all of it, its image lacks the topic: the offsets would look like
+    those of a deleted one.
+    """
+
+    async def scenario(cluster: Together) -> None:
+        leader_id = await cluster.create_offsets_topic()
+        leader = cluster.worker(leader_id)
+        others = [cluster.worker(node_id) for node_id in NODES if node_id != leader_id]
+        await cluster.until(lambda: not leader.groups.is_loading)
+        partitions = [each.replica_manager.by_name(CONSUMER_OFFSETS, 0) for each in others]
+        may_begin, may_end = trio.Event(), trio.Event()
+
+        def held(publish: Any, until: trio.Event, topic: str) -> Any:
+            async def later(delta: Any, image: Any) -> None:
+                if image.topic(topic) is not None:
+                    await until.wait()
+                await publish(delta, image)
+
+            return later
+
+        for each in others:
+            each.quotas.publish = held(each.quotas.publish, may_begin, "before")
+        client = await cluster.connect(leader_id)
+        await client.create("before", 1)  # the others begin to publish it, and are held
+        await client.create("t", 1)
+        topic = leader.image.topic("t")
+        assert topic is not None
+        answers: list[Any] = []
+        row = OffsetToCommit("t", topic.topic_id, 0, 7, -1, "")
+        request = CommitRequest(GROUP, "", None, -1, [row])
+        clock = leader.clock
+        leader.groups.call(
+            GROUP,
+            lambda shard: shard.commit(clock.monotonic(), clock.now_ms(), request),
+            answers.append,
+            answers.append,
+        )
+        await cluster.until(lambda: answers)
+        assert answers == [[ErrorCode.NONE]]
+        await cluster.kill(leader_id)
+        await cluster.until(
+            lambda: others[0].loader.image.topic(CONSUMER_OFFSETS).partitions[0].leader != leader_id
+        )
+        for each in others:
+            each.session.publish = held(each.session.publish, may_end, "t")
+        may_begin.set()
+        await cluster.until(lambda: any(each.is_leader for each in partitions))
+        new = next(
+            each for each, replica in zip(others, partitions, strict=True) if replica.is_leader
+        )
+        assert new.image.topic("t") is None
+        with pytest.raises(KafkaError) as refused:
+            new.groups.shard(GROUP)
+        assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await trio.sleep(5)  # all that could happen has happened
+        may_end.set()
+        await cluster.until(lambda: new.image.topic("t") and not new.groups.is_loading)
+        await trio.sleep(5)
+        found = new.groups.shard(GROUP).offsets.fetch(GROUP, "t", 0, topic.topic_id)
+        assert found is not None
+        assert found.offset == 7
+
+    together(scenario, offsets_topic_num_partitions=1)
