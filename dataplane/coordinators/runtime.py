@@ -419,8 +419,8 @@ class CoordinatorRuntime(Generic[S]):
             await loader.wait_committed()
             async with limit:
                 await loader.load()
-            # The election is published to one part after another. Until all have it, the worker's
-            # image may lack topics to which committed offsets belong.
+            # The election is published to one part after another. Until all have it, topics to
+            # which committed offsets belong may be missing in the worker's image.
             await self._parts.wait_applied()
         except LoadError as error:
             hosted.state = State.FAILED

@@ -6,7 +6,7 @@ offsets is several writes, each of which checks the member's generation.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets
 from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
@@ -54,8 +54,10 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 from wire.schema.message import Message
 
+R = TypeVar("R", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
+
 NOTHING_COMMITTED: Final = -1
-_NO_OFFSETS: Final = CommittedOffsets()  # of a cluster whose level is below that of groups
+_NO_OFFSETS: Final = CommittedOffsets()  # at a metadata.version below that of groups
 _COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
 _FETCH_GROUPS_SINCE: Final = 8  # KIP-709
 _FETCH_TOPIC_IDS_SINCE: Final = 10
@@ -251,9 +253,7 @@ def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
     return worker.groups.shard(group_id).offsets
 
 
-def _is_coordinator_of(
-    worker: CoordinatesGroups, group_id: str, offsets: CommittedOffsets
-) -> bool:
+def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: CommittedOffsets) -> bool:
     """Return whether the rows that were read in slices are all those of an active shard.
 
     A shard whose leadership has ended is emptied: its rows show that nothing was committed.
@@ -278,7 +278,7 @@ def _of_one_group(
         failed = yield from each_of(
             asked or (),
             lambda topic: topic.partition_indexes,
-            lambda _, index: _row(index, None, code),
+            lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
         )
         return OffsetFetchResponse(
             topics=[
@@ -293,7 +293,8 @@ def _of_one_group(
 
     def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition:
         topic_id = _topic_id(image, topic.name)
-        return _row(index, offsets.fetch(group_id, topic.name, index, topic_id))
+        value = offsets.fetch(group_id, topic.name, index, topic_id)
+        return _row(OffsetFetchResponsePartition, index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
@@ -330,11 +331,11 @@ def _of_group(
         if has_ids:
             name = image.topic_names.get(topic.topic_id)
             if name is None:
-                return _row_of_group(index, None, ErrorCode.UNKNOWN_TOPIC_ID)
+                return _row(OffsetFetchResponsePartitions, index, None, ErrorCode.UNKNOWN_TOPIC_ID)
             value = offsets.fetch(group_id, name, index, topic.topic_id)
         else:
             value = offsets.fetch(group_id, topic.name, index, _topic_id(image, topic.name))
-        return _row_of_group(index, value)
+        return _row(OffsetFetchResponsePartitions, index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
@@ -361,32 +362,13 @@ def _topic_id(image: MetadataImage, name: str) -> Uuid:
 
 
 def _row(
-    index: int, value: OffsetValue | None, code: ErrorCode = ErrorCode.NONE
-) -> OffsetFetchResponsePartition:
-    if value is None:
-        return OffsetFetchResponsePartition(
-            partition_index=index, committed_offset=NOTHING_COMMITTED, metadata="", error_code=code
-        )
-    return OffsetFetchResponsePartition(
-        partition_index=index,
-        committed_offset=value.offset,
-        committed_leader_epoch=value.leader_epoch,
-        metadata=value.metadata,
-        error_code=code,
+    kind: type[R], index: int, value: OffsetValue | None, code: ErrorCode = ErrorCode.NONE
+) -> R:
+    """Return the row of a partition, in the type of the request's version."""
+    row = kind(
+        partition_index=index, committed_offset=NOTHING_COMMITTED, metadata="", error_code=code
     )
-
-
-def _row_of_group(
-    index: int, value: OffsetValue | None, code: ErrorCode = ErrorCode.NONE
-) -> OffsetFetchResponsePartitions:
-    if value is None:
-        return OffsetFetchResponsePartitions(
-            partition_index=index, committed_offset=NOTHING_COMMITTED, metadata="", error_code=code
-        )
-    return OffsetFetchResponsePartitions(
-        partition_index=index,
-        committed_offset=value.offset,
-        committed_leader_epoch=value.leader_epoch,
-        metadata=value.metadata,
-        error_code=code,
-    )
+    if value is not None:
+        row.committed_offset, row.committed_leader_epoch = value.offset, value.leader_epoch
+        row.metadata = value.metadata
+    return row

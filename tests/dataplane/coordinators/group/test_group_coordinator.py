@@ -206,8 +206,8 @@ def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> No
 def test_a_coordinator_knows_the_topics_of_the_offsets_that_it_has_loaded() -> None:
     """One publication brings a topic, and the election of a coordinator with commits of it.
 
-    Until the worker has applied all of it, its image lacks the topic: the offsets would look like
-    those of a deleted one.
+    Until the worker has applied all of it, its image does not have the topic: the offsets would
+    look like those of a deleted one.
     """
 
     async def scenario(cluster: Together) -> None:
