@@ -75,6 +75,14 @@ def eventually(check: Callable[[], T]) -> T:
         time.sleep(10 * POLL_S)
 
 
+def heed_interrupts() -> None:
+    """Let SIGINT end a command again; a `preexec_fn`.
+
+    A test run in the background has SIGINT ignored, and its commands would inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def free_port() -> int:
     """Return a free port that no other process gets from the system while this process lives.
 

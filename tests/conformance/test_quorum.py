@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as OtherTopicPartition
 from kafka.admin import NewTopic as OtherNewTopic
@@ -179,13 +179,20 @@ class Creations:
         """Check that acknowledged topics exist completely, and others once or not at all."""
         assert self.refusals <= TIMED_OUT | NODE_GONE | ASKED_AGAIN
         client, acknowledged = admin(bootstrap), set(self.acknowledged)
-        # A worker that was paused catches up later.
-        wait_until(lambda: acknowledged <= client.list_topics(timeout=PATIENCE_S).topics.keys())
-        topics = client.list_topics(timeout=PATIENCE_S).topics
-        ours = topics.keys() & {*self.acknowledged, *self.unknown}
-        assert {len(topics[name].partitions) for name in ours} == {2}
-        leaders = Counter(p.leader for name in ours for p in topics[name].partitions.values())
-        assert set(leaders) <= {1, 2, 3}
+
+        def made() -> dict[str, TopicMetadata]:
+            topics = client.list_topics(timeout=PATIENCE_S).topics
+            return {name: topics[name] for name in topics.keys() & everything}
+
+        def leaders() -> set[int]:
+            return {p.leader for topic in made().values() for p in topic.partitions.values()}
+
+        everything = {*self.acknowledged, *self.unknown}
+        # A worker that was paused catches up later. It is fenced until its next heartbeat, and
+        # the partitions that only it hosts have no leader until then.
+        wait_until(lambda: acknowledged <= made().keys(), what="all topics are seen")
+        wait_until(lambda: leaders() <= {1, 2, 3}, what="all partitions have leaders")
+        assert {len(topic.partitions) for topic in made().values()} == {2}
 
 
 def caught_up(cluster: Cluster, number: int) -> bool:

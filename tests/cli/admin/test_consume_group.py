@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.admin.running import Admin, environment
 from tests.group_members import member
-from tests.nodes import PATIENCE_S, ROOT, Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, ROOT, Peer, heed_interrupts, unique, wait_until
 
 
 @pytest.fixture
@@ -63,8 +63,7 @@ def following(
         stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment(),
-        # A test run in the background has SIGINT ignored, and the command would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     )
     try:
         yield process

@@ -25,7 +25,15 @@ from hypothesis import strategies as st
 from cli.admin.main import COMMANDS, main
 from cli.common.output import printable, size_text, yaml_text
 from tests.cli.admin.running import Admin, environment
-from tests.nodes import PATIENCE_S, ROOT, Peer, free_port, unique, wait_until
+from tests.nodes import (
+    PATIENCE_S,
+    ROOT,
+    Peer,
+    free_port,
+    heed_interrupts,
+    unique,
+    wait_until,
+)
 
 TIMEOUT_S = PATIENCE_S
 COMMAND = [sys.executable, "-m", "cli.admin.main"]
@@ -366,8 +374,7 @@ def test_a_follower_sees_what_comes_and_ends_when_told(either: Peer, admin: Admi
         stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment(),
-        # A test run in the background has SIGINT ignored, and the command would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     )
     assert process.stdout is not None
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from metaquorum.spark.loader.storage.local_storage import LocalStorage
 from metaquorum.spark.loader.table.committed_table import Table
 from metaquorum.spark.loader.table.layout import LOADING_FOLDER, result_index
-from tests.nodes import PATIENCE_S, ROOT, wait_until
+from tests.nodes import PATIENCE_S, ROOT, heed_interrupts, wait_until
 
 
 class LoadProcess:
@@ -29,6 +29,7 @@ class LoadProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                preexec_fn=heed_interrupts,
             )
 
     @property
