@@ -136,7 +136,7 @@ def _topic_id_ignored() -> AbstractContextManager[None]:
 
     return all_of(
         swapped(committed_offsets, "_of_topic", wrong),
-        swapped(CommittedOffsets, "delete_stale", lambda _: lambda self, group, topic_id_of: []),
+        swapped(CommittedOffsets, "delete_stale", lambda _: lambda self, group, *_: []),
     )
 
 
@@ -190,7 +190,7 @@ def _loss_of_leadership_missed() -> AbstractContextManager[None]:
 
 def _live_group_deleted() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        def delete_group(self: Any, group_id: str) -> Any:
+        def delete_group(self: Any, group_id: str, *_: Any) -> Any:
             if group_id not in self.groups and not self.offsets.has_group(group_id):
                 return ErrorCode.GROUP_ID_NOT_FOUND
             return Write(self._deletion_of(group_id), ErrorCode.NONE)

@@ -63,6 +63,7 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
 from dataplane.instruments.histogram import Histogram
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
@@ -675,8 +676,8 @@ class ClassicGroup:
 
     def restore(
         self, now: float, metadata: GroupMetadataValue, loaded_at: Callable[[], float]
-    ) -> None:
-        """Become the group that another coordinator has recorded.
+    ) -> Work[None]:
+        """Become the group that another coordinator has recorded, in pieces.
 
         `loaded_at` returns the time at which sessions begin: no request is handled before.
         """
@@ -684,7 +685,9 @@ class ClassicGroup:
         self.protocol = metadata.protocol
         self.state_timestamp_ms = metadata.current_state_timestamp
         self.members.protocol_type = metadata.protocol_type or None
-        for persisted in metadata.members:
+        for number, persisted in enumerate(metadata.members):
+            if number % PIECE_ROWS == PIECE_ROWS - 1:
+                yield
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
@@ -702,8 +705,8 @@ class ClassicGroup:
         if self.state is GroupState.STABLE:
             self._prepare(now, "the group is larger than group.max.size", None)
 
-    def close(self, code: ErrorCode) -> None:
-        """Answer all waiting requests with an error, and end all timeouts."""
+    def close(self, code: ErrorCode) -> Work[None]:
+        """Answer all waiting requests with an error, and end all timeouts, in pieces."""
         self.state = GroupState.DEAD
         if self._phase is not None:
             self._phase.cancel()
@@ -711,9 +714,11 @@ class ClassicGroup:
             timeout.cancel()
         self._sessions.clear()
         self.forget_pending()
-        for member in self.members:
+        for number, member in enumerate(self.members):
             self.members.refuse(member, code)
-        self.members.clear()
+            if number % PIECE_ROWS == PIECE_ROWS - 1:
+                yield
+        yield from self.members.clear()
 
     def _turn(self, state: GroupState) -> None:
         self.state = state

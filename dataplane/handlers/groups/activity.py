@@ -49,9 +49,10 @@ def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
             group_id=group_id, error_code=error.code, error_message=str(error.message)
         )
     group = shard.groups.get(group_id)
-    if group is not None:
+    is_deleted = group_id in shard.being_deleted
+    if group is not None and not is_deleted:
         return (yield from _active(worker, group))
-    if shard.offsets.has_group(group_id):
+    if not is_deleted and shard.offsets.has_group(group_id):
         return ActiveGroup(group_id=group_id, state=GroupState.EMPTY.value)
     return ActiveGroup(
         group_id=group_id,
