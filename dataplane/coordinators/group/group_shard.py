@@ -34,16 +34,14 @@ from typing import Final, TypeAlias, TypeVar
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
     ClassicGroup,
-    GroupLimits,
-    GroupState,
     MutedUntil,
-    Persist,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
+from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
     DELETED_GROUP_VERSION,
     GROUP_VERSION,

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Final
 
-from dataplane.coordinators.group.classic_group import GroupState
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.group.members import GroupMember
+from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.handlers.groups.asking import (
     GROUP_OPERATIONS,
     CoordinatesGroups,

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.classic_group import GroupLimits
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
+from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
