@@ -34,6 +34,7 @@ PARTITION_MAX_BYTES: Final = 1024 * 1024
 # Memory limit of the decoded records of one response; the rest of the response is fetched again.
 MAX_HELD_BYTES: Final = 1 << 28
 _RECORD_BYTES: Final = 256  # estimated memory of a record in addition to its key and value
+_LAST_EPOCH_SINCE: Final = 12
 _NAMES_UNTIL: Final = 12  # Fetch 13 and later identify topics by topic id
 _NO_SESSION_EPOCH: Final = -1
 
@@ -102,7 +103,11 @@ class ConsumedRecord:
 
 
 class Consumer:
-    """Consumer of assigned partitions. `positions`: next offset of each partition."""
+    """Consumer of assigned partitions. `positions`: next offset of each partition.
+
+    `last_epochs`: leader epoch of the record before the position. The leader of a partition with an
+    entry compares it with its log, and `note_truncation` is called if they diverge (KIP-320, 595).
+    """
 
     def __init__(self, cluster: Cluster, *, read_committed: bool = False) -> None:
         """Create a consumer without partitions.
@@ -111,6 +116,7 @@ class Consumer:
         """
         self.cluster = cluster
         self.positions: dict[TopicPartition, int] = {}
+        self.last_epochs: dict[TopicPartition, int] = {}
         self._admin = AdminClient(cluster)
         self._read_committed = read_committed
         self._stale = False
@@ -227,6 +233,7 @@ class Consumer:
         deadline: float,
     ) -> None:
         topics: dict[str, FetchTopic] = {}
+        has_epochs = connection.version_of(FetchRequest) >= _LAST_EPOCH_SINCE
         ids_known = True
         for where in led:
             topic = topics.get(where.topic)
@@ -238,6 +245,7 @@ class Consumer:
                 FetchPartition(
                     partition=where.partition,
                     fetch_offset=self.positions[where],
+                    last_fetched_epoch=self.last_epochs.get(where, -1) if has_epochs else -1,
                     partition_max_bytes=PARTITION_MAX_BYTES,
                 )
             )
@@ -283,15 +291,21 @@ class Consumer:
         if data.error_code:
             failures.append(broker_error(data.error_code, None, f"partition {where}"))
             return []
+        if (diverging := data.diverging_epoch) is not None and diverging.end_offset >= 0:
+            offset = min(diverging.end_offset, self.positions[where])
+            self.note_truncation(where, offset, diverging.epoch)
+            return []
         if not data.records:
             return []
         assert not hasattr(data.records, "size_bytes")  # only encoded messages have holes
         records: list[ConsumedRecord] = []
         held_bytes = 0
         try:
-            for batch, position in self._decode(where, data, data.records):
+            for batch, position, leader_epoch in self._decode(where, data, data.records):
                 records += batch
                 self.positions[where] = position
+                if where in self.last_epochs:
+                    self.last_epochs[where] = leader_epoch
                 for record in batch:
                     held_bytes += len(record.key or b"") + len(record.value or b"") + _RECORD_BYTES
                 if held_bytes >= MAX_HELD_BYTES:
@@ -304,8 +318,11 @@ class Consumer:
 
     def _decode(
         self, where: TopicPartition, data: PartitionData, buffer: Buffer
-    ) -> Iterator[tuple[list[ConsumedRecord], int]]:
-        """Yield records from the position on, some at a time, with the position after them."""
+    ) -> Iterator[tuple[list[ConsumedRecord], int, int]]:
+        """Yield records from the position on, some at a time.
+
+        With them are the position after them and the leader epoch before that position.
+        """
         position = self.positions[where]
         aborted = AbortedTransactions(data.aborted_transactions)
         for start, header in batches(buffer):
@@ -334,8 +351,8 @@ class Consumer:
                         if record.offset >= position
                     ]
                     if consumed:
-                        yield consumed, consumed[-1].offset + 1
-            yield [], header.next_offset
+                        yield consumed, consumed[-1].offset + 1, header.leader_epoch
+            yield [], header.next_offset, header.leader_epoch
 
     async def _check_range(self, offsets: Mapping[TopicPartition, int]) -> None:
         firsts = await self._offsets(dict.fromkeys(offsets, EARLIEST))
@@ -357,6 +374,13 @@ class Consumer:
         first = (await self._offsets({where: EARLIEST}))[where]
         self.positions[where] = max(first, self.positions[where])
         await self._check_range({where: self.positions[where]})
+
+    def note_truncation(self, where: TopicPartition, offset: int, leader_epoch: int) -> None:
+        """Note that the log has other records, or none, from `offset` up to the position.
+
+        The record before `offset` has this leader epoch. The position stays.
+        """
+        raise NotImplementedError  # `last_epochs` is empty unless a subclass has filled it
 
     async def _raise_or_back_off(self, failures: Sequence[Exception]) -> None:
         """Sleep before the next attempt if all failures are retriable; else raise the failure."""

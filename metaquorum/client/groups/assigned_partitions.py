@@ -23,18 +23,26 @@ class NotAssignedError(AdminError):
 class _Partition:
     """`fetched`: the next offset to fetch, None before it is known.
 
-    `reset`: how to find it, instead of the committed offset.
+    `reset`: how to find it, instead of the committed offset. `fetched_epoch` and `taken_epoch`: the
+    leader epochs of the records before `fetched`, and before the first one in `records`; -1: not
+    known.
     """
 
     fetched: int | None = None
     reset: OffsetReset | None = None
-    leader_epoch: int = -1
+    fetched_epoch: int = -1
+    taken_epoch: int = -1
     is_paused: bool = False
     records: deque[ConsumedRecord] = field(default_factory=deque)
 
     @property
     def position(self) -> int | None:
         return self.records[0].offset if self.records else self.fetched
+
+    @property
+    def leader_epoch(self) -> int:
+        """Leader epoch of the record before the position."""
+        return self.taken_epoch if self.records else self.fetched_epoch
 
 
 class AssignedPartitions:
@@ -61,7 +69,7 @@ class AssignedPartitions:
     # Positions
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return the known positions, with the leader epoch of the last returned record."""
+        """Return the known positions, with the leader epoch of the record before."""
         return {
             where: CommittedOffset(own.position, own.leader_epoch)
             for where, own in self._partitions.items()
@@ -87,13 +95,13 @@ class AssignedPartitions:
     def seek(self, where: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         """Set the position to `offset` and drop the fetched records."""
         own = self._known(where)
-        own.fetched, own.leader_epoch, own.reset = offset, leader_epoch, None
+        own.fetched, own.fetched_epoch, own.reset = offset, leader_epoch, None
         own.records.clear()
 
     def request_reset(self, where: TopicPartition, reset: OffsetReset) -> None:
         """Look up the position in the log later, and drop the fetched records."""
         own = self._known(where)
-        own.fetched, own.leader_epoch, own.reset = None, -1, reset
+        own.fetched, own.fetched_epoch, own.reset = None, -1, reset
         own.records.clear()
 
     def forget_position(self, where: TopicPartition) -> None:
@@ -116,13 +124,15 @@ class AssignedPartitions:
 
     # Records
 
-    def fetchable(self, counts: Mapping[str, int]) -> dict[TopicPartition, int]:
+    def fetchable(self, counts: Mapping[str, int]) -> dict[TopicPartition, CommittedOffset]:
         """Return the next offsets of partitions without records; not of deleted topics.
+
+        Each is with the leader epoch of the record before.
 
         `counts`: partitions by topic, 0 for a topic that does not exist.
         """
         return {
-            where: own.fetched
+            where: CommittedOffset(own.fetched, own.fetched_epoch)
             for where, own in self._partitions.items()
             if own.fetched is not None
             and not own.is_paused
@@ -131,15 +141,21 @@ class AssignedPartitions:
         }
 
     def add(
-        self, records: Sequence[ConsumedRecord], positions: Mapping[TopicPartition, int]
+        self,
+        records: Sequence[ConsumedRecord],
+        positions: Mapping[TopicPartition, int],
+        last_epochs: Mapping[TopicPartition, int],
     ) -> None:
-        """Take fetched records, and the next offset of each partition that was fetched."""
+        """Take fetched records, and the next offset of each partition that was fetched.
+
+        `last_epochs` are the leader epochs before these offsets.
+        """
         for where, position in positions.items():
-            if where in self._partitions:
-                self._partitions[where].fetched = position
+            if (own := self._partitions.get(where)) is not None:
+                own.taken_epoch = own.fetched_epoch
+                own.fetched, own.fetched_epoch = position, last_epochs.get(where, -1)
         for record in records:
-            own = self._partitions.get(TopicPartition(record.topic, record.partition))
-            if own is not None:
+            if own := self._partitions.get(TopicPartition(record.topic, record.partition)):
                 own.records.append(record)
 
     def take(self, count: int) -> list[ConsumedRecord]:
@@ -150,7 +166,7 @@ class AssignedPartitions:
                 continue
             while own.records and len(taken) < count:
                 taken.append(own.records.popleft())
-                own.leader_epoch = taken[-1].leader_epoch
+                own.taken_epoch = taken[-1].leader_epoch
             if own.records:
                 break
             # The next call begins with another partition, so that none waits for the others.

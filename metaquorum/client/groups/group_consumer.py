@@ -84,6 +84,20 @@ class NoOffsetError(AdminError):
         super().__init__(f"{subject(group)} has no valid committed offset in {names}")
 
 
+class LogTruncationError(AdminError):
+    """Raised by `poll` with OffsetReset.NONE: records before a position are no longer in the log.
+
+    The log has other records, or none, from `offset` on. `poll` raises again until `seek`.
+    """
+
+    def __init__(self, where: TopicPartition, position: int, offset: int) -> None:
+        self.partition, self.position, self.offset = where, position, offset
+        super().__init__(
+            f"the log of partition {where} was truncated: the position is {position}, but records "
+            f"from offset {offset} on were replaced or lost"
+        )
+
+
 class RebalanceListener:
     """Calls of a consumer in `poll` and `close` when its assignment changes (KIP-429).
 
@@ -102,11 +116,22 @@ class RebalanceListener:
 
 
 class _Fetcher(Consumer):
-    """Consumer that notes partitions whose position is out of range."""
+    """Consumer that notes positions that are out of range, or after a truncation of the log."""
 
     def __init__(self, cluster: Cluster, *, read_committed: bool) -> None:
         super().__init__(cluster, read_committed=read_committed)
         self.out_of_range: set[TopicPartition] = set()
+        self.truncated: dict[TopicPartition, CommittedOffset] = {}  # first offset that diverges
+
+    def start_at(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Set the positions of the next poll, and clear the notes of the last one."""
+        self.positions = {where: each.offset for where, each in offsets.items()}
+        self.last_epochs = {where: each.leader_epoch for where, each in offsets.items()}
+        self.out_of_range.clear()
+        self.truncated.clear()
+
+    def note_truncation(self, where: TopicPartition, offset: int, leader_epoch: int) -> None:
+        self.truncated[where] = CommittedOffset(offset, leader_epoch)
 
     async def move_into_range(self, where: TopicPartition) -> None:
         self.out_of_range.add(where)
@@ -246,9 +271,12 @@ class GroupConsumer:
         """Return the next records, in order within each partition; at most `max_poll_records`.
 
         Returns an empty list if there is none within `max_wait_s` seconds, which a commit, a
-        callback or the lookup of the coordinator may exceed. Raises NoOffsetError, BrokerError for
-        errors that no retry can end, such as FENCED_INSTANCE_ID, and UnreachableError if the
-        coordinator or a leader cannot be reached for the timeout of the cluster.
+        callback or the lookup of the coordinator may exceed. If a log was truncated, continues at
+        the first offset whose record was replaced or lost (KIP-320).
+
+        Raises NoOffsetError and LogTruncationError (with OffsetReset.NONE), BrokerError for errors
+        that no retry can end, such as FENCED_INSTANCE_ID, and UnreachableError if the coordinator
+        or a leader cannot be reached for the timeout of the cluster.
         """
         self._check_open()
         self._check_not_in_callback()
@@ -275,10 +303,11 @@ class GroupConsumer:
                 await self._keep_membership()
                 return self._partitions.take(self.config.max_poll_records)
 
-    async def _fetch(self, offsets: dict[TopicPartition, int], max_wait_s: float) -> None:
+    async def _fetch(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], max_wait_s: float
+    ) -> None:
         fetcher = self._fetcher
-        fetcher.positions = dict(offsets)
-        fetcher.out_of_range.clear()
+        fetcher.start_at(offsets)
         try:
             records = await fetcher.poll(max_wait_s)
         except BrokerError as error:
@@ -287,9 +316,15 @@ class GroupConsumer:
             self._are_counts_stale = True  # a topic was deleted: the leader assigns without it
             await self.cluster.back_off(0, self.cluster.deadline())
             return
-        self._partitions.add(records, fetcher.positions)
+        self._partitions.add(records, fetcher.positions, fetcher.last_epochs)
         for where in fetcher.out_of_range:
             self._partitions.request_reset(where, self.config.auto_offset_reset)
+        for where, found in fetcher.truncated.items():
+            if self.config.auto_offset_reset is OffsetReset.NONE:
+                raise LogTruncationError(where, offsets[where].offset, found.offset)
+            # As Kafka's consumer: from the first offset with other records than those that were
+            # read, not by the reset, which would skip them or read all others again.
+            self._partitions.seek(where, found.offset, found.leader_epoch)
 
     # Membership
 

@@ -30,14 +30,14 @@ def test_the_position_follows_the_records_that_were_taken() -> None:
     assert (own.positions(), own.without_position()) == ({}, [P0])
     own.seek(P0, 4, leader_epoch=2)
     assert own.positions() == {P0: CommittedOffset(4, 2)}
-    own.add([record(P0, 4), record(P0, 7)], {P0: 10})
+    own.add([record(P0, 4), record(P0, 7)], {P0: 10}, {P0: 3})
     assert own.positions() == {P0: CommittedOffset(4, 2)}
     assert own.fetchable({}) == {}  # its records are taken first
     assert offsets(own.take(1)) == [(0, 4)]
     assert own.positions() == {P0: CommittedOffset(7, 3)}
     assert offsets(own.take(5)) == [(0, 7)]
     assert own.positions() == {P0: CommittedOffset(10, 3)}  # after a marker without records
-    assert own.fetchable({}) == {P0: 10}
+    assert own.fetchable({}) == {P0: CommittedOffset(10, 3)}
     assert own.take(5) == []
 
 
@@ -45,16 +45,16 @@ def test_partitions_take_turns() -> None:
     own = assigned(P0, P1)
     for where in (P0, P1):
         own.seek(where, 0)
-        own.add([record(where, offset) for offset in range(3)], {where: 3})
+        own.add([record(where, offset) for offset in range(3)], {where: 3}, {where: 3})
     assert offsets(own.take(4)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    own.add([record(P0, 3)], {P0: 4})
+    own.add([record(P0, 3)], {P0: 4}, {P0: 3})
     assert offsets(own.take(4)) == [(1, 1), (1, 2), (0, 3)]
 
 
 def test_a_paused_partition_keeps_its_records() -> None:
     own = assigned(P0)
     own.seek(P0, 0)
-    own.add([record(P0, 0)], {P0: 1})
+    own.add([record(P0, 0)], {P0: 1}, {P0: 3})
     own.pause(P0)
     assert (own.take(5), own.fetchable({}), own.paused) == ([], {}, (P0,))
     assert own.position(P0) == 0
@@ -65,9 +65,9 @@ def test_a_paused_partition_keeps_its_records() -> None:
 def test_a_seek_drops_the_fetched_records() -> None:
     own = assigned(P0)
     own.seek(P0, 0)
-    own.add([record(P0, 0)], {P0: 1})
+    own.add([record(P0, 0)], {P0: 1}, {P0: 3})
     own.seek(P0, 9)
-    assert (own.take(5), own.fetchable({})) == ([], {P0: 9})
+    assert (own.take(5), own.fetchable({})) == ([], {P0: CommittedOffset(9)})
     own.request_reset(P0, OffsetReset.LATEST)
     assert (own.awaiting_reset(), own.without_position()) == ({P0: OffsetReset.LATEST}, [])
     own.forget_position(P0)
@@ -78,7 +78,7 @@ def test_partitions_that_stay_keep_their_positions_and_others_do_not() -> None:
     own = assigned(P0, P1)
     for where in (P0, P1):
         own.seek(where, 5)
-        own.add([record(where, 5)], {where: 6})
+        own.add([record(where, 5)], {where: 6}, {where: 3})
     own.assign([P1])
     assert own.all == (P1,)
     assert P0 not in own
@@ -86,7 +86,7 @@ def test_partitions_that_stay_keep_their_positions_and_others_do_not() -> None:
     assert own.without_position() == [P0]
     assert offsets(own.take(5)) == [(1, 5)]
     own.assign([])
-    own.add([record(P0, 5)], {P0: 6})
+    own.add([record(P0, 5)], {P0: 6}, {P0: 3})
     assert own.take(5) == []
 
 
@@ -94,7 +94,7 @@ def test_partitions_of_deleted_topics_are_not_fetched() -> None:
     own = assigned(P0, P1)
     own.seek(P0, 0)
     own.seek(P1, 0)
-    assert own.fetchable({"orders": 1}) == {P0: 0}
+    assert own.fetchable({"orders": 1}) == {P0: CommittedOffset(0)}
     assert own.fetchable({"orders": 0}) == {}
 
 

@@ -24,7 +24,11 @@ from metaquorum.client.groups.blocking import (
     open_group_consumer,
 )
 from metaquorum.client.groups.group_config import GroupConfig, OffsetReset
-from metaquorum.client.groups.group_consumer import NoOffsetError, RebalanceListener
+from metaquorum.client.groups.group_consumer import (
+    LogTruncationError,
+    NoOffsetError,
+    RebalanceListener,
+)
 from metaquorum.client.groups.values import CommittedOffset, GroupDescription
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, BlockingTransport
@@ -409,6 +413,29 @@ def test_positions_are_committed_with_leader_epochs(group: Group) -> None:
         }
         until(lambda: len(two.records) == 2, two)
         assert two.values == [b"b", b"c"]
+
+
+def test_a_truncation_before_the_committed_offset_is_found_by_its_leader_epoch(
+    group: Group,
+) -> None:
+    """An offset of the current leader epoch after the end of the log: its records were lost."""
+    group.produce(0, "a", "b", "c")
+    where = TopicPartition(group.topic, 0)
+    with group.opened(auto_commit_interval_s=None) as one:
+        until(lambda: len(one.records) == 3, one)
+        epoch = one.records[0].leader_epoch
+        others = {each: CommittedOffset(0) for each in one.consumer.assignment}
+        one.consumer.commit(others | {where: CommittedOffset(20, epoch)})
+    with group.opened(auto_commit_interval_s=None, auto_offset_reset=OffsetReset.NONE) as strict:
+        with pytest.raises(LogTruncationError, match="was truncated: the position is 20") as found:
+            until(lambda: False, strict)
+        assert (found.value.partition, found.value.offset) == (where, 3)
+        strict.client.seek(where, 2)
+        until(lambda: strict.values == [b"c"], strict)
+    with group.opened(auto_commit_interval_s=None) as lenient:
+        until(lambda: lenient.partitions and lenient.consumer.position(where) == 3, lenient)
+        group.produce(0, "d")
+        until(lambda: lenient.values == [b"d"], lenient)  # not from the beginning
 
 
 def test_started_commits_are_completed_by_later_calls(group: Group) -> None:
