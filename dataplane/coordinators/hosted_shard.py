@@ -129,6 +129,23 @@ class HostedShard(Generic[S]):
         """Whether a pending batch is committed."""
         return bool(self.pending) and self.pending[0].end_offset <= self.partition.high_watermark
 
+    def is_committed_at_once(self, end_offset: int) -> bool:
+        """Whether a batch is committed with its append, and no earlier one is to be replayed.
+
+        So it is for a partition with a single replica.
+        """
+        plog = self.partition.log
+        return (
+            not self.pending
+            and end_offset <= self.partition.high_watermark
+            and plog.config.flush_messages > plog.unflushed_records
+        )
+
+    def replay_at_once(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        replay = self.shard.replay
+        for record in records:
+            replay(record, now)
+
     def appended(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
         self.pending_bytes += batch.size_bytes

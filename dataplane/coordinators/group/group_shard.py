@@ -18,7 +18,7 @@ Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
@@ -60,7 +60,6 @@ from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import Work, emptied
 from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
@@ -84,8 +83,7 @@ class GroupConfigs:
     offset_metadata_max_bytes: int = 4096
 
 
-@frozen
-class OffsetToCommit:
+class OffsetToCommit(NamedTuple):
     topic: str
     topic_id: Uuid
     partition: int
@@ -94,8 +92,7 @@ class OffsetToCommit:
     metadata: str
 
 
-@frozen
-class CommitRequest:
+class CommitRequest(NamedTuple):
     """Offsets to commit; `generation` is -1 without membership."""
 
     group_id: str
