@@ -143,7 +143,7 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
 
 @dataclass(slots=True)
 class GroupClients(Clients):
-    others: list[GroupAdministrator | LoneConsumer] = field(default_factory=list)
+    others: list[AnyClient] = field(default_factory=list)
     members: list[GroupMember] = field(default_factory=list)
 
     @property
@@ -159,8 +159,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        cluster_state.topic_outcomes.asked.add(CONSUMER_OFFSETS)
-        return _clients_of(cluster_state, groups)
+        return clients_of_groups(cluster_state, groups)
 
     with small_offsets_topic(groups):
         await play_settings(
@@ -172,7 +171,11 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         )
 
 
-def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings) -> GroupClients:
+def clients_of_groups(
+    cluster_state: ReplicatedClusterState, settings: GroupsSettings
+) -> GroupClients:
+    """Create the clients of groups; `__consumer_offsets` is one of the topics that may exist."""
+    cluster_state.topic_outcomes.asked.add(CONSUMER_OFFSETS)
     world, clients = cluster_state.world, GroupClients()
     cluster_state.checker(GenerationsGrow).least_workers = settings.least_workers
     draw = world.stream("members")
