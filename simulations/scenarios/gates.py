@@ -29,10 +29,11 @@ CI: Final[Mapping[str, CiShare]] = {
     "throttled-replicas": CiShare(3, 20),
     "groups": CiShare(6, 40),
     "upgrades": CiShare(1, 20),
+    "throttled-members": CiShare(1, 20),
     "quorum": CiShare(10, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(10, 150),
-    "everything": CiShare(9, 150),
+    "everything": CiShare(8, 150),
     "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
@@ -91,6 +92,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "groups": _OF_GROUPS,
     "upgrades": _OF_GROUPS,
+    "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.
