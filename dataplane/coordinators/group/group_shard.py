@@ -15,6 +15,7 @@ from the start, after the commit; those of a group that consumes other topics, a
 Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,6 +131,8 @@ class GroupShard:
         self._timeouts = Timeouts()
         self._recorded: dict[str, GroupMetadataValue] = {}  # while the shard is loading
         self._persisted: set[str] = set()  # groups with a committed record
+        # Records of each group that are appended and not committed yet.
+        self._uncommitted: Counter[str] = Counter()
         self._is_loaded = False
         self._loaded_at = 0.0  # until then no request was handled
         self._outbox: list[CoordinatorRecord] = []
@@ -320,7 +323,7 @@ class GroupShard:
         if is_all and (group is None or (group.is_empty and not group.pending)):
             if group_id in self._persisted:
                 records.append(_group_record(group_id, None))
-            elif group is not None:
+            elif group is not None and not self._uncommitted[group_id]:
                 self._forget(group)
         return Write(records, None) if records else None
 
@@ -345,6 +348,8 @@ class GroupShard:
         for record in records:
             if isinstance(record.decoded_key, OffsetKey):
                 self.offsets.appended(record.decoded_key, record.value)
+            elif isinstance(record.decoded_key, GroupKey):
+                self._uncommitted[record.decoded_key.group] += 1
 
     def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
         """Write the group again, in its state of that time, if it has become empty.
@@ -385,12 +390,16 @@ class GroupShard:
             else:
                 self._recorded[group_id] = metadata
             return
+        self._uncommitted[group_id] -= 1
+        is_last = self._uncommitted[group_id] <= 0
+        if is_last:
+            del self._uncommitted[group_id]
         group = self.groups.get(group_id)
         if group is None:
             return
         if metadata is not None:
             group.committed(now, metadata)
-        elif group.is_empty and not group.pending:
+        elif is_last and group.is_empty and not group.pending:
             self._forget(group)
 
     def restore(self, now: float) -> Work[None]:
@@ -417,6 +426,7 @@ class GroupShard:
         yield from self.offsets.emptied()
         yield from emptied(self._recorded)
         yield from emptied(self._persisted)
+        yield from emptied(self._uncommitted)
 
     def _create(self, group_id: str, host: str = "") -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(
