@@ -142,6 +142,7 @@ class HostedShard(Generic[S]):
         )
 
     def replay_at_once(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        self.shard.appended(records)
         replay = self.shard.replay
         for record in records:
             replay(record, now)

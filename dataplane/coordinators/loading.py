@@ -161,7 +161,11 @@ class ShardLoader(Generic[S]):
                         value = (
                             data[value_at : value_at + value_length] if value_length >= 0 else None
                         )
-                        replay(CoordinatorRecord(data[key_at : key_at + key_length], value), 0.0)
+                        long = replay(
+                            CoordinatorRecord(data[key_at : key_at + key_length], value), 0.0
+                        )
+                        if long is not None:
+                            yield from long
                         count += 1
                         left -= _ROW_BYTES + max(value_length, 0)
                         if left <= 0:

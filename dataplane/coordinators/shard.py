@@ -48,8 +48,12 @@ class Shard(Protocol):
     def next_due(self) -> float:
         """Monotonic seconds at which `due` must be called next; infinite if never."""
 
-    def replay(self, record: CoordinatorRecord, now: float) -> None:
-        """Apply a committed record. Refuses none; ignores records of unknown formats."""
+    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
+        """Apply a committed record. Refuses none; ignores records of unknown formats.
+
+        Before `loaded`, a long record may be applied by the work that is returned, which must be
+        finished before the next record.
+        """
 
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.coordinators.group.classic_group import GroupState
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.coordinators.hosted_shard import State
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import GroupLags

@@ -4,11 +4,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane.coordinators.group import committed_offsets, group_shard
-from dataplane.coordinators.group.classic_group import ClassicGroup, GroupState, Persist
+from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.group.offset_retention import OffsetRetention
+from dataplane.coordinators.group.rebalancing import GroupState, Persist, Rebalancing
 from dataplane.coordinators.group.record_formats import decode_offset_value
+from dataplane.coordinators.group.sessions import Sessions
 from dataplane.coordinators.hosted_shard import HostedShard, State
 from dataplane.coordinators.loading import ShardLoader
 from dataplane.coordinators.runtime import CoordinatorRuntime
@@ -81,12 +83,12 @@ def _answered_at_append() -> AbstractContextManager[None]:
 def _session_never_ends() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def _session_ended(self: Any, member_id: str, now: float) -> None:
-            self.members.by_id[member_id].heard_at = now
+            self._members.by_id[member_id].heard_at = now
             right(self, member_id, now)
 
         return _session_ended
 
-    return swapped(ClassicGroup, "_session_ended", wrong)
+    return swapped(Sessions, "_session_ended", wrong)
 
 
 def _assignment_shown_early() -> AbstractContextManager[None]:
@@ -113,18 +115,18 @@ def _earlier_assignment_applied() -> AbstractContextManager[None]:
 
         return committed
 
-    return swapped(ClassicGroup, "committed", wrong)
+    return swapped(Rebalancing, "committed", wrong)
 
 
 def _generation_restored_low() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def restore(self: Any, now: float, metadata: Any, *more: Any) -> None:
-            right(self, now, metadata, *more)
+        def restored(self: Any, metadata: Any) -> None:
+            right(self, metadata)
             self.generation -= 1
 
-        return restore
+        return restored
 
-    return swapped(ClassicGroup, "restore", wrong)
+    return swapped(Rebalancing, "restored", wrong)
 
 
 def _topic_id_ignored() -> AbstractContextManager[None]:
@@ -136,7 +138,7 @@ def _topic_id_ignored() -> AbstractContextManager[None]:
 
     return all_of(
         swapped(committed_offsets, "_of_topic", wrong),
-        swapped(CommittedOffsets, "delete_stale", lambda _: lambda self, group, topic_id_of: []),
+        swapped(CommittedOffsets, "delete_stale", lambda _: lambda self, group, *_: []),
     )
 
 
@@ -190,7 +192,7 @@ def _loss_of_leadership_missed() -> AbstractContextManager[None]:
 
 def _live_group_deleted() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        def delete_group(self: Any, group_id: str) -> Any:
+        def delete_group(self: Any, group_id: str, *_: Any) -> Any:
             if group_id not in self.groups and not self.offsets.has_group(group_id):
                 return ErrorCode.GROUP_ID_NOT_FOUND
             return Write(self._deletion_of(group_id), ErrorCode.NONE)

@@ -11,7 +11,8 @@ well, because their records precede the tombstones in the log. A pending commit 
 from expiring.
 
 An offset belongs to the topic with the id in its record. It is not returned for a topic of the same
-name with another id (R10, KIP-516). Records of older versions have no id, and match any topic.
+name with another id, nor while no topic has this id (R10, KIP-516): that topic was deleted, and its
+tombstone is to follow. Records of older versions have no id, and match any topic.
 
 Memory: a value stays in the bytes of its record, 42 without metadata, and is decoded when a client
 asks for it. A group with a single offset has one object, and no dicts. Measured with 1,000,000
@@ -22,7 +23,8 @@ group has a single offset.
 Deliberately absent: offsets of open transactions.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from struct import Struct
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
@@ -44,10 +46,13 @@ from wire.primitives.types import ZERO_UUID, Uuid
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
 # refused (`has_room`), as while the in-sync replicas are too few.
 MAX_PENDING_OFFSETS: Final = 200_000
-
+# Offsets of one piece of a group: their tombstones are encoded and appended in some milliseconds.
+PIECE_OFFSETS: Final = 256
 
 # Current id of the topic of a name, ZERO_UUID if there is none.
 TopicIdOf: TypeAlias = Callable[[str], Uuid]
+# Topic and partition of an offset of a group.
+Place: TypeAlias = tuple[str, int]
 # Values by topic and partition. No dict is empty.
 _Topics: TypeAlias = dict[str, dict[int, bytes]]
 _NO_TOPICS: Final[_Topics] = {}
@@ -230,12 +235,10 @@ class CommittedOffsets:
     def _is_pending(self, group: str, topic: str, partition: int) -> bool:
         return (topic, partition) in self._pending.get(group, {})
 
-    def fetch(
-        self, group: str, topic: str, partition: int, topic_id: Uuid = ZERO_UUID
-    ) -> OffsetValue | None:
+    def fetch(self, group: str, topic: str, partition: int, topic_id: Uuid) -> OffsetValue | None:
         """Return the committed offset; None if there is none for the topic with this id.
 
-        ZERO_UUID, the id of a topic that does not exist, matches the ids of all records.
+        `topic_id` is ZERO_UUID if the topic does not exist: the offset then has no id, either.
         """
         value = self._topics(group).get(topic, {}).get(partition)
         return None if value is None else _of_topic(value, topic_id)
@@ -288,50 +291,90 @@ class CommittedOffsets:
             if self._last_topic_id(group, topic, partition) in (ZERO_UUID, topic_id)
         ]
 
-    def delete_stale(self, group: str, topic_id_of: TopicIdOf) -> list[bytes]:
+    def delete_stale(
+        self, group: str, topic_id_of: TopicIdOf, places: Iterable[Place] | None = None
+    ) -> list[bytes]:
         """Return the keys of tombstones for the group's offsets of topics that no longer exist.
 
-        Topics are also deleted while no worker coordinates the group. An offset without topic id
-        belongs to any topic of its name.
+        Of all its offsets, or of those in one piece of `place_pieces`. Topics are also deleted
+        while no worker coordinates the group. An offset without topic id belongs to any topic of
+        its name.
         """
         keys = []
-        for topic, partition in self._places(group):
+        for topic, partition in self._places(group) if places is None else places:
             current_id = topic_id_of(topic)
             last_id = self._last_topic_id(group, topic, partition)
-            if current_id == ZERO_UUID or last_id not in (None, ZERO_UUID, current_id):
+            if last_id is not None and (
+                current_id == ZERO_UUID or last_id not in (ZERO_UUID, current_id)
+            ):
                 keys.append(encode_key(OffsetKey(group, topic, partition)))
         return keys
 
     def _last_topic_id(self, group: str, topic: str, partition: int) -> Uuid | None:
         """Return the topic id of the last commit, committed or pending; None if it is deleted."""
         pending = self._pending.get(group, {}).get((topic, partition))
-        value = self._topics(group)[topic][partition] if pending is None else pending.value
+        if pending is None:
+            value = self._topics(group).get(topic, {}).get(partition)
+        else:
+            value = pending.value
         return None if value is None else offset_topic_id(value)
 
     def expire(
-        self, group: str, retention: OffsetRetention | None, *, now_ms: int, retention_ms: int
+        self,
+        group: str,
+        retention: OffsetRetention | None,
+        *,
+        now_ms: int,
+        retention_ms: int,
+        places: Sequence[Place] | None = None,
     ) -> ExpiredOffsets:
         """Return the keys of tombstones for the expired offsets of the group.
 
-        `retention` is the result of `offset_retention` for the group. None: no offset is expired.
+        Of all its offsets, or of those in one piece of `place_pieces`. `retention` is the result of
+        `offset_retention` for the group. None: no offset is expired.
         """
         if retention is None:
             return ExpiredOffsets([], is_all=False)
+        if places is None:
+            places = list(self._places(group))
+        topics = self._topics(group)
         keys = []
-        is_all = group not in self._pending
-        for topic, partitions in self._topics(group).items():
-            if topic in retention.subscribed:
-                is_all = False
+        for topic, partition in places:
+            value = topics.get(topic, {}).get(partition)
+            if value is None or topic in retention.subscribed:
                 continue
-            for partition, value in partitions.items():
-                is_expired = retention.is_expired(*offset_timestamps(value), now_ms, retention_ms)
-                if is_expired and not self._is_pending(group, topic, partition):
-                    keys.append(encode_key(OffsetKey(group, topic, partition)))
-                else:
-                    is_all = False
-        return ExpiredOffsets(keys, is_all)
+            is_expired = retention.is_expired(*offset_timestamps(value), now_ms, retention_ms)
+            if is_expired and not self._is_pending(group, topic, partition):
+                keys.append(encode_key(OffsetKey(group, topic, partition)))
+        is_all = group not in self._pending and len(keys) == len(places)
+        return ExpiredOffsets(keys, is_all and len(keys) == sum(map(len, topics.values())))
 
-    def _places(self, group: str) -> Iterator[tuple[str, int]]:
+    def is_large(self, group: str) -> bool:
+        """Return whether the group has more offsets than one piece."""
+        return len(list(islice(self._places(group), PIECE_OFFSETS + 1))) > PIECE_OFFSETS
+
+    def place_pieces(self, group: str) -> Iterator[list[Place]]:
+        """Yield the places of the group's offsets, committed or pending, in pieces; at least one.
+
+        Offsets may change between two steps. Those that existed at the first step are yielded, some
+        of them after they were removed.
+        """
+        pending = dict(self._pending.get(group, {}))
+        topics = list(self._topics(group).items())
+        places = chain(
+            pending,
+            (
+                (topic, partition)
+                for topic, partitions in topics
+                for partition in list(partitions)
+                if (topic, partition) not in pending
+            ),
+        )
+        yield list(islice(places, PIECE_OFFSETS))
+        while piece := list(islice(places, PIECE_OFFSETS)):
+            yield piece
+
+    def _places(self, group: str) -> Iterator[Place]:
         """Yield topic and partition of each offset of the group that is committed or pending."""
         topics = self._topics(group)
         for topic, partitions in topics.items():
@@ -367,6 +410,4 @@ def _opened(single: bytes) -> _Topics:
 def _of_topic(value: bytes, topic_id: Uuid) -> OffsetValue | None:
     """Return the offset unless it belongs to another topic with the same name."""
     decoded = decode_offset_value(value)
-    if ZERO_UUID in (topic_id, decoded.topic_id) or decoded.topic_id == topic_id:
-        return decoded
-    return None
+    return decoded if decoded.topic_id in (ZERO_UUID, topic_id) else None

@@ -2,17 +2,27 @@
 
     group id -> partition of `__consumer_offsets` -> shard, if this worker leads the partition
 
-A background task removes what has expired, at intervals of `offsets.retention.check.interval.ms`,
-and the offsets of topics that were deleted: of each shard after it was loaded, because a topic may
-have been deleted while no worker led the partition, and of all shards after a topic was deleted. It
-looks at one group at a time, and lets other tasks run in between.
+Background tasks write tombstones:
+
+    of what has expired              at intervals of `offsets.retention.check.interval.ms`
+    of offsets of deleted topics     of a shard after it was loaded, because a topic may have been
+                                     deleted while no worker led the partition; of all shards after
+                                     a topic was deleted
+    of groups with many offsets      after DeleteGroups, and after the load of a shard whose last
+                                     coordinator has not completed it
+
+They look at one piece of a group at a time, let other tasks run in between, and have at most
+MAX_WRITES uncommitted writes. If one fails, they try again: with the next check of the interval, or
+after a time that doubles up to MAX_RETRY_S.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 import trio
 
+from dataplane.coordinators.group.background_writes import BackgroundWrites, PendingChecks
+from dataplane.coordinators.group.committed_offsets import Place
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
@@ -31,8 +41,8 @@ from wire.primitives.types import ZERO_UUID, Uuid
 
 T = TypeVar("T")
 
-# Groups between two checks of the time slice.
-GROUPS_PER_PIECE: Final = 16
+# Groups and offsets between two checks of the time slice.
+PLACES_PER_SLICE_CHECK: Final = 64
 # Longest group id in bytes of UTF-8: the records have 16 bits for its length.
 MAX_GROUP_ID_BYTES: Final = 32_767
 
@@ -89,9 +99,9 @@ class GroupCoordinator:
         self._new_id = new_id
         self._image: MetadataImage | None = None  # with `_count` partitions of the topic
         self._count = 0
-        # Shards that may have offsets of deleted topics.
-        self._unchecked: dict[GroupShard, None] = {}
-        self._has_unchecked = trio.Event()
+        # Shards that may have offsets of deleted topics, and those with groups to delete.
+        self._unchecked: PendingChecks[GroupShard] = PendingChecks(parts.timers)
+        self._deleting: PendingChecks[GroupShard] = PendingChecks(parts.timers)
         self.runtime = CoordinatorRuntime(
             CONSUMER_OFFSETS,
             parts,
@@ -115,7 +125,9 @@ class GroupCoordinator:
 
     def _loaded(self, shard: GroupShard) -> None:
         self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
-        self._check([shard])
+        self._unchecked.add(shard)
+        if shard.being_deleted:
+            self._deleting.add(shard)
 
     def _topic_id_of(self, name: str) -> Uuid:
         topic = self._parts.image.topic(name)
@@ -155,6 +167,13 @@ class GroupCoordinator:
         """Run an operation on the group's shard: see `CoordinatorRuntime.call`."""
         self.runtime.call(self.partition_of(group_id), operation, done, failed)
 
+    def delete_group(self, group_id: str, ended: Callable[[ErrorCode], object]) -> None:
+        """Delete a group, and call `ended` with the outcome. Raises KafkaError."""
+        shard = self.shard(group_id)
+        self.call(group_id, lambda each: each.delete_group(group_id, ended), ended, ended)
+        if group_id in shard.being_deleted:
+            self._deleting.add(shard)
+
     @property
     def shards(self) -> Mapping[int, GroupShard]:
         """Active shards, by partition."""
@@ -171,13 +190,15 @@ class GroupCoordinator:
         """Follow the leadership of partitions, and deletions of topics."""
         await self.runtime.publish(delta, image)
         if any(before is not None and after is None for before, after in delta.topics()):
-            self._check(self.shards.values())
+            for shard in self.shards.values():
+                self._unchecked.add(shard)
 
     async def run(self) -> None:
         self.runtime.look()  # at what was assigned before
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.runtime.run)
             nursery.start_soon(self._keep_expiring)
+            nursery.start_soon(self._keep_checking)
             nursery.start_soon(self._keep_deleting)
 
     def close(self) -> None:
@@ -190,38 +211,80 @@ class GroupCoordinator:
             for shard in self.shards.values():
                 await self._each_group(shard, self._expire)
 
+    async def _keep_checking(self) -> None:
+        while True:
+            shard = await self._unchecked.next()
+            await self._parts.wait_applied()  # a deletion that is being published is not in force
+            is_done = await self._each_group(shard, GroupShard.delete_stale)
+            self._checked(self._unchecked, shard, is_done)
+
     async def _keep_deleting(self) -> None:
         while True:
-            await self._has_unchecked.wait()
-            await self._parts.wait_applied()  # a deletion that is being published is not in force
-            while self._unchecked:
-                shard = next(iter(self._unchecked))
-                del self._unchecked[shard]
-                await self._each_group(shard, GroupShard.delete_stale)
-            self._has_unchecked = trio.Event()
+            shard = await self._deleting.next()
+            is_done = await self._delete_groups(shard)
+            self._checked(self._deleting, shard, is_done)
 
-    def _check(self, shards: Iterable[GroupShard]) -> None:
-        """Let the background task look for offsets of deleted topics."""
-        self._unchecked.update(dict.fromkeys(shards))
-        self._has_unchecked.set()
+    def _checked(self, checks: PendingChecks[GroupShard], shard: GroupShard, is_done: bool) -> None:
+        """Try again if a write has failed and this worker still coordinates the groups."""
+        if is_done or not self._is_active(shard):
+            checks.ended(shard)
+        else:
+            checks.retry(shard)
 
-    def _expire(self, shard: GroupShard, group_id: str) -> Write[None] | None:
-        return shard.expire(group_id, self._parts.clock.now_ms())
+    def _expire(
+        self, shard: GroupShard, group_id: str, places: Sequence[Place]
+    ) -> Write[None] | None:
+        return shard.expire(group_id, self._parts.clock.now_ms(), places)
 
     async def _each_group(
         self,
         shard: GroupShard,
-        operation: Callable[[GroupShard, str], Write[None] | None],
-    ) -> None:
-        """Write the records of `operation` for each group of the shard, as long as it is active."""
+        operation: Callable[[GroupShard, str, Sequence[Place]], Write[None] | None],
+    ) -> bool:
+        """Write the records of `operation` for each piece of each group of the shard.
+
+        Return False if a write has failed. Ends early then, or when the shard is not active.
+        """
+        writes = BackgroundWrites(self.runtime, shard.index)
+        left = PLACES_PER_SLICE_CHECK
         for group_ids in shard.group_id_pieces():
-            for first in range(0, len(group_ids), GROUPS_PER_PIECE):
-                await self._parts.slicer.pause()
-                await trio.lowlevel.checkpoint()
-                if self.runtime.active.get(shard.index) is not shard:
-                    return
-                for group_id in group_ids[first : first + GROUPS_PER_PIECE]:
-                    self.runtime.write(shard.index, operation(shard, group_id))
+            for group_id in group_ids:
+                for places in shard.offsets.place_pieces(group_id):
+                    left -= 1 + len(places)
+                    if left <= 0:
+                        left = PLACES_PER_SLICE_CHECK
+                        await self._let_others_run()
+                    if not await writes.wait_room() or not self._is_active(shard):
+                        return not writes.has_failed
+                    outcome = operation(shard, group_id, places)
+                    if outcome is not None:
+                        writes.write(outcome.records)
+        return await writes.wait_all()
+
+    async def _delete_groups(self, shard: GroupShard) -> bool:
+        """Write the tombstones of the groups that are being deleted; return False if one failed."""
+        is_done = True
+        for group_id in list(shard.being_deleted):
+            writes = BackgroundWrites(self.runtime, shard.index)
+            for records in shard.deletion_pieces(group_id):
+                await self._let_others_run()
+                if not await writes.wait_room() or not self._is_active(shard):
+                    break
+                writes.write(records)
+            if not await writes.wait_all():
+                shard.answer_deletion(group_id, writes.failure)
+                is_done = False
+        return is_done
+
+    def _is_active(self, shard: GroupShard) -> bool:
+        try:
+            return self.runtime.shard(shard.index) is shard
+        except KafkaError:
+            return False
+
+    async def _let_others_run(self) -> None:
+        await self._parts.slicer.pause()
+        await trio.lowlevel.checkpoint()
 
 
 def _partition_count(image: MetadataImage) -> int:

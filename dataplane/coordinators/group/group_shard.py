@@ -6,6 +6,7 @@ Commits that are accepted:
 
     the group                        a commit
     does not exist                   without a generation only; creates the group's offsets
+    is being deleted                 none: the client tries again
     has no members                   without a generation, by every client
     has members                      by a member of the current generation; not while the leader's
                                      assignment is missing (COMPLETING_REBALANCE)
@@ -13,28 +14,39 @@ Commits that are accepted:
 Offsets of a group expire `offsets.retention.minutes` after the group became empty; without members
 from the start, after the commit; those of a group that consumes other topics, after the commit.
 Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
+
+A group is deleted, with its offsets, by one batch. If that would be too long:
+
+    deletion decided --the record `is_being_deleted` is appended--> being deleted
+    being deleted    --tombstones of all offsets, then the group's, are committed--> deleted
+
+Offsets and members of a group that is being deleted are neither shown nor accepted: requests are
+refused with COORDINATOR_LOAD_IN_PROGRESS, which clients retry, and listings show it as dead. The
+background task of the coordinator writes the tombstones, also after errors (`answer_deletion`), and
+that of the next coordinator does if the leadership ends: so no client sees a part of the offsets.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
     ClassicGroup,
-    GroupLimits,
-    GroupState,
     MutedUntil,
-    Persist,
 )
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
+from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
+    DELETED_GROUP_VERSION,
+    GROUP_VERSION,
+    LONG_VALUE_BYTES,
     GroupKey,
     GroupMetadataValue,
     KeyDecoder,
@@ -43,6 +55,7 @@ from dataplane.coordinators.group.record_formats import (
     OffsetValue,
     decode_group_value,
     decode_key,
+    decode_long_group_value,
     encode_group_value,
     encode_key,
     encode_offset_value,
@@ -59,7 +72,7 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.scheduling.time_slices import Work, emptied
+from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import Uuid
 
@@ -71,6 +84,11 @@ WRITE_RETRY_S: Final = 5.0
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
+# Called with the answer to a request for a deletion.
+DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
+
+
+def _ignore(code: ErrorCode) -> None: ...
 
 
 @dataclass(slots=True)
@@ -133,6 +151,9 @@ class GroupShard:
         self._persisted: set[str] = set()  # groups with a committed record
         # Records of each group that are appended and not committed yet.
         self._uncommitted: Counter[str] = Counter()
+        # Groups that are being deleted, and the callbacks of their requests while these wait.
+        self._being_deleted: set[str] = set()
+        self._awaited_deletions: dict[str, DeletionCallback] = {}
         self._is_loaded = False
         self._loaded_at = 0.0  # until then no request was handled
         self._outbox: list[CoordinatorRecord] = []
@@ -153,6 +174,8 @@ class GroupShard:
             return JoinAnswer(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
         if len(request.protocols) > MAX_PROTOCOLS:
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        if request.group_id in self._being_deleted:
+            return JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, request.member_id)
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
@@ -248,6 +271,8 @@ class GroupShard:
         return Write(records, codes) if records else codes
 
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
+        if request.group_id in self._being_deleted:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation < 0:
@@ -270,6 +295,8 @@ class GroupShard:
         self, group_id: str, places: Iterable[tuple[str, int]]
     ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
         """Delete offsets of topics that no member consumes; return the error of each."""
+        if group_id in self._being_deleted:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         group = self.groups.get(group_id)
         if group is None and not self.offsets.has_group(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
@@ -287,7 +314,17 @@ class GroupShard:
         self.statistics.deleted_count += len(records)
         return Write(records, codes) if records else codes
 
-    def delete_group(self, group_id: str) -> ErrorCode | Write[ErrorCode]:
+    # Deletion
+
+    def delete_group(
+        self, group_id: str, ended: DeletionCallback = _ignore
+    ) -> ErrorCode | Write[ErrorCode | None] | None:
+        """Delete a group without members; `ended` gets the answer if it takes several batches."""
+        if group_id in self._being_deleted:
+            if group_id in self._awaited_deletions:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            self._awaited_deletions[group_id] = ended
+            return None
         group = self.groups.get(group_id)
         if group is None and not self.offsets.has_group(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
@@ -295,27 +332,69 @@ class GroupShard:
             return ErrorCode.NON_EMPTY_GROUP
         if group is not None:
             group.forget_pending()
-        return Write(self._deletion_of(group_id), NO_ERROR)
+        if not self.offsets.is_large(group_id):
+            return Write(self._deletion_of(group_id), NO_ERROR)
+        self._awaited_deletions[group_id] = ended
+        begun = _group_record(group_id, GroupMetadataValue(is_being_deleted=True))
+        return Write([begun], None, partial(self.answer_deletion, group_id))
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
         records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]
         self.statistics.deleted_count += len(records)
         return [*records, _group_record(group_id, None)]
 
-    def delete_stale(self, group_id: str) -> Write[None] | None:
-        """Return tombstones for the group's offsets of topics that were deleted."""
-        keys = self.offsets.delete_stale(group_id, self._topic_id_of)
+    def answer_deletion(self, group_id: str, code: ErrorCode) -> None:
+        """Answer the request for a deletion; one that has begun will be tried again."""
+        ended = self._awaited_deletions.pop(group_id, None)
+        if ended is not None:
+            ended(code)
+
+    @property
+    def being_deleted(self) -> Collection[str]:
+        """Groups whose tombstones must be written."""
+        return self._being_deleted
+
+    def deletion_pieces(self, group_id: str) -> Iterator[list[CoordinatorRecord]]:
+        """Yield the tombstones of a group that is being deleted; its own is the last.
+
+        Each piece may be appended only if those before it were.
+        """
+        for places in self.offsets.place_pieces(group_id):
+            self.statistics.deleted_count += len(places)
+            yield [_tombstone(encode_key(OffsetKey(group_id, *place))) for place in places]
+        yield [_group_record(group_id, None)]
+
+    # Offsets that are not valid any longer
+
+    def delete_stale(
+        self, group_id: str, places: Iterable[Place] | None = None
+    ) -> Write[None] | None:
+        """Return tombstones for the group's offsets of topics that were deleted.
+
+        Of all its offsets, or of those in one piece of them (`CommittedOffsets.place_pieces`).
+        """
+        if group_id in self._being_deleted:
+            return None
+        keys = self.offsets.delete_stale(group_id, self._topic_id_of, places)
         self.statistics.deleted_count += len(keys)
         return Write([_tombstone(key) for key in keys], None) if keys else None
 
-    def expire(self, group_id: str, now_ms: int) -> Write[None] | None:
-        """Return tombstones for what has expired of a group: offsets, and at last the group."""
+    def expire(
+        self, group_id: str, now_ms: int, places: Sequence[Place] | None = None
+    ) -> Write[None] | None:
+        """Return tombstones for what has expired of a group: offsets, and at last the group.
+
+        Of all its offsets, or of those in one piece of them (`CommittedOffsets.place_pieces`).
+        """
+        if group_id in self._being_deleted:
+            return None
         group = self.groups.get(group_id)
         keys, is_all = self.offsets.expire(
             group_id,
             _retention_of(group),
             now_ms=now_ms,
             retention_ms=self.configs.offsets_retention_ms,
+            places=places,
         )
         records = [_tombstone(key) for key in keys]
         self.statistics.expired_count += len(keys)
@@ -346,10 +425,13 @@ class GroupShard:
 
     def appended(self, records: Iterable[CoordinatorRecord]) -> None:
         for record in records:
-            if isinstance(record.decoded_key, OffsetKey):
-                self.offsets.appended(record.decoded_key, record.value)
-            elif isinstance(record.decoded_key, GroupKey):
-                self._uncommitted[record.decoded_key.group] += 1
+            key = record.decoded_key
+            if isinstance(key, OffsetKey):
+                self.offsets.appended(key, record.value)
+            elif isinstance(key, GroupKey):
+                self._uncommitted[key.group] += 1
+                if key.group in self._awaited_deletions:
+                    self._being_deleted.add(key.group)
 
     def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
         """Write the group again, in its state of that time, if it has become empty.
@@ -363,10 +445,10 @@ class GroupShard:
                     self._timeouts.at(now + WRITE_RETRY_S, partial(self._write_again, group))
 
     def _write_again(self, group: ClassicGroup, now: float) -> None:
-        if self.groups.get(group.group_id) is group:
+        if self.groups.get(group.group_id) is group and group.group_id not in self._being_deleted:
             group.write_empty()
 
-    def replay(self, record: CoordinatorRecord, now: float) -> None:
+    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
         key = record.decoded_key
         try:
             if key is None:
@@ -374,10 +456,22 @@ class GroupShard:
             if isinstance(key, OffsetKey):
                 self.offsets.replay(key, record.value)
             elif isinstance(key, GroupKey):
+                if len(record.value or b"") > LONG_VALUE_BYTES and not self._is_loaded:
+                    return self._replay_long(key.group, record.value or b"")
                 value = None if record.value is None else decode_group_value(record.value)
                 self._replay_group(key.group, value, now)
         except MalformedRecordError:
             self.unreadable_count += 1
+        return None
+
+    def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
+        """Replay a group of many members while the shard is loading."""
+        try:
+            metadata = yield from decode_long_group_value(value)
+        except MalformedRecordError:
+            self.unreadable_count += 1
+        else:
+            self._replay_group(group_id, metadata, 0.0)
 
     def _replay_group(self, group_id: str, metadata: GroupMetadataValue | None, now: float) -> None:
         if metadata is None:
@@ -395,16 +489,22 @@ class GroupShard:
         if is_last:
             del self._uncommitted[group_id]
         group = self.groups.get(group_id)
-        if group is None:
-            return
-        if metadata is not None:
+        if group is not None and metadata is not None:
             group.committed(now, metadata)
-        elif is_last and group.is_empty and not group.pending:
+        elif is_last and group is not None and group.is_empty and not group.pending:
             self._forget(group)
+        if metadata is None and group_id in self._being_deleted:
+            self._being_deleted.discard(group_id)
+            self.answer_deletion(group_id, NO_ERROR)
 
     def restore(self, now: float) -> Work[None]:
         for group_id, metadata in self._recorded.items():
-            self._create(group_id).restore(now, metadata, self._loaded_since)
+            if metadata.is_being_deleted:
+                self._being_deleted.add(group_id)
+            else:
+                yield from self._create(group_id).restore(now, metadata, self._loaded_since)
+            if len(metadata.members) > FORGOTTEN_ROWS:
+                yield from emptied(metadata.members)
             yield
         yield from emptied(self._recorded)
 
@@ -418,10 +518,13 @@ class GroupShard:
     def unload(self) -> Work[None]:
         timeouts = self._timeouts.close()  # first, because it makes cancelling cheap
         while self.groups:
-            group = next(iter(self.groups.values()))
-            group.close(ErrorCode.NOT_COORDINATOR)
+            group = next(reversed(self.groups.values()))  # from the front, a dict is slow
+            yield from group.close(ErrorCode.NOT_COORDINATOR)
             self._forget(group)
             yield
+        while self._awaited_deletions:
+            self.answer_deletion(next(iter(self._awaited_deletions)), ErrorCode.NOT_COORDINATOR)
+        self._being_deleted.clear()
         yield from timeouts
         yield from self.offsets.emptied()
         yield from emptied(self._recorded)
@@ -466,7 +569,10 @@ class GroupShard:
 
 
 def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> CoordinatorRecord:
-    value = None if metadata is None else encode_group_value(metadata)
+    value = None
+    if metadata is not None:
+        version = DELETED_GROUP_VERSION if metadata.is_being_deleted else GROUP_VERSION
+        value = encode_group_value(metadata, version)
     return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
 
 

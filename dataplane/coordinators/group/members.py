@@ -18,6 +18,7 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
 )
+from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
 
 # Memory of a member without its ids, protocols and assignment.
@@ -315,10 +316,14 @@ class GroupMembers:
     def _use(self, member: GroupMember, size_bytes: int) -> None:
         self._memory.use(member.client_host, size_bytes)
 
-    def clear(self) -> None:
-        """Free the memory of all members, which must have no waiting requests."""
-        for member in self.by_id.values():
+    def clear(self) -> Work[None]:
+        """Free the memory of all members, which must have no waiting requests, in pieces."""
+        for number, member in enumerate(self):
             self._use(member, -member.size_bytes)
+            if number % PIECE_ROWS == PIECE_ROWS - 1:
+                yield
+        if len(self) > FORGOTTEN_ROWS:
+            yield from emptied(self.by_id)
         self.by_id.clear()
         self.static_ids.clear()
         self._supported.clear()

@@ -13,7 +13,8 @@ committed offset, 2 is the metadata of a group. A value begins with the version 
 Version 4 of a value has compact strings and arrays, and tagged fields; fields with unknown tags are
 skipped (KIP-915). Records of other kinds (keys from version 3 on: KIP-848, share and streams
 groups) are not decoded. Kafka 4.3 writes an offset as version 4, with an expiry as version 1, and a
-group as version 3.
+group as version 3. A group whose deletion takes several batches is written as version 4, with
+`is_being_deleted` as a tagged field: this project's own, which Kafka skips.
 
 A coordinator loads millions of offsets at once. So the value of an offset is only checked when it
 is loaded (`check_offset_value`), and decoded when it is used (`decode_offset_value`).
@@ -29,10 +30,11 @@ from struct import error as LayoutError  # noqa: N812
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
+from dataplane.scheduling.time_slices import Work
 from wire.primitives.errors import WireError
 from wire.primitives.types import ZERO_UUID, Uuid
 from wire.schema import codec
-from wire.schema.message import Message, Struct, array, blob, int32, int64, string
+from wire.schema.message import Message, Struct, array, blob, boolean, int32, int64, string
 
 OFFSET_KEY_VERSIONS: Final = (0, 1)
 OFFSET_KEY_VERSION: Final = 1
@@ -42,11 +44,15 @@ HIGHEST_VALUE_VERSION: Final = 4
 OFFSET_VERSION: Final = 4
 EXPIRING_OFFSET_VERSION: Final = 1
 GROUP_VERSION: Final = 3
+DELETED_GROUP_VERSION: Final = 4
 # Pairs of group and topic that a KeyDecoder remembers: at most some 10 MB.
 MAX_CACHED_NAMES: Final = 20_000
+# Values of groups above this size are decoded in pieces: some 100 members with assignments.
+LONG_VALUE_BYTES: Final = 16_384
 
 _MAX_STRING_BYTES: Final = 0x7FFF
 _TOPIC_ID_TAG: Final = 0
+_BEING_DELETED_TAG: Final = 10_000  # far from the tags that Kafka may give to later fields
 _ONE_TOPIC_ID: Final = b"\x01\x00\x10"  # one tagged field, of tag 0 and 16 bytes
 _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
@@ -109,7 +115,8 @@ class GroupMetadataValue(Message, api=-1, versions="0-4", flexible="4+"):
     """A generation of a group: members with assignments.
 
     A group without members has no protocol and no leader. `current_state_timestamp` is the time of
-    the last change of state in ms, -1 if the record does not have it.
+    the last change of state in ms, -1 if the record does not have it. `is_being_deleted`: the
+    deletion of the group and of all its offsets has begun, and must be completed.
     """
 
     protocol_type: str = string()
@@ -118,6 +125,7 @@ class GroupMetadataValue(Message, api=-1, versions="0-4", flexible="4+"):
     leader: str | None = string(nullable="0+", default=None)
     current_state_timestamp: int = int64("2+", default=-1, ignorable=True)
     members: list[MemberMetadata] = array(MemberMetadata)
+    is_being_deleted: bool = boolean("4+", tag=_BEING_DELETED_TAG, ignorable=True)
 
 
 def encode_key(key: RecordKey) -> bytes:
@@ -288,12 +296,29 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VERSION) 
 def decode_group_value(value: bytes) -> GroupMetadataValue:
     """Return the metadata of a group. Raises MalformedRecordError."""
     try:
-        version = _INT16.unpack_from(value)[0]
-        if not 0 <= version <= HIGHEST_VALUE_VERSION:
-            raise MalformedRecordError(f"version {version} is not supported")
-        return codec.decode(GroupMetadataValue, version, memoryview(value)[2:])
+        return codec.decode(GroupMetadataValue, _group_version(value), memoryview(value)[2:])
     except (LayoutError, WireError, ValueError) as error:
         raise MalformedRecordError(f"the value of a group is malformed: {error}") from error
+
+
+def decode_long_group_value(value: bytes) -> Work[GroupMetadataValue]:
+    """Return the metadata of a group of many members, in pieces. Raises MalformedRecordError."""
+    try:
+        decode = codec.decoder_in_pieces(GroupMetadataValue, _group_version(value))
+        decoded, end = yield from decode(memoryview(value), 2)
+    except (LayoutError, WireError, ValueError) as error:
+        raise MalformedRecordError(f"the value of a group is malformed: {error}") from error
+    if end != len(value):
+        raise MalformedRecordError(f"{len(value) - end} bytes follow the value of a group")
+    assert isinstance(decoded, GroupMetadataValue)
+    return decoded
+
+
+def _group_version(value: bytes) -> int:
+    version: int = _INT16.unpack_from(value)[0]
+    if not 0 <= version <= HIGHEST_VALUE_VERSION:
+        raise MalformedRecordError(f"version {version} is not supported")
+    return version
 
 
 def _string(name: str, text: str) -> bytes:

@@ -7,9 +7,10 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol
 
-from dataplane.coordinators.group.classic_group import ClassicGroup, GroupState
+from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.members import NEVER, GroupMember
 from dataplane.coordinators.group.rebalance_history import Rebalance
+from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.handlers.groups.asking import HasGroups
 from dataplane.scheduling.time_slices import Work, in_pieces
 from dataplane.worker.capabilities import HasClock
@@ -49,9 +50,10 @@ def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
             group_id=group_id, error_code=error.code, error_message=str(error.message)
         )
     group = shard.groups.get(group_id)
-    if group is not None:
+    is_deleted = group_id in shard.being_deleted
+    if group is not None and not is_deleted:
         return (yield from _active(worker, group))
-    if shard.offsets.has_group(group_id):
+    if not is_deleted and shard.offsets.has_group(group_id):
         return ActiveGroup(group_id=group_id, state=GroupState.EMPTY.value)
     return ActiveGroup(
         group_id=group_id,
@@ -70,9 +72,9 @@ def _active(worker: DescribesActivity, group: ClassicGroup) -> Work[ActiveGroup]
         protocol=group.protocol or "",
         generation=group.generation,
         leader=group.members.leader or "",
-        waits_for=group.awaited.value,
+        waits_for=group.rebalancing.awaited.value,
         state_ms=max(0, worker.clock.now_ms() - since_ms) if since_ms >= 0 else UNKNOWN_MS,
-        left_ms=_until_ms(group.wait_ends_at, now),
+        left_ms=_until_ms(group.rebalancing.wait_ends_at, now),
         rebalances=[_rebalance(each, now) for each in group.history.rebalances],
     )
     described.pending = yield from in_pieces(
@@ -101,7 +103,7 @@ def _member(group: ClassicGroup, now: float, member: GroupMember) -> ActiveMembe
         client_host=member.client_host,
         user=member.principal.removeprefix("User:") or None,
         waiting_in=waiting_in,
-        is_late=group.is_late(member),
+        is_late=group.rebalancing.is_late(member),
         heard_ms_ago=UNKNOWN_MS if member.heard_at == NEVER else _ms(now - member.heard_at),
         muted_ms=_ms(max(0.0, member.muted_until(now) - now)),
         session_timeout_ms=member.session_timeout_ms,

@@ -3,10 +3,9 @@
 from functools import partial
 from typing import Final
 
-from dataplane.coordinators.group.classic_group import GroupState
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.group.members import GroupMember
-from dataplane.coordinators.shard import Write
+from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.handlers.groups.asking import (
     GROUP_OPERATIONS,
     CoordinatesGroups,
@@ -61,10 +60,13 @@ def handle_list_groups(
 
 def _listed(shard: GroupShard, group_id: str) -> ListedGroup:
     group = shard.groups.get(group_id)
+    state = GroupState.EMPTY if group is None else group.state
+    if group_id in shard.being_deleted:
+        state = GroupState.DEAD
     return ListedGroup(
         group_id=group_id,
         protocol_type="" if group is None else group.protocol_type,
-        group_state=(GroupState.EMPTY if group is None else group.state).value,
+        group_state=state.value,
         group_type=CLASSIC,
     )
 
@@ -93,8 +95,9 @@ def _describe(worker: HasGroups, version: int, group_id: str) -> Work[DescribedG
         described.error_code, described.error_message = error.code, error.message
         return described
     group = shard.groups.get(group_id)
-    if group is None:
-        if shard.offsets.has_group(group_id):
+    is_deleted = group_id in shard.being_deleted
+    if group is None or is_deleted:
+        if not is_deleted and shard.offsets.has_group(group_id):
             described.group_state = GroupState.EMPTY.value
             return described
         described.group_state = GroupState.DEAD.value
@@ -155,18 +158,9 @@ def handle_delete_groups(
     for number, group_id in enumerate(once):
         ended = partial(deletions.ended, number)
         try:
-            worker.groups.call(
-                group_id,
-                partial(_delete, group_id),
-                ended,
-                ended,
-            )
+            worker.groups.delete_group(group_id, ended)
         except KafkaError as error:
             ended(error.code)
         yield
     response = deletions.response
     return (yield from settled(response.complete() if response.is_ready else response))
-
-
-def _delete(group_id: str, shard: GroupShard) -> ErrorCode | Write[ErrorCode]:
-    return shard.delete_group(group_id)

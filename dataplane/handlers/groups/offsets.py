@@ -314,10 +314,17 @@ def handle_offset_fetch(
 
 
 def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
-    """Return the offsets of the group's shard. Raises KafkaError unless this worker has it."""
+    """Return the offsets of the group's shard.
+
+    Raises KafkaError unless this worker has it, and while the group is being deleted: a part of its
+    offsets is not an answer.
+    """
     if not has_level(worker.image, GROUPS_LEVEL):
         return _NO_OFFSETS
-    return worker.groups.shard(group_id).offsets
+    shard = worker.groups.shard(group_id)
+    if group_id in shard.being_deleted:
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the group is being deleted")
+    return shard.offsets
 
 
 def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: CommittedOffsets) -> bool:

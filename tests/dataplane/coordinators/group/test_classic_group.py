@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.classic_group import Awaited, GroupLimits
 from dataplane.coordinators.group.group_shard import GroupConfigs
+from dataplane.coordinators.group.rebalancing import Awaited, GroupLimits
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
 from tests.dataplane.coordinators.group.coordinator import Coordinator
@@ -91,7 +91,7 @@ def test_an_assignment_that_was_not_recorded_begins_another_rebalance() -> None:
     coordinator.commits_at_once = False
     sync = coordinator.sync(member.one, {member.one.member_id: b"x"})
     coordinator.uncommitted.clear()
-    coordinator.group._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    coordinator.group.rebalancing._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert sync.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     coordinator.wait(0)
     assert coordinator.state == "PreparingRebalance"
@@ -105,7 +105,7 @@ def test_a_generation_has_one_assignment_even_if_its_record_was_late() -> None:
     coordinator.commits_at_once = False
     ids = leader.one.member_id, follower.one.member_id
     first = coordinator.sync(leader.one, {ids[0]: b"all"})
-    coordinator.group._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    coordinator.group.rebalancing._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert first.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     again = coordinator.sync(leader.one, {ids[1]: b"all"})  # before the next rebalance has begun
     assert len(coordinator.uncommitted) == 1
@@ -571,14 +571,14 @@ def test_session_timeouts_are_bounded(session_s: float, ok: bool) -> None:
 def test_a_group_waits_for_the_record_of_its_assignment_without_a_limit() -> None:
     coordinator = Coordinator()
     answers = coordinator.join()
-    assert coordinator.group.awaited is Awaited.MORE_MEMBERS
+    assert coordinator.group.rebalancing.awaited is Awaited.MORE_MEMBERS
     coordinator.wait(3)
-    assert coordinator.group.awaited is Awaited.ASSIGNMENT
-    assert coordinator.group.wait_ends_at == coordinator.now + 60
+    assert coordinator.group.rebalancing.awaited is Awaited.ASSIGNMENT
+    assert coordinator.group.rebalancing.wait_ends_at == coordinator.now + 60
     coordinator.commits_at_once = False
     coordinator.sync(answers.one, {answers.one.member_id: b""})
-    assert coordinator.group.awaited is Awaited.COMMIT
-    assert coordinator.group.wait_ends_at == inf
-    assert not any(map(coordinator.group.is_late, coordinator.group.members))
+    assert coordinator.group.rebalancing.awaited is Awaited.COMMIT
+    assert coordinator.group.rebalancing.wait_ends_at == inf
+    assert not any(map(coordinator.group.rebalancing.is_late, coordinator.group.members))
     coordinator.commit_all()
-    assert coordinator.group.awaited is Awaited.NOTHING
+    assert coordinator.group.rebalancing.awaited is Awaited.NOTHING

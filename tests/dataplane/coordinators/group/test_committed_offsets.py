@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.coordinators.group.committed_offsets import (
     MAX_PENDING_OFFSETS,
+    PIECE_OFFSETS,
     CommittedOffsets,
     ExpiredOffsets,
 )
@@ -145,6 +146,22 @@ class OffsetsModel(RuleBasedStateMachine):
         ]
         self.check_tombstones(found, expected, is_appended)
 
+    @rule(group=GROUPS, current_id=IDS, is_appended=st.booleans())
+    def delete_stale(self, group: str, current_id: bytes, is_appended: bool) -> None:
+        expected = {
+            key
+            for key in self.existing()
+            if key.group == group
+            and (last := self.last(key)) is not None
+            and (current_id == ZERO_UUID or last.topic_id not in (ZERO_UUID, current_id))
+        }
+        found = [
+            key
+            for places in self.offsets.place_pieces(group)
+            for key in self.offsets.delete_stale(group, lambda _: current_id, places)
+        ]
+        self.check_tombstones(found, expected, is_appended)
+
     @rule(group=GROUPS, retention=RETENTIONS, now_ms=TIMES, is_appended=st.booleans())
     def expire(
         self, group: str, retention: OffsetRetention | None, now_ms: int, is_appended: bool
@@ -175,7 +192,7 @@ class OffsetsModel(RuleBasedStateMachine):
     @rule(key=KEYS, topic_id=IDS)
     def fetch(self, key: OffsetKey, topic_id: bytes) -> None:
         expected = self.committed.get(key)
-        if expected is not None and ZERO_UUID != expected.topic_id != topic_id != ZERO_UUID:
+        if expected is not None and expected.topic_id not in (ZERO_UUID, topic_id):
             expected = None
         assert self.offsets.fetch(*key, topic_id) == expected
 
@@ -189,11 +206,7 @@ class OffsetsModel(RuleBasedStateMachine):
         assert found == {
             key: decoded
             for key, decoded in self.committed.items()
-            if key.group == group
-            and (
-                decoded.topic_id in (ZERO_UUID, topic_ids[key.topic])
-                or topic_ids[key.topic] == ZERO_UUID
-            )
+            if key.group == group and decoded.topic_id in (ZERO_UUID, topic_ids[key.topic])
         }
 
     @invariant()
@@ -220,10 +233,10 @@ TestOffsetsModel = OffsetsModel.TestCase
 def test_an_offset_is_fetched_only_after_its_record_is_committed() -> None:
     offsets = CommittedOffsets()
     offsets.appended(KEY, value(5))
-    assert offsets.fetch(*KEY) is None
+    assert offsets.fetch(*KEY, ZERO_UUID) is None
     assert offsets.fetch_group("g", lambda _: ZERO_UUID) == {}
     offsets.replay(KEY, value(5))
-    assert offsets.fetch(*KEY) == OffsetValue(5, -1, "", 1000)
+    assert offsets.fetch(*KEY, ZERO_UUID) == OffsetValue(5, -1, "", 1000)
 
 
 def test_an_offset_of_a_recreated_topic_is_not_fetched() -> None:
@@ -232,6 +245,7 @@ def test_an_offset_of_a_recreated_topic_is_not_fetched() -> None:
     offsets.replay(KEY._replace(partition=1), value(6))
     assert offsets.fetch(*KEY, FIRST_ID) is not None
     assert offsets.fetch(*KEY, SECOND_ID) is None
+    assert offsets.fetch(*KEY, ZERO_UUID) is None  # deleted, and not created again so far
     assert list(offsets.fetch_group("g", lambda _: SECOND_ID)["t"]) == [1]
 
 
@@ -241,6 +255,27 @@ def test_a_deleted_topic_keeps_the_offsets_of_its_successor() -> None:
     offsets.appended(KEY, value(topic_id=SECOND_ID))
     assert offsets.delete_topic("g", "t", FIRST_ID) == []
     assert keys(offsets.delete_topic("g", "t", SECOND_ID)) == {KEY}
+
+
+def test_the_places_of_a_group_are_listed_in_pieces_while_offsets_change() -> None:
+    offsets = CommittedOffsets()
+    for partition in range(2 * PIECE_OFFSETS):
+        offsets.replay(KEY._replace(partition=partition), value())
+    pending = [KEY._replace(topic="u", partition=partition) for partition in range(10)]
+    for key in pending:
+        offsets.appended(key, value())
+    pieces = offsets.place_pieces("g")
+    places = next(pieces)
+    assert len(places) == PIECE_OFFSETS
+    for key in pending:
+        offsets.replay(key, value())
+    for topic, partition in places[10:]:
+        offsets.replay(OffsetKey("g", topic, partition), None)
+    for piece in pieces:
+        assert len(piece) <= PIECE_OFFSETS
+        places += piece
+    assert len(places) == len(set(places)) == 2 * PIECE_OFFSETS + 10
+    assert list(offsets.place_pieces("x")) == [[]]
 
 
 def test_a_pending_commit_does_not_expire_and_keeps_its_group() -> None:
@@ -262,7 +297,7 @@ def test_a_malformed_value_changes_nothing() -> None:
             offsets.replay(KEY, malformed)
         with pytest.raises(MalformedRecordError):
             offsets.replay(OffsetKey("other", "t", 0), malformed)
-    fetched = offsets.fetch(*KEY)
+    fetched = offsets.fetch(*KEY, FIRST_ID)
     assert fetched is not None
     assert fetched.offset == 5
     assert groups_of(offsets) == ["g"]

@@ -1,13 +1,17 @@
 """The groups of real workers: commits, fail-over, retention, and topics that are deleted."""
 
-from collections.abc import AsyncIterator
+import errno
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from dataplane.coordinators.group import background_writes
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import (
     CoordinatorConfigs,
     GroupCoordinator,
@@ -17,6 +21,7 @@ from dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Proto
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.kernel.process import MachineStopped
 from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.serving import FaultyDisk, Served, in_trio, serving
 from wire.primitives.errors import ErrorCode, KafkaError
 
 GROUP = "group"
@@ -269,3 +274,100 @@ def test_a_coordinator_knows_the_topics_of_the_offsets_that_it_has_loaded() -> N
         assert found.offset == 7
 
     together(scenario, offsets_topic_num_partitions=1)
+
+
+# Tombstones that cannot be written
+
+
+class FullDisk:
+    """A node whose groups' partition can be made to have no space."""
+
+    def __init__(self, served: Served, disk: FaultyDisk) -> None:
+        self.served = served
+        self.worker = served.worker
+        self._disk = disk
+
+    def fill(self) -> None:
+        self._disk.fail("write", f"/{CONSUMER_OFFSETS}-0", errno.ENOSPC)
+
+    def empty(self) -> None:
+        self._disk.faults.clear()
+
+    @property
+    def offset_count(self) -> int:
+        return self.worker.groups.shard(GROUP).offsets.offset_count
+
+    async def commit(self, topic: str, offsets: int) -> None:
+        clock, answers = self.worker.clock, list[Any]()
+        topic_id = self.worker.image.topic(topic).topic_id
+        rows = [OffsetToCommit(topic, topic_id, index, 5, -1, "") for index in range(offsets)]
+        request = CommitRequest(GROUP, "", None, -1, rows)
+        self.worker.groups.call(
+            GROUP,
+            lambda shard: shard.commit(clock.monotonic(), clock.now_ms(), request),
+            answers.append,
+            answers.append,
+        )
+        await until(lambda: answers)
+        assert set(answers[0]) == {ErrorCode.NONE}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(20):
+        while not condition():
+            await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FullDisk]:
+    monkeypatch.setattr(background_writes, "RETRY_S", 0.02)
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk, **ONE_REPLICA) as served:
+        await served.worker.internal_topics.ensure()
+        await (await served.connect()).create("t", 1)
+        await until(lambda: served.worker.groups.shards)
+        yield FullDisk(served, disk)
+
+
+@in_trio
+async def test_offsets_of_a_deleted_topic_are_removed_once_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_disk(tmp_path, monkeypatch) as node:
+        await node.commit("t", 1)
+        node.fill()
+        client = await node.served.connect()
+        assert await client.delete("t") == ErrorCode.NONE
+        await trio.sleep(0.2)
+        assert node.offset_count == 1
+        node.empty()
+        await until(lambda: node.offset_count == 0)
+
+
+@in_trio
+async def test_a_deletion_of_a_large_group_that_has_begun_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_disk(tmp_path, monkeypatch) as node:
+        groups = node.worker.groups
+        await node.commit("t", PIECE_OFFSETS + 1)
+        answers: list[ErrorCode] = []
+        # As `GroupCoordinator.delete_group`, which would continue at once.
+        groups.call(
+            GROUP,
+            lambda shard: shard.delete_group(GROUP, answers.append),
+            answers.append,
+            answers.append,
+        )
+        node.fill()
+        groups.delete_group(GROUP, answers.append)
+        assert answers == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+        await until(lambda: len(answers) == 2)
+        assert answers[1] is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert GROUP in groups.shard(GROUP).being_deleted
+        groups.delete_group(GROUP, answers.append)
+        node.empty()
+        await until(lambda: len(answers) >= 3 and answers[-1] is ErrorCode.NONE)
+        assert node.offset_count == 0
+        groups.delete_group(GROUP, answers.append)
+        assert answers[-1] is ErrorCode.GROUP_ID_NOT_FOUND

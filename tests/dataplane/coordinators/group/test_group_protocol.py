@@ -11,10 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.coordinators.group.classic_group import PENDING_BYTES, GroupLimits
 from dataplane.coordinators.group.group_shard import GROUP_BYTES, GroupConfigs
+from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import GroupMetadataValue, decode_group_value
 from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
+from dataplane.coordinators.group.sessions import PENDING_BYTES
 from tests.dataplane.coordinators.group.coordinator import Answers, Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -96,7 +97,7 @@ class GroupProtocol(RuleBasedStateMachine):
         is_first = (
             "g" in coordinator.shard.groups
             and coordinator.state == "CompletingRebalance"
-            and not coordinator.group._is_assigned
+            and not coordinator.group.rebalancing._is_assigned
             and coordinator.group.members.leader == joined.member_id
             and coordinator.group.generation == joined.generation
         )
@@ -250,8 +251,8 @@ class GroupProtocol(RuleBasedStateMachine):
             assert not len(members)
         elif not len(members):
             assert group.state.value == "PreparingRebalance"  # ends at once, or with the pending
-        assert group._sessions.keys() == members.by_id.keys()
-        assert group._unsynced <= members.by_id.keys()
+        assert group.sessions._sessions.keys() == members.by_id.keys()
+        assert group.rebalancing._unsynced <= members.by_id.keys()
 
 
 TestGroupProtocol = GroupProtocol.TestCase

@@ -1,12 +1,14 @@
 """Offsets and groups of one shard: who may commit, what is deleted, what expires."""
 
 import struct
+from itertools import islice
 from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.classic_group import GroupLimits
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
+from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -18,10 +20,11 @@ from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import at_once
-from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
+from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
 from wire.primitives.errors import ErrorCode
 
 MINUTE_MS = 60_000
+DAY_S = 86_400
 ALL = [ErrorCode.NONE]
 
 
@@ -225,6 +228,121 @@ def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
     assert joining.one.code is ErrorCode.NONE
 
 
+# Deletion of groups with many offsets
+
+
+MANY = PIECE_OFFSETS + 1
+
+
+class LargeGroup:
+    """A group with one offset more than a deletion in one batch may have."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator()
+        for partition in range(MANY):
+            assert self.coordinator.commit(5, partition=partition).one == ALL
+        self.answers = Answers()
+
+    @property
+    def shard(self) -> GroupShard:
+        return self.coordinator.shard
+
+    def delete(self) -> None:
+        outcome = self.shard.delete_group(GROUP, self.answers)
+        if outcome is not None:
+            self.coordinator.do(outcome)
+
+    def write(self, pieces: int = 10) -> None:
+        """Write the tombstones as the background task does."""
+        for records in islice(self.shard.deletion_pieces(GROUP), pieces):
+            self.coordinator.do(Write(records, ErrorCode.NONE))
+
+
+def test_a_group_with_many_offsets_is_deleted_in_parts() -> None:
+    large = LargeGroup()
+    large.delete()
+    assert GROUP in large.shard.being_deleted
+    large.write()
+    assert large.answers.one is ErrorCode.NONE
+    assert large.coordinator.group_ids == []
+    assert large.shard.offsets.offset_count == 0
+    assert not large.shard.being_deleted
+    assert large.coordinator.commit(6).one == ALL
+    assert large.coordinator.committed() == 6
+
+
+def test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits() -> None:
+    large = LargeGroup()
+    large.coordinator.commits_at_once = False
+    large.delete()
+    retriable = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    for _ in range(2):  # before and after the beginning of the deletion is committed
+        assert large.coordinator.commit(6).one == [retriable]
+        assert large.coordinator.join().one.code is retriable
+        assert large.shard.delete_offsets(GROUP, [("t", 0)]) is retriable
+        assert large.shard.delete_stale(GROUP) is None
+        assert large.shard.expire(GROUP, 10**15) is None
+        large.coordinator.commit_all()
+    assert not large.answers
+
+
+def test_commits_before_a_deletion_in_parts_are_deleted_with_the_group() -> None:
+    large = LargeGroup()
+    large.coordinator.commits_at_once = False
+    pending = large.coordinator.commit(6, topic="u")
+    large.delete()
+    large.write()
+    large.coordinator.commit_all()
+    assert pending.one == ALL
+    assert large.shard.offsets.offset_count == 0
+
+
+def test_the_next_coordinator_completes_a_deletion_in_parts() -> None:
+    large = LargeGroup()
+    (member,) = large.coordinator.stable()
+    large.coordinator.leave(member.member_id)
+    large.delete()
+    large.write(1)
+    assert 0 < large.shard.offsets.offset_count < MANY
+    large.coordinator.fail_over()
+    assert large.answers.one is ErrorCode.NOT_COORDINATOR
+    assert list(large.shard.being_deleted) == [GROUP]
+    assert large.coordinator.commit(6).one == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+    large.answers.clear()
+    large.delete()  # the client tries again
+    large.write()
+    assert large.answers.one is ErrorCode.NONE
+    assert large.coordinator.group_ids == []
+    large.coordinator.fail_over()
+    assert large.coordinator.group_ids == []
+    assert not large.shard.being_deleted
+
+
+def test_a_deletion_in_parts_that_does_not_begin_leaves_the_group_as_it_is() -> None:
+    large = LargeGroup()
+    outcome = large.shard.delete_group(GROUP, large.answers)
+    assert isinstance(outcome, Write)
+    assert outcome.on_failed is not None
+    large.shard.refused(outcome.records, large.coordinator.now)
+    outcome.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert large.answers.one is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert not large.shard.being_deleted
+    assert large.coordinator.commit(6).one == ALL
+
+
+def test_offsets_of_a_large_group_expire_in_pieces_and_then_the_group() -> None:
+    coordinator = LargeGroup().coordinator
+    shard = coordinator.shard
+    coordinator.wait(8 * DAY_S)
+    for _ in range(2):
+        for places in shard.offsets.place_pieces(GROUP):
+            outcome = shard.expire(GROUP, coordinator.now_ms, places)
+            if outcome is not None:
+                assert len(outcome.records) <= PIECE_OFFSETS + 1
+                coordinator.do(outcome)
+    assert coordinator.group_ids == []
+
+
 # Expiry (KIP-211)
 
 
@@ -392,7 +510,8 @@ def replayed(coordinator: Coordinator) -> GroupShard:
     """Return a new shard that is not restored yet."""
     shard = coordinator.new_shard()
     for record in coordinator.log:
-        shard.replay(record, 0.0)
+        if (long := shard.replay(record, 0.0)) is not None:
+            at_once(long)
     return shard
 
 

@@ -1,0 +1,114 @@
+"""Sessions of the members of one group, and ids given to new members. Plain state.
+
+    event                                       the member
+    its request, for the first time             has a session
+    no request for its session timeout          has ended, unless a quota mutes it, or a JoinGroup
+                                                or SyncGroup of it waits: it is alive as long as its
+                                                connection
+    a new member without an id joins            has an id, and is *pending* until it joins again
+                                                with that id (KIP-394)
+    it does not for its session timeout         is forgotten
+
+Source: KIP-62, 394, and the behaviour of Kafka 4.3.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from dataplane.coordinators.group.members import GroupMember, GroupMembers, GroupMemory
+from dataplane.coordinators.group.timeouts import Timeout, Timeouts
+
+# Memory of an id that was given to a new member.
+PENDING_BYTES: Final = 600
+
+
+class PendingMember(NamedTuple):
+    """A new member that has been given an id, until `ends`."""
+
+    client_host: str
+    ends: Timeout
+
+
+class Sessions:
+    """Sessions of one group."""
+
+    def __init__(
+        self,
+        members: GroupMembers,
+        memory: GroupMemory,
+        timeouts: Timeouts,
+        on_ended: Callable[[float, str], object],
+        on_pending_ended: Callable[[float], object],
+    ) -> None:
+        """Create the sessions of `members`.
+
+        `on_ended` is called with the time and the id of a member whose session has ended, and
+        `on_pending_ended` with the time after a pending member was forgotten.
+        """
+        # Ids given to new members that have not joined with them.
+        self.pending: dict[str, PendingMember] = {}
+        self._members = members
+        self._memory = memory
+        self._timeouts = timeouts
+        self._on_ended = on_ended
+        self._on_pending_ended = on_pending_ended
+        self._sessions: dict[str, Timeout] = {}
+
+    def hear(self, now: float, member: GroupMember) -> None:
+        """Note a request of the member, and watch its session."""
+        member.heard_at = now
+        if member.member_id not in self._sessions:
+            self._sessions[member.member_id] = self._timeouts.at(
+                member.session_ends_at(now), partial(self._session_ended, member.member_id)
+            )
+
+    def forget(self, member_id: str) -> None:
+        """End the session of a member that is removed. Idempotent."""
+        if (session := self._sessions.pop(member_id, None)) is not None:
+            session.cancel()
+
+    def _session_ended(self, member_id: str, now: float) -> None:
+        del self._sessions[member_id]
+        member = self._members.by_id[member_id]
+        ends_at = member.session_ends_at(now)
+        if member.is_waiting:
+            ends_at = now + member.session_timeout_ms / 1000
+        if ends_at > now:
+            self._sessions[member_id] = self._timeouts.at(
+                ends_at, partial(self._session_ended, member_id)
+            )
+            return
+        self._on_ended(now, member_id)
+
+    # Pending members
+
+    def add_pending(self, now: float, member_id: str, host: str, timeout_ms: int) -> None:
+        """Wait for the member to join with the id that it was given."""
+        ends = self._timeouts.at(now + timeout_ms / 1000, partial(self.end_pending, member_id))
+        self.pending[member_id] = PendingMember(host, ends)
+        self._memory.use(host, PENDING_BYTES)
+
+    def end_pending(self, member_id: str, now: float) -> None:
+        """Forget a pending member that does not join."""
+        self.forget_pending(member_id)
+        self._on_pending_ended(now)
+
+    def forget_pending(self, member_id: str) -> None:
+        """Forget a pending member. Idempotent."""
+        pending = self.pending.pop(member_id, None)
+        if pending is not None:
+            pending.ends.cancel()
+            self._memory.use(pending.client_host, -PENDING_BYTES)
+
+    def forget_all_pending(self) -> None:
+        """Forget the ids that were given and not used yet: their owners join as new members."""
+        for member_id in list(self.pending):
+            self.forget_pending(member_id)
+
+    def close(self) -> None:
+        """End all sessions, without a call."""
+        for timeout in self._sessions.values():
+            timeout.cancel()
+        self._sessions.clear()
+        self.forget_all_pending()
