@@ -130,9 +130,9 @@ class HostedShard(Generic[S]):
         return bool(self.pending) and self.pending[0].end_offset <= self.partition.high_watermark
 
     def is_committed_at_once(self, end_offset: int) -> bool:
-        """Whether a batch is committed with its append, and no earlier one is to be replayed.
+        """Return whether the batch that was just appended is committed, and the next to replay.
 
-        So it is for a partition with a single replica.
+        It is, usually, if the partition has a single replica.
         """
         plog = self.partition.log
         return (

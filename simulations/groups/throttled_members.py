@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.group.classic_group import ClassicGroup
+from dataplane.coordinators.group.sessions import Sessions
 from dataplane.quotas.client_state import ClientQuotaState
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from simulations.cluster.cluster_state import ClusterChecker, ClusterState
@@ -107,8 +107,9 @@ def watched_sessions() -> Iterator[list[ThrottledMembersStay]]:
         return end_mute
 
     def times_out(right: Any) -> Any:
-        def _session_ended(self: ClassicGroup, member_id: str, now: float) -> None:
-            member = self.members.by_id[member_id]
+        def _session_ended(self: Sessions, member_id: str, now: float) -> None:
+            members = self._members
+            member = members.by_id[member_id]
             state = getattr(member.muted_until, "__self__", None)
             right(self, member_id, now)
             if isinstance(state, ClientQuotaState):
@@ -117,14 +118,14 @@ def watched_sessions() -> Iterator[list[ThrottledMembersStay]]:
                         member_id,
                         state,
                         member.session_timeout_ms / 1000,
-                        is_expelled=member_id not in self.members,
+                        is_expelled=member_id not in members,
                     )
 
         return _session_ended
 
     with (
         swapped(ClientQuotaState, "end_mute", ends),
-        swapped(ClassicGroup, "_session_ended", times_out),
+        swapped(Sessions, "_session_ended", times_out),
     ):
         yield checkers
 

@@ -185,7 +185,7 @@ class _Commit:
         return self._image.topic(topic.name)
 
     def _check(self, topic: TopicImage | None, row: OffsetCommitRequestPartition) -> ErrorCode:
-        """Return the error of a row, or NONE if its offset is to be committed."""
+        """Return the error of a row; collect its offset and return NONE if it has none."""
         if topic is None:
             return self._unknown
         if not 0 <= row.partition_index < len(topic.partitions):
