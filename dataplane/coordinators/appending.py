@@ -7,7 +7,7 @@ from dataplane.config.topic import TopicConfig
 from dataplane.coordinators.shard import CoordinatorRecord
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import HEADER_BYTES
-from wire.records.records import Record, encode_batch
+from wire.records.records import encode_pairs
 
 # Records and bytes of one batch: larger writes are several batches, each replayed in one step.
 BATCH_RECORDS: Final = 1000
@@ -37,9 +37,7 @@ def encoded_batches(
     max_bytes = min(config.max_message_bytes, config.log.segment_bytes)
     batches = []
     for some in _divided(records, min(BATCH_BYTES, max_bytes - HEADER_BYTES)):
-        data = encode_batch(
-            [Record(number, timestamp_ms, each[0], each[1]) for number, each in enumerate(some)]
-        )
+        data = encode_pairs([(each.key, each.value) for each in some], timestamp_ms)
         if len(data) > max_bytes:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -54,6 +52,9 @@ def _divided(
     records: Sequence[CoordinatorRecord], max_bytes: int
 ) -> Iterator[Sequence[CoordinatorRecord]]:
     """Yield the records in runs of at most `max_bytes`; a larger record is alone in its run."""
+    if len(records) == 1:
+        yield records
+        return
     first = size_bytes = 0
     for index, record in enumerate(records):
         added = _RECORD_BYTES + len(record.key) + len(record.value or b"")

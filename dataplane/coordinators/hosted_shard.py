@@ -129,6 +129,24 @@ class HostedShard(Generic[S]):
         """Whether a pending batch is committed."""
         return bool(self.pending) and self.pending[0].end_offset <= self.partition.high_watermark
 
+    def is_committed_at_once(self, end_offset: int) -> bool:
+        """Return whether the batch that was just appended is committed, and the next to replay.
+
+        It is, usually, if the partition has a single replica.
+        """
+        plog = self.partition.log
+        return (
+            not self.pending
+            and end_offset <= self.partition.high_watermark
+            and plog.config.flush_messages > plog.unflushed_records
+        )
+
+    def replay_at_once(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        self.shard.appended(records)
+        replay = self.shard.replay
+        for record in records:
+            replay(record, now)
+
     def appended(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
         self.pending_bytes += batch.size_bytes

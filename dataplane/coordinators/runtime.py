@@ -146,6 +146,8 @@ class CoordinatorRuntime(Generic[S]):
             raise KafkaError(
                 ErrorCode.NOT_COORDINATOR, f"this worker does not lead {self.topic}-{index}"
             )
+        if hosted.is_active:
+            return hosted
         if not hosted.is_current:
             self._unload(hosted)
         hosted.check()
@@ -209,26 +211,33 @@ class CoordinatorRuntime(Generic[S]):
         The first of several batches may be appended all the same. `failed` is called if the records
         are not committed in time.
         """
-        clock = self._parts.clock
+        clock, partition = self._parts.clock, hosted.partition
         code = self._refusal(hosted, records)
         if code is None:
-            due = clock.monotonic() + self._time_limit_s()
+            now_ms = clock.now_ms()
             try:
-                hosted.partition.check_append(-1)
-                for batch in encoded_batches(records, hosted.partition.config, clock.now_ms()):
-                    self._append_batch(hosted, batch, due)
+                partition.check_append(-1)
+                *parts, last = encoded_batches(records, partition.config, now_ms)
+                for batch in parts:
+                    self._await_commit(hosted, batch, self._write_batch(hosted, batch, now_ms))
+                end_offset = self._write_batch(hosted, last, now_ms)
             except KafkaError as error:
                 code = NOT_WRITTEN.get(error.code, ErrorCode.UNKNOWN_SERVER_ERROR)
             except StorageError as error:
-                self._partitions.fail(hosted.partition, error)
+                self._partitions.fail(partition, error)
                 code = (
                     ErrorCode.COORDINATOR_NOT_AVAILABLE  # a full disk may have space again
                     if hosted.is_current
                     else ErrorCode.NOT_COORDINATOR
                 )
             else:
-                last = hosted.pending[-1]
-                last.committed, last.failed = committed, failed
+                if hosted.is_committed_at_once(end_offset):
+                    hosted.replay_at_once(last.records, clock.monotonic())
+                    if committed is not None:
+                        committed()
+                    self._arm(hosted)
+                    return None
+                self._await_commit(hosted, last, end_offset, committed, failed)
         if code is not None:
             hosted.shard.refused(records, clock.monotonic())
         self._settle(hosted)
@@ -238,23 +247,34 @@ class CoordinatorRuntime(Generic[S]):
         self, hosted: HostedShard[S], records: Sequence[CoordinatorRecord]
     ) -> ErrorCode | None:
         """Return the error if the uncommitted records have reached a memory limit."""
-        added = pending_bytes(records)
-        if (hosted.pending and hosted.pending_bytes + added > MAX_PENDING_BYTES) or (
-            self.pending_bytes and self.pending_bytes + added > MAX_TOTAL_PENDING_BYTES
-        ):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if self.pending_bytes:
+            added = pending_bytes(records)
+            if (
+                hosted.pending and hosted.pending_bytes + added > MAX_PENDING_BYTES
+            ) or self.pending_bytes + added > MAX_TOTAL_PENDING_BYTES:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return None
 
-    def _append_batch(self, hosted: HostedShard[S], batch: EncodedBatch, due: float) -> None:
-        """Append one batch. Raises KafkaError or StorageError."""
+    def _write_batch(self, hosted: HostedShard[S], batch: EncodedBatch, now_ms: int) -> int:
+        """Append one batch; return its end offset. Raises KafkaError or StorageError."""
         partition, data = hosted.partition, batch.data
-        result = partition.log.append(
-            data, [parse_header(data)], hosted.leader_epoch, self._parts.clock.now_ms()
-        )
-        size_bytes = pending_bytes(batch.records)
-        hosted.appended(PendingBatch(batch.records, result.last_offset + 1, size_bytes, due))
-        self.pending_bytes += size_bytes
+        result = partition.log.append(data, [parse_header(data)], hosted.leader_epoch, now_ms)
         partition.appended(len(data))
+        return result.last_offset + 1
+
+    def _await_commit(
+        self,
+        hosted: HostedShard[S],
+        batch: EncodedBatch,
+        end_offset: int,
+        committed: Callable[[], object] | None = None,
+        failed: Callable[[ErrorCode], object] | None = None,
+    ) -> None:
+        """Let an appended batch wait for its commit."""
+        size_bytes = pending_bytes(batch.records)
+        due = self._parts.clock.monotonic() + self._time_limit_s()
+        hosted.appended(PendingBatch(batch.records, end_offset, size_bytes, due, committed, failed))
+        self.pending_bytes += size_bytes
 
     # Commits
 

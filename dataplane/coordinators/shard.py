@@ -14,7 +14,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from dataplane.scheduling.time_slices import Work
 from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
 
 T = TypeVar("T", covariant=True)
 
@@ -30,8 +29,7 @@ class CoordinatorRecord(NamedTuple):
     decoded_key: object = None
 
 
-@frozen
-class Write(Generic[T]):
+class Write(NamedTuple, Generic[T]):
     """Records to append, and the answer to give once they are committed.
 
     `on_failed` is called with the reason if they are not appended, or not committed in time.

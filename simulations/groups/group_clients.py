@@ -354,7 +354,7 @@ class EventsAdministrator(CleanupAdministrator):
 
     async def _create(self, connection: ClientConnection) -> None:
         outcomes = self.cluster_state.topic_outcomes
-        left = [name for name in topic_names() if name not in outcomes.asked]
+        left = [n for n in topic_names() if n not in outcomes.asked or n in outcomes.refused]
         if left:
             await self._create_as(connection, left[0])
 

@@ -19,6 +19,9 @@ from simulations.replication.replicated_cluster import ReplicatedClusterState
 GROUP_KINDS: Final = ("uncommitted end",)
 # Time to wait for a record that one follower has and the other has not.
 APPENDED_WITHIN_S: Final = 2.0
+# Longest wait for another leader once the old one may start, which makes it one of a new process.
+REPLACED_WITHIN_S: Final = 2.0
+ASKED_S: Final = 0.5
 
 
 class GroupFaults:
@@ -66,8 +69,21 @@ class GroupFaults:
             stop_machine(fault, leader.supervisor, "kill")
             await fault.world.sleep(FENCED_S + fault.plan.lasts_s)
             leader.supervisor.release()
+            await self._until_replaced(fault, history, state.leader_epoch)
         for source, target in pairs:
             internet.heal(source, target)
+
+    async def _until_replaced(
+        self, fault: ActiveFault, history: PartitionHistory, leader_epoch: int
+    ) -> None:
+        """Wait until the partition has another leader, and clients have asked it for a while."""
+        with trio.move_on_after(REPLACED_WITHIN_S):
+            while True:
+                state = self._cluster_state.cluster_history.state(history)
+                if state is None or (state.leader >= 0 and state.leader_epoch > leader_epoch):
+                    break
+                await fault.world.sleep(0.05)
+        await fault.world.sleep(ASKED_S)
 
     @staticmethod
     def _has_uncommitted(history: PartitionHistory, worker_id: int) -> bool:

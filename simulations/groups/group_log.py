@@ -20,6 +20,8 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     decode_offset_value,
 )
+from dataplane.worker.feature_levels import has_level
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.cluster.cluster_state import ClusterState
@@ -92,6 +94,11 @@ class CoordinatorRole(NamedTuple):
     is_current: bool  # so do the newest metadata, in the same leader epoch
     leader_epoch: int
     image: MetadataImage | None  # applied by the worker
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the worker knows that the cluster's level permits groups."""
+        return self.image is not None and has_level(self.image, GROUPS_LEVEL)
 
 
 class GroupChecker(WatchingChecker):

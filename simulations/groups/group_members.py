@@ -9,8 +9,8 @@ then the member joins again, a static one with the same instance id. Two members
 instance id: then one fences the other. A member commits only what it has processed.
 """
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum
 from random import Random
 from typing import Final
@@ -106,6 +106,9 @@ class GroupMember(GroupClient):
         self._committed: dict[Place, int] = {}
         self._leaders: dict[Place, int] = {}
         self._heard_at = 0.0
+        # Whether fetches from the coordinator use the connection of the heartbeats.
+        self.shares_connection = False
+        self._own: tuple[int, ClientConnection] | None = None  # connection to the coordinator
         group.active += 1
 
     # Life
@@ -157,6 +160,7 @@ class GroupMember(GroupClient):
         worker_id = await self.coordinator(runtime, self._group.group_id)
         async with AsyncExitStack() as stack:
             connection = await stack.enter_async_context(self.connected(runtime, worker_id))
+            self._own = worker_id, connection
             while not self.cluster_state.closing and not self._is_finished():
                 if not await self._join(runtime, connection):
                     continue
@@ -320,8 +324,11 @@ class GroupMember(GroupClient):
             places = self._places()
             if places:
                 await self._read_positions(connection, worker_id, places)
-                with suppress(*BROKEN):
+                try:
                     await self._fetch_one(runtime, *draw.choice(places))
+                except BROKEN:
+                    if connection.in_flight:
+                        raise
                 commits = state.calm or draw.random() < COMMITS
                 if commits and not await self._commit(connection, worker_id, places):
                     return None
@@ -404,6 +411,17 @@ class GroupMember(GroupClient):
             self._committed[at[1]] = found.get(at, 0)
         self.say(f"continues at {[(str(at[1]), self._positions[at[1]]) for at in missing]}")
 
+    @asynccontextmanager
+    async def _fetching(self, runtime: Runtime, leader: int) -> AsyncIterator[ClientConnection]:
+        """Hold a connection for fetches from the leader. Raises an error of `BROKEN`."""
+        if self.shares_connection and self._own is not None and self._own[0] == leader:
+            # For the checkers of quotas: throttle times of other connections do not apply.
+            self.worker_id, self.connections = leader, self.connections + 1
+            yield self._own[1]
+            return
+        async with self.connected(runtime, leader) as connection:
+            yield connection
+
     async def _fetch_one(self, runtime: Runtime, name: str, place: Place) -> None:
         """Fetch one partition and process the records; note whether its end is reached."""
         is_final = self._are_sources_done and not self._vanishes_at_the_end
@@ -411,7 +429,7 @@ class GroupMember(GroupClient):
             leader = self._leaders.get(place)
             if leader is None:
                 leader = self._leaders[place] = await self.leader(runtime, name, place)
-            async with self.connected(runtime, leader) as connection:
+            async with self._fetching(runtime, leader) as connection:
                 for _ in range(3):
                     position = self._positions[place]
                     wait_ms = self._draw.choice([0, 20])

@@ -9,7 +9,7 @@ no faults -> faults -> no faults: within `LIVENESS_S` every group has consumed a
 partition to its end
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -49,6 +49,7 @@ FEW_FAULTS: Final = 8
 # Faults that move coordinators, the only ones of a part of the worlds.
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
+NARROW: Final = 0.4  # share of narrow worlds
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *GROUP_CHECKERS)
 
 
@@ -117,6 +118,41 @@ def draw_groups(draw: Random) -> GroupsSettings:
     )
 
 
+def _slow_commits(settings: ReplicationSettings, groups: GroupsSettings, draw: Random) -> None:
+    """Let commits of coordinators take about as long as what they may coincide with.
+
+    That is expiry, the next generation, and the next leader of the partition.
+    """
+    settings.delay_s = draw.choice([0.02, 0.03])
+    settings.configs |= {
+        "replica.lag.time.max.ms": "3000",
+        "offsets.commit.timeout.ms": draw.choice(["100", "200"]),
+        "offsets.retention.check.interval.ms": "100",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    settings.session_timeout_ms = 9000
+    settings.faults = draw_faults(draw, GROUP_KINDS, over_s=settings.fault_s, most=FEW_FAULTS)
+    groups.groups, groups.members, groups.changes = draw.randint(1, 2), 2, 40
+    groups.session_ms, groups.rebalance_ms = 1500, 600
+    groups.retention_ms = 500
+    groups.topic_configs["min.insync.replicas"] = "1"
+
+
+def _moves(settings: ReplicationSettings, groups: GroupsSettings, draw: Random) -> None:
+    """Move coordinators all the time: workers restart, and leaders return to preferred ones."""
+    settings.delay_s = draw.choice([0.002, 0.02])
+    settings.session_timeout_ms = 2000
+    settings.faults = draw_faults(draw, ("restart",), over_s=settings.fault_s, most=2 * FEW_FAULTS)
+    groups.groups, groups.members, groups.changes = 3, 2, 60
+    groups.session_ms = groups.rebalance_ms = 1500
+
+
+# Worlds of one purpose: what they are for coincides in few of the others.
+NARROW_WORLDS: Final[
+    Mapping[str, Callable[[ReplicationSettings, GroupsSettings, Random], None]]
+] = {"slow commits": _slow_commits, "moves": _moves}
+
+
 @contextmanager
 def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
@@ -143,7 +179,7 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
 
 @dataclass(slots=True)
 class GroupClients(Clients):
-    others: list[GroupAdministrator | LoneConsumer] = field(default_factory=list)
+    others: list[AnyClient] = field(default_factory=list)
     members: list[GroupMember] = field(default_factory=list)
 
     @property
@@ -154,13 +190,18 @@ class GroupClients(Clients):
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings groups"))
     groups = draw_groups(world.stream("groups"))
+    draw = world.stream("narrow groups")
+    if draw.random() < NARROW:
+        purpose = draw.choice([*NARROW_WORLDS])
+        NARROW_WORLDS[purpose](settings, groups, draw)
+        world.say("story", f"narrow world: {purpose}")
+        world.count(f"narrow: {purpose}")
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        cluster_state.topic_outcomes.asked.add(CONSUMER_OFFSETS)
-        return _clients_of(cluster_state, groups)
+        return clients_of_groups(cluster_state, groups)
 
     with small_offsets_topic(groups):
         await play_settings(
@@ -172,7 +213,11 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         )
 
 
-def _clients_of(cluster_state: ReplicatedClusterState, settings: GroupsSettings) -> GroupClients:
+def clients_of_groups(
+    cluster_state: ReplicatedClusterState, settings: GroupsSettings
+) -> GroupClients:
+    """Create the clients of groups; `__consumer_offsets` is one of the topics that may exist."""
+    cluster_state.topic_outcomes.asked.add(CONSUMER_OFFSETS)
     world, clients = cluster_state.world, GroupClients()
     cluster_state.checker(GenerationsGrow).least_workers = settings.least_workers
     draw = world.stream("members")
@@ -237,6 +282,7 @@ GROUPS: Final = Scenario(
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),
 )

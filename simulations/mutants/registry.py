@@ -44,6 +44,7 @@ from simulations.mutants.replication_mutants import REGISTRATION_MUTANTS, REPLIC
 from simulations.mutants.sync_mutants import FAULT_MUTANTS
 from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
 from simulations.mutants.truncation_mutants import CUT_MUTANTS
+from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
 from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
@@ -428,5 +429,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *FAULT_MUTANTS,
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
+        *UPGRADE_MUTANTS,
     )
 }

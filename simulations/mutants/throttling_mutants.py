@@ -1,8 +1,9 @@
-"""Mutants of quotas that have an effect only with replicas."""
+"""Mutants of quotas that have an effect only with replicas or with consumer groups."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from dataplane.coordinators.group.members import GroupMember
 from dataplane.handlers import fetch
 from dataplane.handlers.produce_outcome import Outcome
 from simulations.kernel.mutation import Mutant, swapped
@@ -30,20 +31,39 @@ def _awaited_commits_not_charged() -> AbstractContextManager[None]:
     return swapped(Outcome, "__init__", wrong)
 
 
+def _mutes_counted_for_sessions() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def session_ends_at(self: Any, now: float) -> Any:
+            return self.heard_at + self.session_timeout_ms / 1000
+
+        return session_ends_at
+
+    return swapped(GroupMember, "session_ends_at", wrong)
+
+
 THROTTLING_MUTANTS: Final = tuple(
-    Mutant(name, about, "throttled-replicas", found_as, apply)
-    for name, about, found_as, apply in (
+    Mutant(name, about, scenario, found_as, apply)
+    for name, about, scenario, found_as, apply in (
         (
             "replication-throttled",
             "the quota of all clients limits the fetches of followers, too",
+            "throttled-replicas",
             ("Q5",),
             _replication_throttled,
         ),
         (
             "awaited-commits-not-charged",
             "batches with acks=all that wait for followers are not counted",
+            "throttled-replicas",
             ("Q1",),
             _awaited_commits_not_charged,
+        ),
+        (
+            "mutes-counted-for-sessions",
+            "the session of a member ends while a quota mutes its connection",
+            "throttled-members",
+            ("Q6",),
+            _mutes_counted_for_sessions,
         ),
     )
 )

@@ -28,11 +28,13 @@ CI: Final[Mapping[str, CiShare]] = {
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
     "groups": CiShare(6, 40),
+    "upgrades": CiShare(1, 20),
+    "throttled-members": CiShare(1, 20),
     "quorum": CiShare(10, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(10, 150),
-    "everything": CiShare(9, 150),
-    "quotas": CiShare(6, 60),
+    "everything": CiShare(8, 150),
+    "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
     "compaction": CiShare(5, 100),
@@ -61,6 +63,16 @@ _FEW_FAULTS: Final = (
     *_NO_BROKEN_DEVICE,
 )
 
+# Few workers, no attackers, and topics without compaction, retention or recompression.
+_OF_GROUPS: Final = (
+    "ClaimsAreRefused",
+    "LiesStayOut",
+    "LiveWorkersStay",
+    "LastOfEachKeyIsRead",
+    "ReplicaRetentionIsDue",
+    "CompressionIsInForce",
+)
+
 # Checkers without anything to compare in a scenario that plays them. `everything` gates all.
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
@@ -78,15 +90,9 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
     "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
-    # Few workers, no attackers, and topics without compaction, retention or recompression.
-    "groups": (
-        "ClaimsAreRefused",
-        "LiesStayOut",
-        "LiveWorkersStay",
-        "LastOfEachKeyIsRead",
-        "ReplicaRetentionIsDue",
-        "CompressionIsInForce",
-    ),
+    "groups": _OF_GROUPS,
+    "upgrades": _OF_GROUPS,
+    "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.

@@ -17,6 +17,8 @@ from simulations.cluster.quorum_scenario import QUORUM
 from simulations.cluster.rebuilt_voter import REBUILT_VOTER
 from simulations.faults.device_faults import FAILING_LOG
 from simulations.groups.groups_scenario import GROUPS
+from simulations.groups.throttled_members import THROTTLED_MEMBERS
+from simulations.groups.upgrade_scenario import UPGRADES
 from simulations.harness.environment import Checker, Environment, Settings, draw_settings
 from simulations.harness.observing import small_sizes, watched, watched_retirement
 from simulations.harness.scenario import Scenario
@@ -343,6 +345,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         INTERLEAVINGS_SCENARIO,
         THROTTLED_REPLICAS,
         GROUPS,
+        UPGRADES,
+        THROTTLED_MEMBERS,
         QUOTAS,
     )
 }

@@ -1,5 +1,6 @@
 """Signed varints of record batches: zigzag encoding, then seven bits per byte, lowest first."""
 
+from functools import lru_cache
 from typing import Final
 
 from wire.primitives.errors import WireError
@@ -60,7 +61,18 @@ def _read(data: bytes, position: int, max_bytes: int, bits: int) -> tuple[int, i
 def write_varint(out: bytearray, value: int) -> None:
     """Append the varint of a signed value of at most 64 bits."""
     raw = value << 1 if value >= 0 else ~(value << 1)
+    if raw <= 0x7F:
+        out.append(raw)
+        return
     while raw > 0x7F:
         out.append(raw & 0x7F | 0x80)
         raw >>= 7
     out.append(raw)
+
+
+@lru_cache(1024)
+def varint(value: int) -> bytes:
+    """Return the varint of a signed value of at most 64 bits; remembers the usual lengths."""
+    out = bytearray()
+    write_varint(out, value)
+    return bytes(out)

@@ -55,6 +55,8 @@ _ZSTD: Final = int(Codec.ZSTD)
 _WRONG_CRC: Final = "the record batch's checksum does not match"
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
+_UP_TO_CRC: Final = Struct(">qiibI")
+_AFTER_CRC: Final = Struct(">hiqqqhii")
 _unpack_header = _HEADER.unpack_from
 _pack_offset = Struct(">q").pack_into
 _pack_place = Struct(">qii").pack_into
@@ -354,9 +356,23 @@ def stored_problem(header: BatchHeader) -> str:
 
 def pack_batch(header: BatchHeader, body: bytes) -> bytearray:
     """Return a batch of `header` and `body`, with size and checksum computed."""
-    batch = bytearray(HEADER_BYTES)
+    base_offset, _, leader_epoch, magic, _, *rest = header
+    size_bytes = HEADER_BYTES + len(body)
+    batch = bytearray(
+        _HEADER.pack(base_offset, size_bytes - _PREFIX_BYTES, leader_epoch, magic, 0, *rest)
+    )
     batch += body
-    fields = header._replace(batch_bytes=len(batch) - _PREFIX_BYTES, crc=0)
-    _HEADER.pack_into(batch, 0, *fields)
-    _pack_crc(batch, 17, batch_crc(batch, 0, len(batch)))
+    _pack_crc(batch, 17, batch_crc(batch, 0, size_bytes))
+    return batch
+
+
+def pack_plain_batch(body: bytes, record_count: int, timestamp_ms: int) -> bytearray:
+    """Return an uncompressed batch at offset 0, without a producer; `body` has the records."""
+    checked = _AFTER_CRC.pack(
+        0, record_count - 1, timestamp_ms, timestamp_ms, NO_PRODUCER_ID, -1, -1, record_count
+    )
+    checked += body
+    batch_bytes = _CRC_START + len(checked)
+    batch = bytearray(_UP_TO_CRC.pack(0, batch_bytes - _PREFIX_BYTES, -1, MAGIC, crc32c(checked)))
+    batch += checked
     return batch

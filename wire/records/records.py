@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from wire.primitives.errors import WireError
 from wire.primitives.types import Buffer
-from wire.primitives.varint import read_varint, write_varint
+from wire.primitives.varint import read_varint, varint, write_varint
 from wire.records.batches import (
     CONTROL,
     DELETE_HORIZON,
@@ -35,6 +35,7 @@ from wire.records.batches import (
     batches,
     check_batch,
     pack_batch,
+    pack_plain_batch,
     parse_header,
     produced_batch,
     scan,
@@ -76,6 +77,7 @@ __all__ = [
     "decode_records",
     "encode_batch",
     "encode_marker",
+    "encode_pairs",
     "find_max_timestamp",
     "find_timestamp",
     "iter_records",
@@ -96,6 +98,7 @@ __all__ = [
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
 _MIN_VARLONG: Final = -(1 << 63)
 _MAX_VARLONG: Final = (1 << 63) - 1
+_NULL: Final = b"\x01"  # the varint of -1, the length of an absent key or value
 
 
 @dataclass(slots=True)
@@ -388,7 +391,7 @@ def encode_batch(
     if last_offset is None:
         last_offset = records[-1].offset
     base_timestamp = records[0].timestamp_ms if records else NO_TIMESTAMP
-    max_timestamp = max((record.timestamp_ms for record in records), default=NO_TIMESTAMP)
+    max_timestamp = max([record.timestamp_ms for record in records], default=NO_TIMESTAMP)
     attributes = codec | transactional * TRANSACTIONAL | control * CONTROL
     if log_append_time_ms is not None:
         max_timestamp = log_append_time_ms
@@ -400,21 +403,49 @@ def encode_batch(
     for record in records:
         _encode_record(data, record, base_offset, base_timestamp)
     header = BatchHeader(
-        base_offset=base_offset,
-        batch_bytes=0,
-        leader_epoch=leader_epoch,
-        magic=MAGIC,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=last_offset - base_offset,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=len(records),
+        base_offset,
+        0,  # size and checksum are computed below
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        last_offset - base_offset,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
     )
     return pack_batch(header, compress(codec, data, level) if records else b"")
+
+
+def encode_pairs(
+    pairs: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int
+) -> bytearray:
+    """Return an uncompressed batch of keys and values, all with one timestamp, offsets from 0.
+
+    The same as `encode_batch`, in a fifth of the time for a batch of one short record.
+    """
+    parts: list[bytes] = []
+    count = 0
+    for key, value in pairs:
+        record = b"".join(
+            (
+                b"\0\0",  # attributes, and the difference of the timestamp
+                varint(count),
+                *_field(key),
+                *_field(value),
+                b"\0",  # headers
+            )
+        )
+        parts += (varint(len(record)), record)
+        count += 1
+    return pack_plain_batch(b"".join(parts), count, timestamp_ms)
+
+
+def _field(value: bytes | None) -> tuple[bytes, bytes]:
+    return (_NULL, b"") if value is None else (varint(len(value)), value)
 
 
 def _encode_record(out: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:
@@ -423,17 +454,20 @@ def _encode_record(out: bytearray, record: Record, base_offset: int, base_timest
     write_varint(body, record.offset - base_offset)
     _encode_bytes(body, record.key)
     _encode_bytes(body, record.value)
-    write_varint(body, len(record.headers))
-    for key, value in record.headers:
-        _encode_bytes(body, key.encode("utf-8", "surrogateescape"))
-        _encode_bytes(body, value)
+    if record.headers:
+        write_varint(body, len(record.headers))
+        for key, value in record.headers:
+            _encode_bytes(body, key.encode("utf-8", "surrogateescape"))
+            _encode_bytes(body, value)
+    else:
+        body.append(0)
     write_varint(out, len(body))
     out += body
 
 
 def _encode_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
-        out.append(1)  # the varint of -1
+        out += _NULL
         return
     write_varint(out, len(value))
     out += value

@@ -26,10 +26,11 @@ background task of the coordinator writes the tombstones, also after errors (`an
 that of the next coordinator does if the leadership ends: so no client sees a part of the offsets.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
@@ -73,7 +74,6 @@ from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
@@ -102,8 +102,7 @@ class GroupConfigs:
     offset_metadata_max_bytes: int = 4096
 
 
-@frozen
-class OffsetToCommit:
+class OffsetToCommit(NamedTuple):
     topic: str
     topic_id: Uuid
     partition: int
@@ -112,8 +111,7 @@ class OffsetToCommit:
     metadata: str
 
 
-@frozen
-class CommitRequest:
+class CommitRequest(NamedTuple):
     """Offsets to commit; `generation` is -1 without membership."""
 
     group_id: str
@@ -151,6 +149,8 @@ class GroupShard:
         self._timeouts = Timeouts()
         self._recorded: dict[str, GroupMetadataValue] = {}  # while the shard is loading
         self._persisted: set[str] = set()  # groups with a committed record
+        # Records of each group that are appended and not committed yet.
+        self._uncommitted: Counter[str] = Counter()
         # Groups that are being deleted, and the callbacks of their requests while these wait.
         self._being_deleted: set[str] = set()
         self._awaited_deletions: dict[str, DeletionCallback] = {}
@@ -402,7 +402,7 @@ class GroupShard:
         if is_all and (group is None or (group.is_empty and not group.pending)):
             if group_id in self._persisted:
                 records.append(_group_record(group_id, None))
-            elif group is not None:
+            elif group is not None and not self._uncommitted[group_id]:
                 self._forget(group)
         return Write(records, None) if records else None
 
@@ -428,8 +428,10 @@ class GroupShard:
             key = record.decoded_key
             if isinstance(key, OffsetKey):
                 self.offsets.appended(key, record.value)
-            elif isinstance(key, GroupKey) and key.group in self._awaited_deletions:
-                self._being_deleted.add(key.group)
+            elif isinstance(key, GroupKey):
+                self._uncommitted[key.group] += 1
+                if key.group in self._awaited_deletions:
+                    self._being_deleted.add(key.group)
 
     def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
         """Write the group again, in its state of that time, if it has become empty.
@@ -482,10 +484,14 @@ class GroupShard:
             else:
                 self._recorded[group_id] = metadata
             return
+        self._uncommitted[group_id] -= 1
+        is_last = self._uncommitted[group_id] <= 0
+        if is_last:
+            del self._uncommitted[group_id]
         group = self.groups.get(group_id)
         if group is not None and metadata is not None:
             group.committed(now, metadata)
-        elif group is not None and group.is_empty and not group.pending:
+        elif is_last and group is not None and group.is_empty and not group.pending:
             self._forget(group)
         if metadata is None and group_id in self._being_deleted:
             self._being_deleted.discard(group_id)
@@ -523,6 +529,7 @@ class GroupShard:
         yield from self.offsets.emptied()
         yield from emptied(self._recorded)
         yield from emptied(self._persisted)
+        yield from emptied(self._uncommitted)
 
     def _create(self, group_id: str, host: str = "") -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(

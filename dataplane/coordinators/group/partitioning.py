@@ -4,6 +4,7 @@ All workers, and all versions of them, must agree on it: the leader of that part
 coordinator. Kafka's tools compute it, too, so it is Java's hash of the group id.
 """
 
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -11,11 +12,15 @@ from typing import Final
 _UNITS: Final = 64
 _UINT32: Final = 0xFFFF_FFFF
 _POSITIVE: Final = 0x7FFF_FFFF
+# Group ids whose hashes are remembered, because every request computes one: a few MB.
+_REMEMBERED: Final = 10_000
+_REMEMBERED_CHARACTERS: Final = 128
 
 
 def partition_of(group_id: str, partition_count: int) -> int:
     """Return the partition of a group. Source: String.hashCode of Java, Utils.abs of Kafka."""
-    return (java_hash(group_id) & _POSITIVE) % partition_count
+    hash_of = _remembered_hash if len(group_id) <= _REMEMBERED_CHARACTERS else java_hash
+    return (hash_of(group_id) & _POSITIVE) % partition_count
 
 
 def java_hash(text: str) -> int:
@@ -30,3 +35,6 @@ def java_hash(text: str) -> int:
         for unit in Struct(f">{len(piece) // 2}H").unpack(piece):
             value = (value * 31 + unit) & _UINT32
     return value
+
+
+_remembered_hash = lru_cache(_REMEMBERED)(java_hash)

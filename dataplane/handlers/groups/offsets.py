@@ -4,20 +4,16 @@ A long request is handled in parts, in slices of the event loop: a commit of mor
 offsets is several writes, each of which checks the member's generation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets
-from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
+from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
 from dataplane.coordinators.group.record_formats import OffsetValue
-from dataplane.handlers.groups.asking import (
-    Answer,
-    CoordinatesGroups,
-    GroupResponse,
-)
-from dataplane.handlers.groups.parts import write_in_parts
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces
+from dataplane.coordinators.shard import Write
+from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
+from dataplane.handlers.groups.parts import Codes, write_in_parts
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces, row_count
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
@@ -74,29 +70,127 @@ _RENAMED_IN_OLD: Final = {**_RENAMED, ErrorCode.GROUP_ID_NOT_FOUND: ErrorCode.IL
 
 def handle_offset_commit(
     worker: CoordinatesGroups, request: Request, message: OffsetCommitRequest
-) -> Work[Message | GroupResponse]:
-    has_ids = request.version >= _COMMIT_TOPIC_IDS_SINCE
-    image = worker.image
-    topics = yield from in_pieces(
-        message.topics,
-        lambda topic: image.topic_by_id(topic.topic_id) if has_ids else image.topic(topic.name),
-    )
-    unknown = ErrorCode.UNKNOWN_TOPIC_ID if has_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    is_old = request.version < _COMMIT_GROUP_NOT_FOUND_SINCE
-    renamed = _RENAMED_IN_OLD if is_old else _RENAMED
+) -> Answer | GroupResponse | Work[Message | GroupResponse]:
+    commit = _Commit(worker, request.version, message)
+    if row_count(message.topics, _partitions_of) > PIECE_ROWS:
+        return commit.in_parts()
+    return commit.at_once()
 
-    offsets: list[OffsetToCommit] = []
 
-    def checked(
-        asked: tuple[OffsetCommitRequestTopic, TopicImage | None],
-        row: OffsetCommitRequestPartition,
-    ) -> ErrorCode:
-        topic = asked[1]
+def _partitions_of(topic: OffsetCommitRequestTopic) -> list[OffsetCommitRequestPartition]:
+    return topic.partitions
+
+
+class _Commit:
+    """One OffsetCommit: nearly all commit a few offsets, in one step; long ones in parts."""
+
+    __slots__ = ("_has_ids", "_image", "_message", "_offsets", "_renamed", "_unknown", "_worker")
+
+    def __init__(
+        self, worker: CoordinatesGroups, version: int, message: OffsetCommitRequest
+    ) -> None:
+        self._worker = worker
+        self._image = worker.image
+        self._message = message
+        self._has_ids = version >= _COMMIT_TOPIC_IDS_SINCE
+        self._unknown = (
+            ErrorCode.UNKNOWN_TOPIC_ID if self._has_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+        is_old = version < _COMMIT_GROUP_NOT_FOUND_SINCE
+        self._renamed = _RENAMED_IN_OLD if is_old else _RENAMED
+        self._offsets: list[OffsetToCommit] = []
+
+    def at_once(self) -> Answer | GroupResponse:
+        topics = self._message.topics
+        checked = []
+        for topic in topics:
+            image = self._topic(topic)
+            checked.append([self._check(image, row) for row in topic.partitions])
+
+        def of_all(code: ErrorCode) -> list[ErrorCode]:
+            return [code] * len(self._offsets)
+
+        def operation(shard: GroupShard) -> Write[list[ErrorCode]] | list[ErrorCode]:
+            outcome = self._operate(self._offsets, shard)
+            return of_all(outcome) if isinstance(outcome, ErrorCode) else outcome
+
+        def answered(codes: list[ErrorCode]) -> Answer:
+            left = iter(codes)
+            return OffsetCommitResponse(
+                topics=[
+                    OffsetCommitResponseTopic(
+                        name=topic.name,
+                        topic_id=topic.topic_id,
+                        partitions=[
+                            self._row(row, code, left)
+                            for row, code in zip(topic.partitions, of_topic, strict=True)
+                        ],
+                    )
+                    for topic, of_topic in zip(topics, checked, strict=True)
+                ]
+            )
+
+        def failed(code: ErrorCode) -> Answer:
+            return answered(of_all(code))
+
+        if not self._offsets:
+            return answered([])
+        return ask(self._worker, self._message.group_id, operation, answered, failed)
+
+    def in_parts(self) -> Work[Message | GroupResponse]:
+        topics = self._message.topics
+        images = yield from in_pieces(topics, self._topic)
+        checked = yield from each_of(
+            zip(topics, images, strict=True),
+            lambda each: each[0].partitions,
+            lambda each, row: self._check(each[1], row),
+        )
+
+        def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
+            return self._response(checked, codes)
+
+        return (
+            yield from write_in_parts(
+                self._worker,
+                self._message.group_id,
+                self._offsets,
+                lambda shard, part: self._operate(part, shard),
+                finished,
+            )
+        )
+
+    def _response(
+        self,
+        checked: Sequence[tuple[tuple[OffsetCommitRequestTopic, object], list[ErrorCode]]],
+        codes: Iterator[ErrorCode],
+    ) -> Work[Message]:
+        rows = yield from each_of(
+            checked,
+            lambda each: zip(each[0][0].partitions, each[1], strict=True),
+            lambda _, asked: self._row(*asked, codes),
+        )
+        topics = yield from in_pieces(
+            rows,
+            lambda each: OffsetCommitResponseTopic(
+                name=each[0][0][0].name, topic_id=each[0][0][0].topic_id, partitions=each[1]
+            ),
+        )
+        return OffsetCommitResponse(topics=topics)
+
+    # One row
+
+    def _topic(self, topic: OffsetCommitRequestTopic) -> TopicImage | None:
+        if self._has_ids:
+            return self._image.topic_by_id(topic.topic_id)
+        return self._image.topic(topic.name)
+
+    def _check(self, topic: TopicImage | None, row: OffsetCommitRequestPartition) -> ErrorCode:
+        """Return the error of a row; collect its offset and return NONE if it has none."""
         if topic is None:
-            return unknown
+            return self._unknown
         if not 0 <= row.partition_index < len(topic.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        offsets.append(
+        self._offsets.append(
             OffsetToCommit(
                 topic.name,
                 topic.topic_id,
@@ -108,57 +202,30 @@ def handle_offset_commit(
         )
         return ErrorCode.NONE
 
-    rows = yield from each_of(
-        zip(message.topics, topics, strict=True), lambda asked: asked[0].partitions, checked
-    )
-    request_of = partial(
-        CommitRequest,
-        message.group_id,
-        message.member_id,
-        message.group_instance_id,
-        message.generation_id_or_member_epoch,
-        retention_ms=message.retention_time_ms,
-    )
-
-    def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
-        return _committed(rows, codes, renamed)
-
-    return (
-        yield from write_in_parts(
-            worker,
-            message.group_id,
-            offsets,
-            lambda shard, part: shard.commit(
-                worker.clock.monotonic(), worker.clock.now_ms(), request_of(part)
+    def _operate(
+        self, offsets: Sequence[OffsetToCommit], shard: GroupShard
+    ) -> Write[list[ErrorCode]] | Codes:
+        clock, message = self._worker.clock, self._message
+        return shard.commit(
+            clock.monotonic(),
+            clock.now_ms(),
+            CommitRequest(
+                message.group_id,
+                message.member_id,
+                message.group_instance_id,
+                message.generation_id_or_member_epoch,
+                offsets,
+                message.retention_time_ms,
             ),
-            finished,
         )
-    )
 
-
-def _committed(
-    checked: Sequence[tuple[tuple[OffsetCommitRequestTopic, object], list[ErrorCode]]],
-    codes: Iterator[ErrorCode],
-    renamed: Mapping[ErrorCode, ErrorCode],
-) -> Work[Message]:
-    def row(
-        _: object, asked: tuple[OffsetCommitRequestPartition, ErrorCode]
+    def _row(
+        self, row: OffsetCommitRequestPartition, checked: ErrorCode, codes: Iterator[ErrorCode]
     ) -> OffsetCommitResponsePartition:
-        code = _code_of(asked[1], codes)
+        code = _code_of(checked, codes)
         return OffsetCommitResponsePartition(
-            partition_index=asked[0].partition_index, error_code=renamed.get(code, code)
+            partition_index=row.partition_index, error_code=self._renamed.get(code, code)
         )
-
-    rows = yield from each_of(
-        checked, lambda each: zip(each[0][0].partitions, each[1], strict=True), row
-    )
-    topics = yield from in_pieces(
-        rows,
-        lambda each: OffsetCommitResponseTopic(
-            name=each[0][0][0].name, topic_id=each[0][0][0].topic_id, partitions=each[1]
-        ),
-    )
-    return OffsetCommitResponse(topics=topics)
 
 
 # OffsetDelete

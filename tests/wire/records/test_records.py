@@ -28,6 +28,7 @@ from wire.records.records import (
     decode_records,
     encode_batch,
     encode_marker,
+    encode_pairs,
     find_max_timestamp,
     find_timestamp,
     new_walk,
@@ -108,6 +109,15 @@ def test_records_come_back_from_a_batch(records: list[Record], codec: Codec) -> 
     assert header.max_timestamp == max(record.timestamp_ms for record in records)
     assert (header.base_offset, header.last_offset) == (records[0].offset, records[-1].offset)
     assert scan(batch) == (BatchState.WHOLE, header, "")
+
+
+@given(st.lists(st.tuples(data, data), min_size=1, max_size=300), st.integers(-1, 1 << 53))
+@quick
+def test_pairs_are_encoded_as_records_are(
+    pairs: list[tuple[bytes | None, bytes | None]], timestamp_ms: int
+) -> None:
+    records = [Record(offset, timestamp_ms, *pair) for offset, pair in enumerate(pairs)]
+    assert encode_pairs(pairs, timestamp_ms) == encode_batch(records)
 
 
 @given(

@@ -185,6 +185,11 @@ class Coordinator:
         code: ErrorCode = self.do(self.shard.leave(self.now, GROUP, [leaving])).one[0]
         return code
 
+    def leave_without_answer(self, member_id: str) -> None:
+        """Leave the group; the answer waits until the records are committed."""
+        leaving = LeavingMember(member_id, None)
+        assert not self.do(self.shard.leave(self.now, GROUP, [leaving]))
+
     def commit(
         self,
         offset: int = 5,

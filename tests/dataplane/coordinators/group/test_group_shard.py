@@ -423,6 +423,39 @@ def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
     assert coordinator.group_ids == []
 
 
+def test_a_group_with_records_that_are_not_committed_yet_is_not_forgotten() -> None:
+    """Its next generation would be the first one again, after others in the log."""
+    coordinator = Coordinator()
+    coordinator.commits_at_once = False
+    joined = coordinator.join()
+    coordinator.wait(3)
+    coordinator.sync(joined.one, {joined.one.member_id: b"a"})
+    coordinator.leave_without_answer(joined.one.member_id)
+    expire(coordinator)
+    assert coordinator.group_ids == [GROUP]
+    coordinator.commit_all()
+    expire(coordinator)
+    coordinator.commit_all()
+    assert coordinator.group_ids == []
+
+
+def test_a_group_that_is_recorded_behind_its_deletion_stays() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    coordinator.leave(member.member_id)
+    coordinator.commits_at_once = False
+    coordinator.do(coordinator.shard.delete_group(GROUP))
+    joined = coordinator.join()
+    coordinator.wait(3)
+    coordinator.sync(joined.one, {joined.one.member_id: b"a"})
+    coordinator.leave_without_answer(joined.one.member_id)
+    generation = coordinator.group.generation
+    coordinator.commit_all()
+    assert coordinator.group.generation == generation
+    coordinator.fail_over()
+    assert coordinator.group.generation == generation
+
+
 # Records of others
 
 

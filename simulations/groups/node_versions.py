@@ -1,0 +1,107 @@
+"""Versions of the software that the nodes of a cluster run while an operator upgrades them.
+
+An old version is the shipped code, but it registers, and founds the cluster with, the level of
+metadata.version before groups. A version takes effect when a process starts; no node returns to
+an old one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, overload
+
+import dataplane.worker_server
+import metaquorum.controller_server
+from dataplane.handlers import api_versions
+from metaquorum.controller import features
+from metaquorum.controller.features import SUPPORTED_FEATURES
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from simulations.kernel.machine import Machine, running_process
+from simulations.kernel.mutation import swapped
+from simulations.kernel.process import Process
+
+OLD_LEVEL: Final = GROUPS_LEVEL - 1
+OLD_FEATURES: Final = tuple(
+    FeatureRange(each.name, each.least, OLD_LEVEL) if each.name == METADATA_VERSION else each
+    for each in SUPPORTED_FEATURES
+)
+
+
+class NodeVersions:
+    """Version of each node by its name: from which run of its process on it is new."""
+
+    def __init__(self) -> None:
+        self.old: set[str] = set()  # nodes that run the old version at first
+        self._new_since: dict[str, int] = {}
+        # Called with each batch that a process of the old version applies.
+        self.applied: Callable[[Process, Batch], None] = lambda process, batch: None
+
+    def install(self, machine: Machine) -> None:
+        """Install the new version: the next process of the machine runs it."""
+        self._new_since.setdefault(machine.name, machine.runs + 1)
+
+    def is_old(self, name: str, run: int) -> bool:
+        return name in self.old and run < self._new_since.get(name, run + 1)
+
+    def is_old_process(self, process: Process | None) -> bool:
+        return process is not None and self.is_old(process.name, process.number)
+
+    @property
+    def supported(self) -> tuple[FeatureRange, ...]:
+        """Levels that the running process supports."""
+        return OLD_FEATURES if self.is_old_process(running_process.get()) else SUPPORTED_FEATURES
+
+
+class _SupportedFeatures(Sequence[FeatureRange]):
+    """The table of supported levels, of which each process sees those of its version."""
+
+    def __init__(self, versions: NodeVersions) -> None:
+        self._versions = versions
+
+    def __len__(self) -> int:
+        return len(self._versions.supported)
+
+    def __iter__(self) -> Iterator[FeatureRange]:
+        return iter(self._versions.supported)
+
+    @overload
+    def __getitem__(self, index: int) -> FeatureRange: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FeatureRange]: ...
+    def __getitem__(self, index: int | slice) -> FeatureRange | Sequence[FeatureRange]:
+        return self._versions.supported[index]
+
+
+@contextmanager
+def mixed_versions(versions: NodeVersions) -> Iterator[None]:
+    """Let each process support, and register, the levels of its version while the block runs."""
+
+    def registers(right: Any) -> Any:
+        def registration(*values: Any, **more: Any) -> Any:
+            return right(*values, features=versions.supported, **more)
+
+        return registration
+
+    def supports(right: Any) -> Any:
+        return _SupportedFeatures(versions)
+
+    def applies(right: Any) -> Any:
+        async def apply(self: Any, term: int, batch: Batch) -> bool:
+            took_effect: bool = await right(self, term, batch)
+            process = running_process.get()
+            if took_effect and process is not None and versions.is_old_process(process):
+                versions.applied(process, batch)
+            return took_effect
+
+        return apply
+
+    with (
+        swapped(MetadataLoader, "apply", applies),
+        swapped(features, "SUPPORTED_FEATURES", supports),
+        swapped(api_versions, "SUPPORTED_FEATURES", supports),
+        swapped(dataplane.worker_server, "WorkerRegistration", registers),
+        swapped(metaquorum.controller_server, "ControllerRegistration", registers),
+    ):
+        yield

@@ -1,0 +1,133 @@
+"""Checkers of an upgrade: what old nodes read, when a level is raised, what needs the level."""
+
+from typing import Final
+
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
+from metaquorum.metadata.records import (
+    METADATA_VERSION,
+    FeatureLevelRecord,
+    MetadataRecord,
+    TopicRecord,
+)
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from simulations.groups.node_versions import OLD_LEVEL, NodeVersions
+from simulations.kernel.process import Process
+from simulations.replication.replica_checkers import WatchingChecker
+from wire.primitives.errors import ErrorCode
+
+
+def level_of(image: MetadataImage) -> int:
+    return image.features.get(METADATA_VERSION, 0)
+
+
+class LevelsAreSupported(WatchingChecker):
+    """The level is raised only when every node runs a version that supports it.
+
+    Before, no internal topic is created, and requests to raise the level are refused.
+    """
+
+    invariant = "M7"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        self.versions = NodeVersions()
+
+    @property
+    def old_nodes(self) -> list[str]:
+        """Nodes whose last process was of the old version."""
+        machines = [each.supervisor.machine for each in self.cluster_state.members.values()]
+        return [each.name for each in machines if self.versions.is_old(each.name, each.runs)]
+
+    @property
+    def level(self) -> int:
+        """Level of the newest metadata; 0 before the cluster is founded."""
+        return level_of(self.cluster_history.image)
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        level = level_of(image)
+        if level < GROUPS_LEVEL:
+            created = [name for name in INTERNAL_TOPICS if image.topic(name) is not None]
+            self.compare(not created, "{} exists at level {}", created, level)
+        elif level_of(before) < level:
+            self.world.count("levels raised")
+            self.compare(
+                not self.old_nodes,
+                "the level is raised to {} while {} run the old version",
+                level,
+                self.old_nodes,
+            )
+
+    def answered(self, old_nodes: list[str], code: ErrorCode) -> None:
+        """Check the answer to a request to raise the level; `old_nodes` when it came."""
+        self.world.count(f"raise: {code.name}")
+        self.compare(
+            code is not ErrorCode.NONE or not old_nodes,
+            "a request to raise the level succeeds while {} run the old version",
+            old_nodes,
+        )
+
+
+class OldNodesReadOldRecords(WatchingChecker):
+    """A process of the old version never applies a record that the new level permits."""
+
+    invariant = "M7"
+
+    def applied(self, process: Process, batch: Batch) -> None:
+        for record in batch.records():
+            self.compare(
+                _level_needed(record) <= OLD_LEVEL,
+                "{} runs the old version, and applies {} at {}",
+                process.name,
+                record,
+                batch.expected_offset,
+            )
+
+
+class GroupsNeedTheirLevel(WatchingChecker):
+    """At a level without groups, requests of groups are refused, and nothing is committed."""
+
+    invariant = "G5"
+
+    def answered(self, request: str, worker_id: int, codes: list[ErrorCode]) -> None:
+        self.compare(
+            set(codes) == {ErrorCode.UNSUPPORTED_VERSION},
+            "worker {} runs at a level without groups, and answers {} with {}",
+            worker_id,
+            request,
+            [code.name for code in codes],
+        )
+
+    def found(self, worker_id: int, coordinator_id: int, code: ErrorCode) -> None:
+        """Check the answer to a FindCoordinator: none, or the worker itself."""
+        self.compare(
+            coordinator_id == worker_id or code is not ErrorCode.NONE,
+            "worker {} runs at a level without groups, and names the coordinator {}",
+            worker_id,
+            coordinator_id,
+        )
+
+    def read(self, worker_id: int, offsets: list[int]) -> None:
+        self.compare(
+            all(offset < 0 for offset in offsets),
+            "worker {} runs at a level without groups, and returns the offsets {}",
+            worker_id,
+            offsets,
+        )
+
+
+UPGRADE_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    LevelsAreSupported,
+    OldNodesReadOldRecords,
+    GroupsNeedTheirLevel,
+)
+
+
+def _level_needed(record: MetadataRecord) -> int:
+    if isinstance(record, FeatureLevelRecord) and record.name == METADATA_VERSION:
+        return record.level
+    if isinstance(record, TopicRecord) and record.name in INTERNAL_TOPICS:
+        return GROUPS_LEVEL
+    return 0

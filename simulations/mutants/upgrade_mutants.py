@@ -1,0 +1,80 @@
+"""Mutants of feature levels and of what needs them; a test of the same rule finds each, too."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane.coordinators.group import group_coordinator
+from dataplane.handlers.groups import coordinators
+from dataplane.worker import internal_topics as workers_topics
+from metaquorum.controller import features, internal_topics
+from simulations.kernel.mutation import Mutant, all_of, swapped
+
+
+def _unchecked(_: Any) -> Any:
+    def check_level(*values: Any) -> None: ...
+
+    return check_level
+
+
+def _level_of_groups_not_checked() -> AbstractContextManager[None]:
+    return swapped(group_coordinator, "check_level", _unchecked)
+
+
+def _internal_topics_at_every_level() -> AbstractContextManager[None]:
+    return all_of(
+        swapped(coordinators, "has_level", lambda _: lambda image, level: True),
+        swapped(workers_topics, "needs_level", _unchecked),
+        swapped(internal_topics, "check_level", _unchecked),
+    )
+
+
+def _nodes_not_asked(kind: str) -> AbstractContextManager[None]:
+    """Raise a level that nodes whose display name begins with `kind` do not support."""
+
+    def wrong(right: Any) -> Any:
+        def _unsupported(update: Any, nodes: Any) -> Iterator[str]:
+            yield from right(update, {n: r for n, r in nodes.items() if not n.startswith(kind)})
+
+        return _unsupported
+
+    return swapped(features, "_unsupported", wrong)
+
+
+def _workers_not_asked() -> AbstractContextManager[None]:
+    return _nodes_not_asked("Broker")
+
+
+def _controllers_not_asked() -> AbstractContextManager[None]:
+    return _nodes_not_asked("Controller")
+
+
+UPGRADE_MUTANTS: Final = tuple(
+    Mutant(name, about, "upgrades", found_as, apply)
+    for name, about, found_as, apply in (
+        (
+            "level-of-groups-not-checked",
+            "requests of groups are not refused at a level without groups",
+            ("G5",),
+            _level_of_groups_not_checked,
+        ),
+        (
+            "internal-topics-at-every-level",
+            "internal topics are created although old workers do not protect them",
+            ("M7", "G5"),
+            _internal_topics_at_every_level,
+        ),
+        (
+            "workers-not-asked",
+            "a level is raised although a worker does not support it",
+            ("M7",),
+            _workers_not_asked,
+        ),
+        (
+            "controllers-not-asked",
+            "a level is raised although another controller does not support it",
+            ("M7",),
+            _controllers_not_asked,
+        ),
+    )
+)

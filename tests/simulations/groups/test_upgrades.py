@@ -1,0 +1,84 @@
+"""Upgrades: a test of the rule finds each mutant, and so does the simulator; versions of nodes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from metaquorum.controller.features import FeatureUpdate
+from simulations.groups.node_versions import NodeVersions
+from simulations.kernel.mutation import mutated
+from simulations.mutants.registry import MUTANTS
+from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
+from simulations.runner.runs import run_seed
+from tests.dataplane.handlers import test_groups as groups
+from tests.metaquorum.controller import test_features as features
+from tests.metaquorum.controller import test_internal_topics as internal_topics
+
+
+def groups_need_a_raised_metadata_version() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        groups.test_groups_need_a_raised_metadata_version(patch)
+
+
+# Test that fails with each mutant.
+FAILS: dict[str, Callable[[], None]] = {
+    "level-of-groups-not-checked": groups_need_a_raised_metadata_version,
+    "internal-topics-at-every-level": (
+        internal_topics.test_a_cluster_of_the_first_level_is_told_how_to_raise_it
+    ),
+    "workers-not-asked": partial(
+        features.test_a_level_that_cannot_be_is_refused_and_all_others_with_it,
+        FeatureUpdate(features.LEVEL, 4),
+        "Broker 7 only supports versions 1-3",
+    ),
+    "controllers-not-asked": features.test_every_controller_must_have_told_what_it_supports,
+}
+
+# Mutants that the simulator finds within few seeds.
+SHOWS_SOON = ("level-of-groups-not-checked", "internal-topics-at-every-level", "workers-not-asked")
+
+
+def test_each_mistake_has_its_test() -> None:
+    assert set(FAILS) == {mutant.name for mutant in UPGRADE_MUTANTS}
+
+
+@pytest.mark.parametrize("name", list(FAILS))
+def test_a_rule_of_levels_has_a_test_that_fails_without_it(name: str) -> None:
+    FAILS[name]()
+
+    def fails() -> bool:
+        try:
+            FAILS[name]()
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
+            return True
+        return False
+
+    with mutated(MUTANTS[name]):
+        assert fails()
+
+
+@pytest.mark.parametrize("name", SHOWS_SOON)
+def test_a_mistake_shows_in_an_upgrade_of_a_cluster_in_trouble(name: str) -> None:
+    def found(seed: int) -> Any:
+        outcome, _ = run_seed("upgrades", seed, mutant=name)
+        return {each.split()[0] for each, _ in outcome.violations} & set(MUTANTS[name].found_as)
+
+    assert any(map(found, range(8)))
+
+
+class _Machine:
+    name, runs = "node-1", 3
+
+
+def test_an_installed_version_takes_effect_at_the_next_start() -> None:
+    versions = NodeVersions()
+    assert not versions.is_old("node-1", 3)
+    versions.old.add("node-1")
+    assert versions.is_old("node-1", 3)
+    machine: Any = _Machine()
+    versions.install(machine)
+    assert versions.is_old("node-1", 3)
+    assert not versions.is_old("node-1", 4)
+    assert not versions.is_old("node-2", 1)
