@@ -189,10 +189,9 @@ class Rebalancing:
         if self._is_first:
             self._has_new_members = False
             self._first_ends_at = now + max(self._members.rebalance_timeout_s, delay_s)
-            if delay_s > 0:
-                self._wait(now + delay_s, self._delay_ended)
-            else:
-                self._complete(now)
+            # Also without a delay: requests that have arrived already are handled first, so that
+            # members that start together share the first generation.
+            self._wait(now + delay_s, self._delay_ended)
             return
         if not self._complete_if_all_joined(now):
             self._wait(now + self._members.rebalance_timeout_s, self._complete)

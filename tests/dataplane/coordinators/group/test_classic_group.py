@@ -48,9 +48,12 @@ def test_the_initial_delay_is_extended_while_members_arrive_up_to_the_rebalance_
     assert {answers.one.generation for answers in members} == {1}
 
 
-def test_without_a_delay_the_first_member_gets_its_generation_at_once() -> None:
+def test_without_a_delay_members_that_arrive_together_share_the_first_generation() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(initial_rebalance_delay_s=0)))
-    assert coordinator.join().one.generation == 1
+    joins = [coordinator.join() for _ in range(3)]
+    assert joins == [[], [], []]  # the requests that have arrived are handled first
+    coordinator.wait(0)
+    assert [join.one.generation for join in joins] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("delay_s", [0, 3])
