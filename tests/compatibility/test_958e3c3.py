@@ -6,15 +6,18 @@
 import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from tests.cli.admin.running import Admin
 from tests.compatibility.commands import CHANGING, PASSWORDS, READING, Command
 from tests.compatibility.records import read_all
-from tests.nodes import Node, elsewhere, free_ports
+from tests.conftest import KafkaTool
+from tests.nodes import Node, elsewhere, free_ports, wait_until
 
 GOLDEN = Path(__file__).parent / "958e3c3"
 OUTPUT: dict[str, str] = json.loads((GOLDEN / "output.json").read_text())
@@ -27,9 +30,9 @@ def captured(*words: str) -> Any:
     return json.loads(OUTPUT[Command(words).name])
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    folder = tmp_path_factory.mktemp("node")
+@contextmanager
+def restored(folder: Path) -> Iterator[Node]:
+    """Run a node on the data directory, extracted to `folder`."""
     with tarfile.open(GOLDEN / "data.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     port = free_ports([1])
@@ -40,8 +43,16 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     }
     started = Node(folder, listeners, "--host", "machine-1", "--rack", "rack-1")
     started.start()
-    yield started
-    started.stop()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with restored(tmp_path_factory.mktemp("node")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +160,46 @@ def test_the_feature_level_is_kept_until_it_is_raised(admin: Admin) -> None:
     assert level() == 1
     admin("cluster", "upgrade", "metadata.version=2")
     assert level() == 2
+
+
+def test_groups_begin_when_kafkas_tool_has_raised_the_level(
+    tmp_path: Path, kafka_tool: KafkaTool
+) -> None:
+    with restored(tmp_path) as node:
+        at = ["--bootstrap-server", node.bootstrap]
+        assert first_error_of_a_group(node.bootstrap) == "UNSUPPORTED_VERSION"
+        raised = kafka_tool("features", *at, "upgrade", "--feature", "metadata.version=2")
+        assert raised.returncode == 0, raised.stdout + raised.stderr
+        reading = ["--topic", "orders", "--group", "g", "--from-beginning", "--max-messages", 5]
+        read = kafka_tool("console-consumer", *at, *reading, "--timeout-ms", 60_000)
+        assert len(read.stdout.splitlines()) == 5, read.stderr
+        shown = kafka_tool("consumer-groups", *at, "--describe", "--group", "g").stdout
+        offsets = [line.split()[3] for line in shown.splitlines() if "orders" in line]
+        assert sum(int(offset) for offset in offsets if offset != "-") == 5
+
+
+def first_error_of_a_group(bootstrap: str) -> str:
+    """Subscribe with librdkafka; return the name of the first error that it reports."""
+    errors: list[str] = []
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "g",
+            "error_cb": lambda error: errors.append(error.name()),
+        }
+    )
+
+    def reported() -> str:
+        message = consumer.poll(0.1)
+        if message is not None and (error := message.error()) is not None:
+            errors.append(error.name())
+        return next(iter(errors), "")
+
+    consumer.subscribe(["orders"])
+    try:
+        return wait_until(reported, what="an error")
+    finally:
+        consumer.close()
 
 
 def test_every_captured_command_is_compared() -> None:
