@@ -1,7 +1,7 @@
 """Partitions of this worker, created, assigned and removed by the metadata log."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from random import Random
 from typing import Final
 
@@ -169,9 +169,7 @@ class ReplicaManager:
         """
         self._image = image
         changed = list(delta.topics())
-        for before, after in changed:
-            if before is not None and after is None:
-                await self._delete(before)
+        await self._delete([before for before, after in changed if after is None and before])
         await self.log_dirs.write_deletions()
         hosted = [
             (topic, index, state)
@@ -255,6 +253,7 @@ class ReplicaManager:
             for at, plog in (*log_dir.partitions.items(), *((at, None) for at in log_dir.offline))
             if _is_stray(image, at, plog)
         ]
+        await self.log_dirs.forget([at for _, at, _ in strays])
         for number, (log_dir, (topic, index), plog) in enumerate(strays):
             try:
                 if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
@@ -422,18 +421,28 @@ class ReplicaManager:
             del self._by_name[name], self._by_raw_name[name.encode()]
         return partitions.values()
 
-    async def _delete(self, topic: TopicImage) -> None:
-        for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
-            partition.retire()
-            self.departed = self.departed.plus(partition.traffic)
-            self.replication.removed(partition)
-            async with partition.appending:  # wait for a pending append
-                self._delete_log(topic.name, partition.index)
+    async def _delete(self, topics: Sequence[TopicImage]) -> None:
+        gone: list[tuple[str, int]] = []
+        for topic in topics:
+            for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
+                partition.retire()
+                self.departed = self.departed.plus(partition.traffic)
+                self.replication.removed(partition)
+                async with partition.appending:  # wait for a pending append
+                    gone.append((topic.name, partition.index))
+                if number % SLICE_PARTITIONS == 0:
+                    await trio.lowlevel.checkpoint()
+            indexes = range(len(topic.partitions))
+            gone += [
+                (topic.name, index)
+                for index in indexes
+                if self.log_dirs.offline_reason((topic.name, index))
+            ]
+        await self.log_dirs.forget(gone)
+        for number, (name, index) in enumerate(gone):
+            self._delete_log(name, index)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
-        for index in range(len(topic.partitions)):
-            if self.log_dirs.offline_reason((topic.name, index)):
-                self._delete_log(topic.name, index)
 
     def _delete_log(self, topic: str, index: int) -> None:
         try:

@@ -340,6 +340,16 @@ class LogDir:
         )
         return partial(self._add, partition, new.config, loaded, now_ms)
 
+    async def forget(self, partitions: Iterable[Partition]) -> None:
+        """Remove logs from the checkpoints, before their folders are renamed. Nothing else changes.
+
+        A kill between the two would otherwise leave offsets without a folder: those of a lost log,
+        if a topic of that name exists again. Raises DirectoryFailedError.
+        """
+        for partition in partitions:
+            self.checkpoints.leave(partition)
+        await self.write_deletions()
+
     def delete(self, topic: str, partition: int, rng: random.Random) -> None:
         """Delete the log: rename its folder, for `remove`. Reads in progress continue."""
         unique = f"{rng.getrandbits(128):032x}"
@@ -372,6 +382,7 @@ class LogDir:
 
     def _retire(self, topic: str, partition: int, unique: str, ending: str) -> str | None:
         """Rename the log's folder and drop the log. Return the new name; None without a folder."""
+        self.checkpoints.left((topic, partition))
         if self.failure is not None:  # leave the folder for the next start
             self.partitions.pop((topic, partition), None)
             self.offline.pop((topic, partition), None)

@@ -277,8 +277,22 @@ class LogDirs:
             placed[number][1].append(one)
         return [(log_dir, some) for log_dir, some in placed if some]
 
+    async def forget(self, partitions: Iterable[Partition]) -> None:
+        """Remove logs from the checkpoints, before they are deleted: see `LogDir.forget`."""
+        of_dirs: dict[LogDir, list[Partition]] = {}
+        for partition in partitions:
+            if (log_dir := self.dir_of(partition)) is not None:
+                of_dirs.setdefault(log_dir, []).append(partition)
+        for log_dir, some in of_dirs.items():
+            if log_dir.failure is None:
+                with suppress(DirectoryFailedError), self._watched(log_dir):
+                    await log_dir.forget(some)
+
     def delete(self, topic: str, partition: int, rng: Random) -> None:
-        """Delete the log: rename its folder, for `LogDir.remove`. Raises StorageError."""
+        """Delete the log: rename its folder, for `LogDir.remove`. Raises StorageError.
+
+        Call `forget` before.
+        """
         self._unfound.pop((topic, partition), None)
         if (log_dir := self.dir_of((topic, partition))) is not None:
             with self._watched(log_dir):

@@ -62,6 +62,7 @@ class OffsetCheckpoints:
         self._offline: dict[Partition, LogOffsets] = {}
         self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # by truncation in progress
         self._deleted: set[Partition] = set()  # deleted logs that may still be in the files
+        self._leaving: set[Partition] = set()  # logs whose folders are to be renamed
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
@@ -95,6 +96,15 @@ class OffsetCheckpoints:
         """Keep `offsets` in the files for a log that is offline."""
         self._offline[partition] = self._below_cuts(partition, offsets)
 
+    def leave(self, partition: Partition) -> None:
+        """Forget a log that still has its folder; no write has its offsets until `left`."""
+        self._leaving.add(partition)
+        self.forget(partition)
+
+    def left(self, partition: Partition) -> None:
+        """Note that the folder was renamed, or cannot be: the name may be written again."""
+        self._leaving.discard(partition)
+
     def forget(self, partition: Partition) -> None:
         """Remove a deleted log's offsets from memory; `write_deletions` updates the files."""
         self.cleaner_offsets.pop(partition, None)
@@ -114,7 +124,7 @@ class OffsetCheckpoints:
             offline = self._offline.items()
             points = {at: offsets.recovery_point for at, offsets in offline}
             starts = {at: offsets.log_start_offset for at, offsets in offline}
-            logs = dict(logs)
+            logs = {at: log for at, log in logs.items() if at not in self._leaving}
             for partition, log in logs.items():
                 point, start = log.synced_offset, log.log_start_offset
                 if self._ceilings:
@@ -193,7 +203,10 @@ class OffsetCheckpoints:
 
     def _with_offline(self, high_watermarks: Mapping[Partition, int]) -> dict[Partition, int]:
         kept = {at: offset for at, offset in self.high_watermarks.items() if at in self._offline}
-        return kept | dict(high_watermarks)
+        kept |= high_watermarks
+        for partition in self._leaving:
+            kept.pop(partition, None)
+        return kept
 
     async def write_cleaner_offsets(self) -> None:
         """Write the offsets up to which logs are cleaned."""

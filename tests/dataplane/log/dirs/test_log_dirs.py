@@ -391,6 +391,41 @@ async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew
         assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 0\n"
 
 
+@in_trio
+async def test_a_kill_while_a_topic_is_deleted_leaves_no_offsets_without_a_folder(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    """They would be those of a lost log for the next topic with that name."""
+    data, a, _ = folders
+    names = ("recovery-point-offset-checkpoint", "replication-offset-checkpoint")
+    noted: list[str] = []
+
+    class Watched(RealDisk):
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith("-delete"):
+                noted.extend((a / name).read_text() for name in names)
+            super().rename(source, target)
+
+    with opened(data, a, disk=Watched()) as dirs:
+        await load(dirs)
+        await create(dirs, "t", 2)
+        high_watermarks = {("t", 0): 20, ("t", 1): 20}
+        for index in range(2):
+            append_many(dirs.online[0].partitions["t", index], 10)
+        await dirs.checkpoint(lambda: high_watermarks)
+        await dirs.forget([("t", 0)])
+        await dirs.checkpoint(lambda: high_watermarks)  # also a write that comes between
+        await dirs.write_high_watermarks(lambda: high_watermarks)
+        dirs.delete("t", 0, random.Random(1))
+    assert [[line.rsplit(" ", 1)[0] for line in text.splitlines()[2:]] for text in noted] == [
+        ["t 1"],
+        ["t 1"],
+    ]
+    with opened(data, a) as dirs:
+        await load(dirs)
+        assert not dirs.is_lost(("t", 0))
+
+
 @pytest.mark.parametrize("writes_all", [True, False])
 @in_trio
 async def test_no_checkpoint_tells_of_a_topic_that_went_while_one_was_written(
