@@ -62,7 +62,7 @@ class OffsetCheckpoints:
         self._offline: dict[Partition, LogOffsets] = {}
         self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # by truncation in progress
         self._deleted: set[Partition] = set()  # deleted logs that may still be in the files
-        self._leaving: set[Partition] = set()  # logs whose folders are to be renamed
+        self._leaving: set[Partition] = set()  # logs whose folders will be renamed
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
