@@ -163,7 +163,7 @@ def test_a_worker_that_was_unregistered_while_it_was_paused_replicates_again(
     assert cluster[3].pid == pid
     # The worker counts for the ISR: with another worker down, two replicas are in sync.
     cluster[2].kill()
-    # Until it is fenced, the metadata still has it as a leader, and its connection is gone.
+    # Until it is fenced, the metadata still has it as a leader, and its connection is closed.
     wait_until(lambda: 2 not in leaders(client), what="the others lead")
     for number in range(9):
         produce(clients, number % PARTITIONS, b"%d" % number)
