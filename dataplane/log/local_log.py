@@ -217,12 +217,8 @@ class LocalLog:
         active = self._segments.active
         config = self._config
         size_after = active.size_bytes + size_bytes
-        if size_after > config.segment_bytes and size_bytes > config.segment_bytes:
-            raise KafkaError(
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"{size_bytes} bytes of batches are larger than segment.bytes, "
-                f"{config.segment_bytes}",
-            )
+        if size_after > config.segment_bytes:
+            self._check_size(size_bytes)
         if active.size_bytes and (
             size_after > config.segment_bytes
             or active.indexes_full
@@ -235,6 +231,15 @@ class LocalLog:
             self.roll(now_ms)
             active = self._segments.active
         return active
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Raise KafkaError (RECORD_LIST_TOO_LARGE) if an append is larger than a segment may be."""
+        if size_bytes > self._config.segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"{size_bytes} bytes of batches are larger than segment.bytes, "
+                f"{self._config.segment_bytes}",
+            )
 
     def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
         """Return the age of the segment in ms, by its records' timestamps or else by its creation.

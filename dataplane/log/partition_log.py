@@ -116,7 +116,7 @@ class PartitionLog(LocalLog):
         (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, RECORD_LIST_TOO_LARGE) or
         StorageError (DiskFullError if the disk is only full).
         """
-        duplicate = self.producers.check(headers)
+        duplicate = self._check_sequences(records, headers)
         if duplicate is not None:
             return self._duplicate(duplicate, headers)
         write = self._prepare(records, headers, leader_epoch, now_ms)
@@ -138,7 +138,7 @@ class PartitionLog(LocalLog):
 
         Reads may continue meanwhile; other appends, rolls and truncations must wait.
         """
-        duplicate = self.producers.check(headers)
+        duplicate = self._check_sequences(records, headers)
         if duplicate is not None:
             return self._duplicate(duplicate, headers)
         write = self._prepare(records, headers, leader_epoch, now_ms)
@@ -183,6 +183,21 @@ class PartitionLog(LocalLog):
         except OSError as error:
             raise self._undo(write, error) from error
         return self._commit(write, headers, now_ms, as_follower=True)
+
+    def _check_sequences(
+        self, records: bytearray | memoryview, headers: Sequence[BatchHeader]
+    ) -> BatchMetadata | None:
+        """Return the stored batch that these repeat, if any. Raises KafkaError.
+
+        Batches that are too large are refused as such again, also after later ones were appended:
+        a producer that did not receive the first refusal takes OUT_OF_ORDER_SEQUENCE_NUMBER for a
+        sign that they are stored.
+        """
+        try:
+            return self.producers.check(headers)
+        except KafkaError:
+            self._check_size(len(records))
+            raise
 
     def _duplicate(self, mark: BatchMetadata, headers: Sequence[BatchHeader]) -> AppendResult:
         time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP

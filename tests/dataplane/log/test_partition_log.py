@@ -139,6 +139,20 @@ def test_a_batch_larger_than_a_segment_is_refused(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
 
 
+def test_a_batch_larger_than_a_segment_is_refused_as_such_after_a_later_sequence(
+    tmp_path: Path,
+) -> None:
+    """Its producer may not have received the first answer, and sends all batches again."""
+    log = open_log(tmp_path)
+    large = make_batch(2, value=b"x" * 2000, producer_id=7, sequence=0)
+    for _ in range(2):
+        with pytest.raises(KafkaError) as caught:
+            append(log, large)
+        assert caught.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
+        append(log, make_batch(1, producer_id=7, sequence=2))
+    assert log.log_end_offset == 1
+
+
 def test_a_segment_rolls_by_the_age_of_its_records(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig(segment_ms=1000))
     append(log, make_batch(1, timestamp=5000))
