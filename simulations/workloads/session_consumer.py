@@ -99,7 +99,6 @@ class SessionConsumer:
         )
         asked = Asked.now(self.environment)
         await connection.send(ApiKey.FETCH, message)
-        self._asked = dict(wanted)
         response = await connection.receive()
         if response.error_code:
             code = ErrorCode(response.error_code)
@@ -109,6 +108,8 @@ class SessionConsumer:
             self.environment.world.count("fetch sessions lost")
             self._reset()
             return
+        # Only now: if the request was lost, the session has the offsets of the one before.
+        self._asked = dict(wanted)
         self._next_epoch(response.session_id)
         if not self._take(response, asked):
             await sleep(runtime.clock, 0.02)
