@@ -58,6 +58,12 @@ class Shard(Protocol):
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""
 
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        """Apply records that were committed by their append: the same as `appended` and `replay`.
+
+        So are those of a partition with a single replica.
+        """
+
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         """Note records that were not appended, of an operation or of `due`."""
 

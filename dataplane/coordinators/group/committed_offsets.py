@@ -118,6 +118,19 @@ class CommittedOffsets:
         check_offset_value(value)
         if self._pending:
             self._committed(group, topic, partition)
+        self._set(group, topic, partition, value)
+
+    def replay_appended(self, key: OffsetKey, value: bytes | None) -> None:
+        """Apply a record that this coordinator has encoded, and that its append has committed.
+
+        It was not counted by `appended`.
+        """
+        if value is None:
+            self._remove(*key)
+        else:
+            self._set(*key, value)
+
+    def _set(self, group: str, topic: str, partition: int, value: bytes) -> None:
         groups = self._groups.bucket(group)
         topics = groups.get(group)
         if topics is None:

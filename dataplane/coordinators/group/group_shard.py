@@ -464,6 +464,15 @@ class GroupShard:
             self.unreadable_count += 1
         return None
 
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        for record in records:
+            key = record.decoded_key
+            if isinstance(key, OffsetKey):
+                self.offsets.replay_appended(key, record.value)
+            else:
+                self.appended((record,))
+                self.replay(record, now)
+
     def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
         """Replay a group of many members while the shard is loading."""
         try:

@@ -57,8 +57,10 @@ _ONE_TOPIC_ID: Final = b"\x01\x00\x10"  # one tagged field, of tag 0 and 16 byte
 _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
 _INT64: Final = Layout(">q")
+_VERSION_LENGTH: Final = Layout(">hh")
 _VERSION_OFFSET: Final = Layout(">hq")
 _VERSION_OFFSET_EPOCH: Final = Layout(">hqi")
+_HEAD_OF_4: Final = Layout(">hqiB")
 
 
 class MalformedRecordError(ValueError):
@@ -132,8 +134,12 @@ def encode_key(key: RecordKey) -> bytes:
     """Return the bytes of a key. Raises ValueError if a name is too long."""
     if isinstance(key, GroupKey):
         return _INT16.pack(GROUP_KEY_VERSION) + _string("group", key.group)
-    head = _INT16.pack(OFFSET_KEY_VERSION) + _string("group", key.group)
-    return head + _string("topic", key.topic) + _INT32.pack(key.partition)
+    group_id, topic_name, partition = key
+    group, topic = group_id.encode(), topic_name.encode()
+    if len(group) > _MAX_STRING_BYTES or len(topic) > _MAX_STRING_BYTES:
+        return _string("group", group_id) + _string("topic", topic_name)  # one of them raises
+    head = _VERSION_LENGTH.pack(OFFSET_KEY_VERSION, len(group)) + group
+    return head + _INT16.pack(len(topic)) + topic + _INT32.pack(partition)
 
 
 def decode_key(key: bytes) -> RecordKey | None:
@@ -189,6 +195,12 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
     A field that the version does not have is dropped, as by Kafka: version 1 has no leader epoch
     and no topic id. Raises ValueError if the metadata is too long.
     """
+    offset, leader_epoch, text, commit_timestamp_ms, expire_timestamp_ms, topic_id = value
+    if version is None and expire_timestamp_ms == -1 and topic_id != ZERO_UUID:
+        metadata = text.encode()
+        if len(metadata) < 0x7F:  # its length is one byte; nearly all values are such
+            head = _HEAD_OF_4.pack(OFFSET_VERSION, offset, leader_epoch, len(metadata) + 1)
+            return head + metadata + _INT64.pack(commit_timestamp_ms) + _ONE_TOPIC_ID + topic_id
     if version is None:
         version = EXPIRING_OFFSET_VERSION if value.expire_timestamp_ms != -1 else OFFSET_VERSION
     if version >= 3:

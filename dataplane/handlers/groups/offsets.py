@@ -84,7 +84,16 @@ def _partitions_of(topic: OffsetCommitRequestTopic) -> list[OffsetCommitRequestP
 class _Commit:
     """One OffsetCommit: nearly all commit a few offsets, in one step; long ones in parts."""
 
-    __slots__ = ("_has_ids", "_image", "_message", "_offsets", "_renamed", "_unknown", "_worker")
+    __slots__ = (
+        "_checked",
+        "_has_ids",
+        "_image",
+        "_message",
+        "_offsets",
+        "_renamed",
+        "_unknown",
+        "_worker",
+    )
 
     def __init__(
         self, worker: CoordinatesGroups, version: int, message: OffsetCommitRequest
@@ -99,43 +108,37 @@ class _Commit:
         is_old = version < _COMMIT_GROUP_NOT_FOUND_SINCE
         self._renamed = _RENAMED_IN_OLD if is_old else _RENAMED
         self._offsets: list[OffsetToCommit] = []
+        self._checked: list[ErrorCode] = []  # of each row, if it is handled at once
 
     def at_once(self) -> Answer | GroupResponse:
-        topics = self._message.topics
-        checked = []
-        for topic in topics:
+        for topic in self._message.topics:
             image = self._topic(topic)
-            checked.append([self._check(image, row) for row in topic.partitions])
-
-        def of_all(code: ErrorCode) -> list[ErrorCode]:
-            return [code] * len(self._offsets)
-
-        def operation(shard: GroupShard) -> Write[list[ErrorCode]] | list[ErrorCode]:
-            outcome = self._operate(self._offsets, shard)
-            return of_all(outcome) if isinstance(outcome, ErrorCode) else outcome
-
-        def answered(codes: list[ErrorCode]) -> Answer:
-            left = iter(codes)
-            return OffsetCommitResponse(
-                topics=[
-                    OffsetCommitResponseTopic(
-                        name=topic.name,
-                        topic_id=topic.topic_id,
-                        partitions=[
-                            self._row(row, code, left)
-                            for row, code in zip(topic.partitions, of_topic, strict=True)
-                        ],
-                    )
-                    for topic, of_topic in zip(topics, checked, strict=True)
-                ]
-            )
-
-        def failed(code: ErrorCode) -> Answer:
-            return answered(of_all(code))
-
+            for row in topic.partitions:
+                self._checked.append(self._check(image, row))
         if not self._offsets:
-            return answered([])
-        return ask(self._worker, self._message.group_id, operation, answered, failed)
+            return self._answered([])
+        group_id = self._message.group_id
+        return ask(self._worker, group_id, self._commit_all, self._answered, self._failed)
+
+    def _commit_all(self, shard: GroupShard) -> Write[list[ErrorCode]] | list[ErrorCode]:
+        outcome = self._operate(self._offsets, shard)
+        return self._of_all(outcome) if isinstance(outcome, ErrorCode) else outcome
+
+    def _of_all(self, code: ErrorCode) -> list[ErrorCode]:
+        return [code] * len(self._offsets)
+
+    def _answered(self, codes: list[ErrorCode]) -> Answer:
+        checked, left = iter(self._checked), iter(codes)
+        response = OffsetCommitResponse()
+        for topic in self._message.topics:
+            rows = [self._row(row, next(checked), left) for row in topic.partitions]
+            response.topics.append(
+                OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+            )
+        return response
+
+    def _failed(self, code: ErrorCode) -> Answer:
+        return self._answered(self._of_all(code))
 
     def in_parts(self) -> Work[Message | GroupResponse]:
         topics = self._message.topics
