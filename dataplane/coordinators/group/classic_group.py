@@ -131,7 +131,9 @@ class ClassicGroup:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
         if not self._has_room_for(request.member_id):
             self._remove(now, request.member_id, "the group is full")
-            return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
+            if request.member_id in self.pending:  # the others wait for it no longer
+                self.sessions.end_pending(request.member_id, now)
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if not self.members.supports(request):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
@@ -147,6 +149,13 @@ class ClassicGroup:
         member = self.members.by_id[request.member_id]
         member.muted_until = muted_until
         return self._join_again(now, member, request, callback)
+
+    def member_of(self, request: JoinRequest) -> GroupMember | None:
+        """Return the member that sends the request, or that a static one replaces."""
+        member_id = request.member_id
+        if not member_id and request.instance_id is not None:
+            member_id = self.members.static_ids.get(request.instance_id, "")
+        return self.members.by_id.get(member_id)
 
     def _has_room_for(self, member_id: str) -> bool:
         most, known = self.limits.max_size, self.members.by_id.get(member_id)
@@ -205,6 +214,7 @@ class ClassicGroup:
         if self.state is GroupState.STABLE and is_same and self.members.leader != member.member_id:
             return self.rebalancing.joined(member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)  # with its new timeout
         self.members.wait_join(member, callback)
         is_leader = self.members.leader == member.member_id
         cause = "the leader has joined again" if is_leader else "a member has joined again"
@@ -229,8 +239,8 @@ class ClassicGroup:
         leader_before = self.members.leader or ""
         member = self.rebalancing.replace(request.instance_id, member_id)
         member.muted_until = muted_until
-        self.sessions.hear(now, member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)
         is_stable = self.state is GroupState.STABLE
         if is_stable and self.members.select_protocol() == self.protocol:
             answer = self.rebalancing.joined(member)

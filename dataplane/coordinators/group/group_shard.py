@@ -40,7 +40,7 @@ from dataplane.coordinators.group.classic_group import (
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted
+from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -179,13 +179,21 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._memory.has_room(request.client_host, _size_of(request)):
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        if not self._has_memory(group, request):
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if group is None:
             group = self._create(request.group_id, request.client_host)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
+
+    def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
+        added = protocols_bytes(request.protocols)
+        member = group.member_of(request) if group is not None else None
+        if member is None:
+            return self._memory.has_room(request.client_host, added + GROUP_BYTES)
+        added -= protocols_bytes(member.protocols)
+        return self._memory.has_room(request.client_host, added, is_known=True)
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
@@ -197,11 +205,12 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
-        assigned_bytes = sum(map(len, request.assignments.values()))
         leader = group.members.by_id.get(request.member_id)
-        host = "" if leader is None else leader.client_host
-        if not self._memory.has_room(host, assigned_bytes):
-            return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if leader is not None and request.assignments:
+            added = sum(map(len, request.assignments.values()))
+            added -= sum(len(each.assignment) for each in group.members)
+            if not self._memory.has_room(leader.client_host, added, is_known=True):
+                return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.metadata)
@@ -574,10 +583,6 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
         version = DELETED_GROUP_VERSION if metadata.is_being_deleted else GROUP_VERSION
         value = encode_group_value(metadata, version)
     return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
-
-
-def _size_of(request: JoinRequest) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:
