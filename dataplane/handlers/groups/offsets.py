@@ -261,7 +261,7 @@ def handle_offset_delete(
             places,
             lambda shard, part: shard.delete_offsets(message.group_id, part),
             finished,
-            even_without_rows=any(image.topic(topic.name) for topic in message.topics),
+            even_without_rows=True,
         )
     )
 

@@ -600,10 +600,12 @@ def test_offsets_are_deleted_unless_a_member_consumes_the_topic() -> None:
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ]
         assert (await client.committed(), await client.committed(topic="u")) == ({0: 5}, {})
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h", partition=1))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h"))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("t", group_id="h", partition=1), asked("t", group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("absent", group_id="h"), asked(group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
         answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id=""))
         assert answer.error_code == ErrorCode.INVALID_GROUP_ID
 
