@@ -534,7 +534,7 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
     groups(scenario)
 
 
-@pytest.mark.parametrize("version", [7, 9])
+@pytest.mark.parametrize("version", [1, 7, 9])
 def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(version: int) -> None:
     """The shard is emptied: its rows would show that nothing was committed."""
 
@@ -543,7 +543,8 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         await client.client.create("t", 200)
         assert await client.commit(5, partitions=range(200)) == [NONE] * 200
         if version < 8:
-            asked = OffsetFetchRequest(group_id="g", topics=None)
+            rows = [OffsetFetchRequestTopic(name="t", partition_indexes=list(range(200)))]
+            asked = OffsetFetchRequest(group_id="g", topics=rows if version == 1 else None)
         else:
             asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
         request = Request(version, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
@@ -551,6 +552,10 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         next(work)
         node.worker.groups.close()
         answer = at_once(work)
+        if version == 1:
+            codes = [row.error_code for row in answer.topics[0].partitions]
+            assert codes == [ErrorCode.NOT_COORDINATOR] * 200
+            return
         found = answer if version < 8 else answer.groups[0]
         assert (found.error_code, found.topics) == (ErrorCode.NOT_COORDINATOR, [])
 
