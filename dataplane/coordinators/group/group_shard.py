@@ -38,7 +38,7 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from dataplane.coordinators.group.consumer_subscription import topics_of_any
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
@@ -603,11 +603,6 @@ def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
 
 def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
     """Return the topics of all members of a consumer group; None if they are unknown."""
-    topics: set[str] = set()
-    for member in group.members:
-        for protocol in member.protocols:
-            subscribed = subscribed_topics(protocol.metadata)
-            if subscribed is None:
-                return None
-            topics |= subscribed
-    return frozenset(topics)
+    return topics_of_any(
+        protocol.metadata for member in group.members for protocol in member.protocols
+    )
