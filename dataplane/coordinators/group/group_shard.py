@@ -82,6 +82,8 @@ MAX_PROTOCOLS: Final = 64
 WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
+# Latest time that fits a record: a client may ask to retain an offset for ever.
+LATEST_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
 # Called with the answer to a request for a deletion.
@@ -263,7 +265,9 @@ class GroupShard:
         if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        expires_ms = -1
+        if request.retention_ms >= 0:
+            expires_ms = min(now_ms + request.retention_ms, LATEST_MS)
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:

@@ -413,6 +413,14 @@ def test_an_offset_with_its_own_retention_expires_by_that() -> None:
     assert coordinator.committed() is None
 
 
+def test_an_offset_can_be_retained_for_ever() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    assert coordinator.commit(5, retention_ms=2**63 - 1).one == [ErrorCode.NONE]
+    coordinator.wait(1e9)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+
+
 def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
     coordinator = Coordinator()
     coordinator.join(needs_member_id=True)
