@@ -134,7 +134,7 @@ class ClassicGroup:
             if request.member_id in self.pending:  # the others wait for it no longer
                 self.sessions.end_pending(request.member_id, now)
             return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
-        if not self.members.supports(request):
+        if not self.members.supports(request, is_empty=self.is_empty):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
             return self._join_new(now, request, new_id(), callback, muted_until)
@@ -178,8 +178,8 @@ class ClassicGroup:
             if request.instance_id in self.members.static_ids:
                 return self._replace(now, request, member_id, callback, muted_until)
         elif request.needs_member_id:
-            if len(self.pending) >= self.limits.max_pending:
-                return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
+            if len(self.pending) >= self.limits.max_pending:  # until they join or time out
+                return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
             self.sessions.add_pending(
                 now, member_id, request.client_host, request.session_timeout_ms
             )

@@ -230,11 +230,14 @@ class GroupMembers:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
-    def supports(self, request: JoinRequest) -> bool:
-        """Return whether the request's protocols fit to those of the members."""
+    def supports(self, request: JoinRequest, *, is_empty: bool) -> bool:
+        """Return whether the request's protocols fit to those of the members.
+
+        A group that is not in the state EMPTY keeps its type of protocol, also without members.
+        """
         if not request.protocol_type or not request.protocols:
             return False
-        if not self.by_id:
+        if is_empty:
             return True
         everyone = len(self.by_id)
         return request.protocol_type == self.protocol_type and any(

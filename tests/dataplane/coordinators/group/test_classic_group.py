@@ -242,7 +242,24 @@ def test_a_pending_member_holds_a_rebalance_up_until_its_session_would_end() -> 
 def test_pending_members_are_bounded() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=2)))
     codes = [coordinator.join(needs_member_id=True).one.code for _ in range(3)]
-    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED]
+    # An error that clients retry: the group may have room for more members soon.
+    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+def test_a_rebalance_without_members_keeps_its_protocol_type() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    pending = coordinator.join(needs_member_id=True).one
+    waiting = coordinator.join(member.member_id)
+    coordinator.leave(member.member_id)
+    assert (waiting.one.code, coordinator.state) == (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        "PreparingRebalance",
+    )
+    refused = coordinator.join(protocol_type="connect").one
+    assert refused.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    coordinator.join(pending.member_id)
+    assert coordinator.state == "CompletingRebalance"
 
 
 def test_a_group_takes_at_most_its_maximum_of_members() -> None:
