@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.handlers.groups.admin import handle_list_groups
 from dataplane.handlers.groups.offsets import handle_offset_fetch
 from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import at_once
@@ -683,6 +684,22 @@ def test_groups_are_listed_in_every_version(version: int) -> None:
             assert await client.listed(version, types_filter=["consumer"]) == {}
 
     groups(scenario)
+
+
+def test_groups_are_not_listed_by_a_coordinator_that_has_ended_meanwhile() -> None:
+    """The shard is emptied: groups would be shown without their members."""
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        await client.stable()
+        request = Request(5, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
+        work = handle_list_groups(node.worker, request, ListGroupsRequest())
+        next(work)
+        node.worker.groups.close()
+        assert at_once(work).groups == []
+
+    groups(scenario, offsets_topic_num_partitions=1)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_GROUPS))
