@@ -82,7 +82,7 @@ MAX_PROTOCOLS: Final = 64
 WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
-# Latest time that fits a record: a client may ask to retain an offset for ever.
+# Latest time that fits a record: a client may ask to retain an offset without an end.
 LATEST_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")

@@ -1,4 +1,4 @@
-"""The topics of subscriptions, beside a decoder of one subscription at a time."""
+"""The topics of subscriptions, compared with those of each subscription alone."""
 
 import struct
 

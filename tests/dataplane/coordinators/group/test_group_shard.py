@@ -413,7 +413,7 @@ def test_an_offset_with_its_own_retention_expires_by_that() -> None:
     assert coordinator.committed() is None
 
 
-def test_an_offset_can_be_retained_for_ever() -> None:
+def test_an_offset_can_be_retained_without_an_end() -> None:
     coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
     assert coordinator.commit(5, retention_ms=2**63 - 1).one == [ErrorCode.NONE]
     coordinator.wait(1e9)
