@@ -19,6 +19,7 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
+from dataplane.coordinators.group.consumer_subscription import topics_of_any
 from dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
@@ -51,6 +52,8 @@ from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
+# Members from which on a group keeps the topics of all of them: reading them takes a millisecond.
+LARGE_GROUP: Final = 100
 # Returns, at a monotonic time, until when a quota mutes, or muted, the client.
 MutedUntil: TypeAlias = Callable[[float], float]
 
@@ -82,6 +85,7 @@ class ClassicGroup:
             limits, self.members, self.sessions, timeouts, wall_ms, write, self.history
         )
         self._write = write
+        self._subscribed: tuple[int, frozenset[str] | None] = (-1, None)
 
     @property
     def state(self) -> GroupState:
@@ -111,6 +115,18 @@ class ClassicGroup:
     @property
     def protocol_type(self) -> str:
         return self.members.protocol_type or ""
+
+    @property
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Topics of all members of a consumer group; None if they are unknown."""
+        if self._subscribed[0] == self.members.version:
+            return self._subscribed[1]
+        topics = topics_of_any(
+            each.metadata for member in self.members for each in member.protocols
+        )
+        if len(self.members) >= LARGE_GROUP:
+            self._subscribed = self.members.version, topics
+        return topics
 
     # JoinGroup
 

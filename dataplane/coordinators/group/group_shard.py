@@ -38,7 +38,6 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
-from dataplane.coordinators.group.consumer_subscription import topics_of_any
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
@@ -315,7 +314,7 @@ class GroupShard:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty and group.protocol_type != CONSUMER:
             return ErrorCode.NON_EMPTY_GROUP
-        subscribed = _subscribed(group) if group is not None else frozenset()
+        subscribed = group.subscribed_topics if group is not None else frozenset()
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for topic, partition in places:
@@ -601,12 +600,5 @@ def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
         is_empty=group.is_empty,
         is_stable=group.state is GroupState.STABLE,
         state_timestamp_ms=group.state_timestamp_ms if group.state_timestamp_ms >= 0 else None,
-        subscribed=_subscribed(group),
-    )
-
-
-def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
-    """Return the topics of all members of a consumer group; None if they are unknown."""
-    return topics_of_any(
-        protocol.metadata for member in group.members for protocol in member.protocols
+        subscribed=group.subscribed_topics,
     )

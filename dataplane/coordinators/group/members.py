@@ -179,6 +179,7 @@ class GroupMembers:
         self.protocol_type: str | None = None
         self.leader: str | None = None
         self.joined_count = 0  # members whose JoinGroup waits
+        self.version = 0  # changes with the members and their protocols
         self._supported: Counter[str] = Counter()  # members by protocol name
 
     def __len__(self) -> int:
@@ -321,6 +322,7 @@ class GroupMembers:
         return True
 
     def _count(self, member: GroupMember, by: int) -> None:
+        self.version += 1
         self._use(member, by * member.size_bytes)
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by
