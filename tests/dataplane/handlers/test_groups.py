@@ -282,6 +282,18 @@ def test_a_member_joins_in_every_version(version: int) -> None:
     groups(scenario)
 
 
+def test_a_member_id_that_is_too_long_for_responses_is_not_given() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        refused = await client.join(instance_id="i" * 32_767)
+        assert (refused.error_code, refused.member_id) == (ErrorCode.INVALID_REQUEST, "")
+        joined = await client.join(instance_id="i" * 32_700)
+        assert joined.error_code == NONE
+        assert len(joined.members) == 1
+
+    groups(scenario)
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.SYNC_GROUP))
 def test_two_members_get_their_assignments_in_every_version(version: int) -> None:
     async def scenario(node: Simulated) -> None:
