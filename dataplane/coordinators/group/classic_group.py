@@ -19,6 +19,7 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
+from dataplane.coordinators.group.consumer_subscription import topics_of_any
 from dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
@@ -51,6 +52,8 @@ from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
+# Members from which on a group keeps the topics of all of them: reading them takes a millisecond.
+LARGE_GROUP: Final = 100
 # Returns, at a monotonic time, until when a quota mutes, or muted, the client.
 MutedUntil: TypeAlias = Callable[[float], float]
 
@@ -82,6 +85,7 @@ class ClassicGroup:
             limits, self.members, self.sessions, timeouts, wall_ms, write, self.history
         )
         self._write = write
+        self._subscribed: tuple[int, frozenset[str] | None] = (-1, None)
 
     @property
     def state(self) -> GroupState:
@@ -112,6 +116,18 @@ class ClassicGroup:
     def protocol_type(self) -> str:
         return self.members.protocol_type or ""
 
+    @property
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Topics of all members of a consumer group; None if they are unknown."""
+        if self._subscribed[0] == self.members.version:
+            return self._subscribed[1]
+        topics = topics_of_any(
+            each.metadata for member in self.members for each in member.protocols
+        )
+        if len(self.members) >= LARGE_GROUP:
+            self._subscribed = self.members.version, topics
+        return topics
+
     # JoinGroup
 
     def join(
@@ -131,8 +147,10 @@ class ClassicGroup:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
         if not self._has_room_for(request.member_id):
             self._remove(now, request.member_id, "the group is full")
-            return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
-        if not self.members.supports(request):
+            if request.member_id in self.pending:  # the others wait for it no longer
+                self.sessions.end_pending(request.member_id, now)
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if not self.members.supports(request, is_empty=self.is_empty):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
             return self._join_new(now, request, new_id(), callback, muted_until)
@@ -147,6 +165,13 @@ class ClassicGroup:
         member = self.members.by_id[request.member_id]
         member.muted_until = muted_until
         return self._join_again(now, member, request, callback)
+
+    def member_of(self, request: JoinRequest) -> GroupMember | None:
+        """Return the member that sends the request, or that a static one replaces."""
+        member_id = request.member_id
+        if not member_id and request.instance_id is not None:
+            member_id = self.members.static_ids.get(request.instance_id, "")
+        return self.members.by_id.get(member_id)
 
     def _has_room_for(self, member_id: str) -> bool:
         most, known = self.limits.max_size, self.members.by_id.get(member_id)
@@ -169,8 +194,8 @@ class ClassicGroup:
             if request.instance_id in self.members.static_ids:
                 return self._replace(now, request, member_id, callback, muted_until)
         elif request.needs_member_id:
-            if len(self.pending) >= self.limits.max_pending:
-                return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
+            if len(self.pending) >= self.limits.max_pending:  # until they join or time out
+                return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
             self.sessions.add_pending(
                 now, member_id, request.client_host, request.session_timeout_ms
             )
@@ -205,6 +230,7 @@ class ClassicGroup:
         if self.state is GroupState.STABLE and is_same and self.members.leader != member.member_id:
             return self.rebalancing.joined(member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)  # with its new timeout
         self.members.wait_join(member, callback)
         is_leader = self.members.leader == member.member_id
         cause = "the leader has joined again" if is_leader else "a member has joined again"
@@ -229,8 +255,8 @@ class ClassicGroup:
         leader_before = self.members.leader or ""
         member = self.rebalancing.replace(request.instance_id, member_id)
         member.muted_until = muted_until
-        self.sessions.hear(now, member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)
         is_stable = self.state is GroupState.STABLE
         if is_stable and self.members.select_protocol() == self.protocol:
             answer = self.rebalancing.joined(member)

@@ -4,6 +4,7 @@ The coordinator does not interpret the metadata of members, with one exception: 
 that a group consumes do not expire (KIP-211). Other protocol types are never decoded.
 """
 
+from collections.abc import Iterable
 from struct import Struct, error
 from typing import Final
 
@@ -15,12 +16,35 @@ MAX_TOPICS: Final = 10_000
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     """Return the topics; None if the metadata is not a consumer's, or has too many topics."""
+    return topics_of_any([metadata])
+
+
+def topics_of_any(metadata_of_all: Iterable[bytes]) -> frozenset[str] | None:
+    """Return the topics of several subscriptions; None if they are unknown of one of them.
+
+    Members of a group usually have the same topics, which are then decoded once: they differ in
+    what follows, as in the partitions that each owns.
+    """
+    topics: set[str] = set()
+    decoded = b""  # number and names of the topics that were decoded last
+    for metadata in metadata_of_all:
+        if decoded and metadata.startswith(decoded, 2) and metadata[0] < 0x80:
+            continue
+        end = _add_topics(metadata, topics)
+        if end is None:
+            return None
+        decoded = metadata[2:end]
+    return frozenset(topics)
+
+
+def _add_topics(metadata: bytes, topics: set[str]) -> int | None:
+    """Add the topics of a subscription; return where they end, None if it is malformed."""
     try:
         version = _INT16.unpack_from(metadata)[0]
         count = _INT32.unpack_from(metadata, 2)[0]
         if version < 0 or not 0 <= count <= MAX_TOPICS:
             return None
-        at, topics = 6, set()
+        at = 6
         for _ in range(count):
             end = at + 2 + _INT16.unpack_from(metadata, at)[0]
             if not at + 2 <= end <= len(metadata):
@@ -29,4 +53,4 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
             at = end
     except (error, ValueError):
         return None
-    return frozenset(topics)
+    return at

@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 # Groups and offsets between two checks of the time slice.
 PLACES_PER_SLICE_CHECK: Final = 64
-# Longest group id in bytes of UTF-8: the records have 16 bits for its length.
-MAX_GROUP_ID_BYTES: Final = 32_767
+# Longest group id and member id in bytes of UTF-8: the records have 16 bits for their lengths.
+MAX_ID_BYTES: Final = 32_767
 
 
 class CoordinatorParts(RuntimeParts, Protocol):
@@ -139,10 +139,9 @@ class GroupCoordinator:
         Raises KafkaError: INVALID_GROUP_ID, UNSUPPORTED_VERSION if the cluster's metadata.version
         is too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
-        if len(group_id) * 4 > MAX_GROUP_ID_BYTES and len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        if _is_too_long(group_id):
             raise KafkaError(
-                ErrorCode.INVALID_GROUP_ID,
-                f"the group id has more than {MAX_GROUP_ID_BYTES} bytes",
+                ErrorCode.INVALID_GROUP_ID, f"the group id has more than {MAX_ID_BYTES} bytes"
             )
         image = self._parts.image
         if image is not self._image:
@@ -150,8 +149,17 @@ class GroupCoordinator:
         return partition_of(group_id, self._count)
 
     def new_member_id(self, name: str) -> str:
-        """Return a member id never used before; `name`: the client id or the instance id."""
-        return f"{name}-{self._new_id()}"
+        """Return a member id never used before; `name`: the client id or the instance id.
+
+        Raises KafkaError (INVALID_REQUEST) if it would be too long for responses and records.
+        """
+        member_id = f"{name}-{self._new_id()}"
+        if _is_too_long(member_id):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"the member id would have more than {MAX_ID_BYTES} bytes",
+            )
+        return member_id
 
     def shard(self, group_id: str) -> GroupShard:
         """Return the shard of a group. Raises KafkaError unless this worker coordinates it."""
@@ -285,6 +293,10 @@ class GroupCoordinator:
     async def _let_others_run(self) -> None:
         await self._parts.slicer.pause()
         await trio.lowlevel.checkpoint()
+
+
+def _is_too_long(text: str) -> bool:
+    return len(text) * 4 > MAX_ID_BYTES and len(text.encode()) > MAX_ID_BYTES
 
 
 def _partition_count(image: MetadataImage) -> int:

@@ -38,9 +38,8 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted
+from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -82,6 +81,8 @@ MAX_PROTOCOLS: Final = 64
 WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members.
 GROUP_BYTES: Final = 2000
+# Latest time that fits a record: a client may ask to retain an offset without an end.
+LATEST_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
 # Called with the answer to a request for a deletion.
@@ -179,13 +180,21 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._memory.has_room(request.client_host, _size_of(request)):
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        if not self._has_memory(group, request):
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if group is None:
             group = self._create(request.group_id, request.client_host)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
+
+    def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
+        added = protocols_bytes(request.protocols)
+        member = group.member_of(request) if group is not None else None
+        if member is None:
+            return self._memory.has_room(request.client_host, added + GROUP_BYTES)
+        added -= protocols_bytes(member.protocols)
+        return self._memory.has_room(request.client_host, added, is_known=True)
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
@@ -197,11 +206,12 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
-        assigned_bytes = sum(map(len, request.assignments.values()))
         leader = group.members.by_id.get(request.member_id)
-        host = "" if leader is None else leader.client_host
-        if not self._memory.has_room(host, assigned_bytes):
-            return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if leader is not None and request.assignments:
+            added = sum(map(len, request.assignments.values()))
+            added -= sum(len(each.assignment) for each in group.members)
+            if not self._memory.has_room(leader.client_host, added, is_known=True):
+                return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.metadata)
@@ -254,7 +264,9 @@ class GroupShard:
         if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        expires_ms = -1
+        if request.retention_ms >= 0:
+            expires_ms = min(now_ms + request.retention_ms, LATEST_MS)
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:
@@ -302,7 +314,7 @@ class GroupShard:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty and group.protocol_type != CONSUMER:
             return ErrorCode.NON_EMPTY_GROUP
-        subscribed = _subscribed(group) if group is not None else frozenset()
+        subscribed = group.subscribed_topics if group is not None else frozenset()
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for topic, partition in places:
@@ -585,10 +597,6 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
     return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
 
 
-def _size_of(request: JoinRequest) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
-
-
 def _tombstone(key: bytes) -> CoordinatorRecord:
     return CoordinatorRecord(key, None, decode_key(key))
 
@@ -601,17 +609,5 @@ def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
         is_empty=group.is_empty,
         is_stable=group.state is GroupState.STABLE,
         state_timestamp_ms=group.state_timestamp_ms if group.state_timestamp_ms >= 0 else None,
-        subscribed=_subscribed(group),
+        subscribed=group.subscribed_topics,
     )
-
-
-def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
-    """Return the topics of all members of a consumer group; None if they are unknown."""
-    topics: set[str] = set()
-    for member in group.members:
-        for protocol in member.protocols:
-            subscribed = subscribed_topics(protocol.metadata)
-            if subscribed is None:
-                return None
-            topics |= subscribed
-    return frozenset(topics)

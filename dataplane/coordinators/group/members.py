@@ -6,11 +6,12 @@ member id, and requests with the old one are fenced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dataplane.coordinators.group.record_formats import MemberMetadata
 from dataplane.coordinators.group.requests import (
+    NO_MEMBER,
     JoinAnswer,
     JoinCallback,
     JoinRequest,
@@ -28,6 +29,11 @@ NEVER: Final = float("-inf")
 
 def never_muted(now: float) -> float:
     return NEVER
+
+
+def protocols_bytes(protocols: Iterable[Protocol]) -> int:
+    """Return the memory of the protocols of a member."""
+    return sum(len(each.name) + len(each.metadata) + 100 for each in protocols)
 
 
 class GroupMember:
@@ -107,8 +113,7 @@ class GroupMember:
     @property
     def size_bytes(self) -> int:
         texts = len(self.member_id) + len(self.client_id) + len(self.instance_id or "")
-        protocols = sum(len(each.name) + len(each.metadata) + 100 for each in self.protocols)
-        return MEMBER_BYTES + texts + protocols + len(self.assignment)
+        return MEMBER_BYTES + texts + protocols_bytes(self.protocols) + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
@@ -135,16 +140,21 @@ class GroupMember:
 
 
 class GroupMemory:
-    """Memory of all groups of one worker, of which the clients of one host get at most half."""
+    """Memory of all groups of one worker, of which the clients of one host get at most half.
+
+    Known members may use twice as much: after a failover, a worker has the groups of another one,
+    too, and their members must be able to rebalance.
+    """
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._by_host: dict[str, int] = {}
 
-    def has_room(self, host: str, size_bytes: int) -> bool:
-        most = self.limit_bytes()
-        return (
+    def has_room(self, host: str, size_bytes: int, *, is_known: bool = False) -> bool:
+        """Return whether a host may use `size_bytes` more, for a known member or a new one."""
+        most = 2 * self.limit_bytes() if is_known else self.limit_bytes()
+        return size_bytes <= 0 or (
             self.used_bytes + size_bytes <= most
             and self._by_host.get(host, 0) + size_bytes <= most // 2
         )
@@ -169,6 +179,7 @@ class GroupMembers:
         self.protocol_type: str | None = None
         self.leader: str | None = None
         self.joined_count = 0  # members whose JoinGroup waits
+        self.version = 0  # changes with the members and their protocols
         self._supported: Counter[str] = Counter()  # members by protocol name
 
     def __len__(self) -> int:
@@ -204,7 +215,8 @@ class GroupMembers:
 
     def refuse(self, member: GroupMember, code: ErrorCode) -> None:
         """Answer the waiting requests of a member with an error."""
-        self.answer_join(member, JoinAnswer(code, member.member_id))
+        member_id = NO_MEMBER if code is ErrorCode.UNKNOWN_MEMBER_ID else member.member_id
+        self.answer_join(member, JoinAnswer(code, member_id))
         member.answer_sync(SyncAnswer(code))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -219,11 +231,14 @@ class GroupMembers:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
-    def supports(self, request: JoinRequest) -> bool:
-        """Return whether the request's protocols fit to those of the members."""
+    def supports(self, request: JoinRequest, *, is_empty: bool) -> bool:
+        """Return whether the request's protocols fit to those of the members.
+
+        A group that is not in the state EMPTY keeps its type of protocol, also without members.
+        """
         if not request.protocol_type or not request.protocols:
             return False
-        if not self.by_id:
+        if is_empty:
             return True
         everyone = len(self.by_id)
         return request.protocol_type == self.protocol_type and any(
@@ -307,6 +322,7 @@ class GroupMembers:
         return True
 
     def _count(self, member: GroupMember, by: int) -> None:
+        self.version += 1
         self._use(member, by * member.size_bytes)
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by

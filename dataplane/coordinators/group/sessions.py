@@ -56,12 +56,17 @@ class Sessions:
         self._sessions: dict[str, Timeout] = {}
 
     def hear(self, now: float, member: GroupMember) -> None:
-        """Note a request of the member, and watch its session."""
+        """Note a request of the member, and watch its session, whose timeout may have changed."""
         member.heard_at = now
-        if member.member_id not in self._sessions:
-            self._sessions[member.member_id] = self._timeouts.at(
-                member.session_ends_at(now), partial(self._session_ended, member.member_id)
-            )
+        ends_at = member.session_ends_at(now)
+        session = self._sessions.get(member.member_id)
+        if session is not None:
+            if session.due <= ends_at:
+                return  # a timeout that is due earlier is moved then
+            session.cancel()
+        self._sessions[member.member_id] = self._timeouts.at(
+            ends_at, partial(self._session_ended, member.member_id)
+        )
 
     def forget(self, member_id: str) -> None:
         """End the session of a member that is removed. Idempotent."""

@@ -49,12 +49,13 @@ def handle_list_groups(
     if types and CLASSIC not in types:
         return response
     for shard in list(worker.groups.shards.values()):
+        rows: list[ListedGroup] = []
         for group_ids in shard.group_id_pieces():
             listed = yield from in_pieces(group_ids, partial(_listed, shard))
-            response.groups += [
-                each for each in listed if not states or each.group_state.lower() in states
-            ]
+            rows += [each for each in listed if not states or each.group_state.lower() in states]
             yield
+        if worker.groups.shards.get(shard.index) is shard:  # else another worker lists them
+            response.groups += rows
     return response
 
 

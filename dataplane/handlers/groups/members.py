@@ -61,6 +61,14 @@ def handle_join_group(
     group_id, version = message.group_id, request.version
     if not group_id:
         return _join_refused(version, message.member_id, ErrorCode.INVALID_GROUP_ID)
+    new_id = message.member_id
+    if not new_id:
+        try:
+            new_id = worker.groups.new_member_id(
+                message.group_instance_id or request.client_id or ""
+            )
+        except KafkaError as error:
+            return _join_refused(version, "", error.code)
     session_ms, rebalance_ms = message.session_timeout_ms, message.rebalance_timeout_ms
     join = JoinRequest(
         group_id,
@@ -77,14 +85,13 @@ def handle_join_group(
             Protocol(each.name, each.metadata) for each in message.protocols[: MAX_PROTOCOLS + 1]
         ),
         message.reason or "",
-        new_member_id=message.member_id
-        or worker.groups.new_member_id(message.group_instance_id or request.client_id or ""),
+        new_member_id=new_id,
         needs_member_id=version >= _MEMBER_ID_REQUIRED_SINCE,
         may_skip_assignment=version >= _SKIP_ASSIGNMENT_SINCE,
         principal=request.client.principal,
     )
     response = GroupResponse(may_outlast_idle=True)
-    response.on_drop = partial(_drop_join, worker, group_id, join.new_member_id)
+    response.on_drop = partial(_drop_join, worker, group_id, new_id)
 
     def operation(shard: GroupShard) -> JoinAnswer | Write[JoinAnswer | None] | None:
         return shard.join(

@@ -4,7 +4,7 @@ A long request is handled in parts, in slices of the event loop: a commit of mor
 offsets is several writes, each of which checks the member's generation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets
@@ -264,7 +264,7 @@ def handle_offset_delete(
             places,
             lambda shard, part: shard.delete_offsets(message.group_id, part),
             finished,
-            even_without_rows=any(image.topic(topic.name) for topic in message.topics),
+            even_without_rows=True,
         )
     )
 
@@ -349,19 +349,7 @@ def _of_one_group(
     try:
         offsets = _offsets(worker, group_id)
     except KafkaError as error:
-        if version >= _FETCH_ERROR_SINCE:
-            return OffsetFetchResponse(error_code=error.code)
-        code = error.code
-        failed = yield from each_of(
-            asked or (),
-            lambda topic: topic.partition_indexes,
-            lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
-        )
-        return OffsetFetchResponse(
-            topics=[
-                OffsetFetchResponseTopic(name=topic.name, partitions=rows) for topic, rows in failed
-            ]
-        )
+        return (yield from _refused(version, asked or (), error.code))
     if asked is None:
         asked = [
             OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
@@ -375,7 +363,24 @@ def _of_one_group(
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
-        return OffsetFetchResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        return (yield from _refused(version, asked, ErrorCode.NOT_COORDINATOR))
+    topics = yield from in_pieces(
+        rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
+    )
+    return OffsetFetchResponse(topics=topics)
+
+
+def _refused(
+    version: int, asked: Iterable[OffsetFetchRequestTopic], code: ErrorCode
+) -> Work[OffsetFetchResponse]:
+    """Return the response with an error of the coordinator: in old versions, of each partition."""
+    if version >= _FETCH_ERROR_SINCE:
+        return OffsetFetchResponse(error_code=code)
+    rows = yield from each_of(
+        asked,
+        lambda topic: topic.partition_indexes,
+        lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
+    )
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )

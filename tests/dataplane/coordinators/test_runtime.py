@@ -45,7 +45,7 @@ class Register:
         self.values: dict[bytes, bytes] = {}
         self.replayed = 0
         self.in_flight = 0
-        self.is_loaded = self.is_unloaded = False
+        self.is_restored = self.is_loaded = self.is_unloaded = False
         self.next_due = inf
         self.due_records: list[CoordinatorRecord] = []
         self.refused_records: list[CoordinatorRecord] = []
@@ -71,6 +71,7 @@ class Register:
         self.refused_records += records
 
     def restore(self, now: float) -> Work[None]:
+        self.is_restored = True
         yield
 
     def loaded(self, now: float, now_ms: int) -> None:
@@ -451,6 +452,27 @@ def test_a_load_that_waits_for_a_commit_does_not_delay_others(
             assert coordinator.values == {b"a": b"1"}
 
     simulated(scenario)
+
+
+def test_a_shard_whose_leadership_ends_during_its_load_is_not_restored() -> None:
+    """Its state is freed meanwhile: members that it would add would stay in the memory count."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        await cluster.kill(2)
+        partition = cluster.replica(1, TOPIC)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            waiting = coordinator.runtime._hosted[0].shard
+            await cluster.world.sleep(0.1)
+            epoch = partition.leader_epoch
+            partition.assign(replace(partition.state, leader=2, leader_epoch=epoch + 1))
+            coordinator.runtime.look()
+            await cluster.world.sleep(0.1)
+            assert (waiting.is_unloaded, waiting.is_restored) == (True, False)
+
+    together(scenario)
 
 
 def test_loads_during_compaction_see_the_last_value_of_each_key() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.handlers.groups.admin import handle_list_groups
 from dataplane.handlers.groups.offsets import handle_offset_fetch
 from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import at_once
@@ -281,6 +282,18 @@ def test_a_member_joins_in_every_version(version: int) -> None:
     groups(scenario)
 
 
+def test_a_member_id_that_is_too_long_for_responses_is_not_given() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        refused = await client.join(instance_id="i" * 32_767)
+        assert (refused.error_code, refused.member_id) == (ErrorCode.INVALID_REQUEST, "")
+        joined = await client.join(instance_id="i" * 32_700)
+        assert joined.error_code == NONE
+        assert len(joined.members) == 1
+
+    groups(scenario)
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.SYNC_GROUP))
 def test_two_members_get_their_assignments_in_every_version(version: int) -> None:
     async def scenario(node: Simulated) -> None:
@@ -534,7 +547,7 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
     groups(scenario)
 
 
-@pytest.mark.parametrize("version", [7, 9])
+@pytest.mark.parametrize("version", [1, 7, 9])
 def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(version: int) -> None:
     """The shard is emptied: its rows would show that nothing was committed."""
 
@@ -543,7 +556,8 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         await client.client.create("t", 200)
         assert await client.commit(5, partitions=range(200)) == [NONE] * 200
         if version < 8:
-            asked = OffsetFetchRequest(group_id="g", topics=None)
+            rows = [OffsetFetchRequestTopic(name="t", partition_indexes=list(range(200)))]
+            asked = OffsetFetchRequest(group_id="g", topics=rows if version == 1 else None)
         else:
             asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
         request = Request(version, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
@@ -551,6 +565,10 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         next(work)
         node.worker.groups.close()
         answer = at_once(work)
+        if version == 1:
+            codes = [row.error_code for row in answer.topics[0].partitions]
+            assert codes == [ErrorCode.NOT_COORDINATOR] * 200
+            return
         found = answer if version < 8 else answer.groups[0]
         assert (found.error_code, found.topics) == (ErrorCode.NOT_COORDINATOR, [])
 
@@ -600,10 +618,12 @@ def test_offsets_are_deleted_unless_a_member_consumes_the_topic() -> None:
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ]
         assert (await client.committed(), await client.committed(topic="u")) == ({0: 5}, {})
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h", partition=1))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h"))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("t", group_id="h", partition=1), asked("t", group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("absent", group_id="h"), asked(group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
         answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id=""))
         assert answer.error_code == ErrorCode.INVALID_GROUP_ID
 
@@ -676,6 +696,22 @@ def test_groups_are_listed_in_every_version(version: int) -> None:
             assert await client.listed(version, types_filter=["consumer"]) == {}
 
     groups(scenario)
+
+
+def test_groups_are_not_listed_by_a_coordinator_that_has_ended_meanwhile() -> None:
+    """The shard is emptied: groups would be shown without their members."""
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        await client.stable()
+        request = Request(5, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
+        work = handle_list_groups(node.worker, request, ListGroupsRequest())
+        next(work)
+        node.worker.groups.close()
+        assert at_once(work).groups == []
+
+    groups(scenario, offsets_topic_num_partitions=1)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_GROUPS))

@@ -187,6 +187,24 @@ def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
     assert not third
 
 
+def test_a_shorter_session_timeout_applies_at_once() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, session_s=1800)
+    again = [coordinator.join(each.member_id, session_s=10) for each in (first, second)]
+    coordinator.assign([each.one for each in again])
+    coordinator.wait(11)
+    assert coordinator.heartbeat(first) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_shorter_session_timeout_of_a_restarted_static_member_applies_at_once() -> None:
+    coordinator = Coordinator()
+    coordinator.stable(instance_id="i", session_s=1800)
+    restarted = coordinator.join(instance_id="i", session_s=10).one
+    assert coordinator.heartbeat(restarted) is ErrorCode.NONE
+    coordinator.wait(11)
+    assert coordinator.heartbeat(restarted) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_muted_member_keeps_its_session() -> None:
     coordinator = Coordinator()
     (member,) = coordinator.stable(session_s=10)
@@ -224,7 +242,24 @@ def test_a_pending_member_holds_a_rebalance_up_until_its_session_would_end() -> 
 def test_pending_members_are_bounded() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=2)))
     codes = [coordinator.join(needs_member_id=True).one.code for _ in range(3)]
-    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED]
+    # An error that clients retry: the group may have room for more members soon.
+    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+def test_a_rebalance_without_members_keeps_its_protocol_type() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    pending = coordinator.join(needs_member_id=True).one
+    waiting = coordinator.join(member.member_id)
+    coordinator.leave(member.member_id)
+    assert (waiting.one.code, coordinator.state) == (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        "PreparingRebalance",
+    )
+    refused = coordinator.join(protocol_type="connect").one
+    assert refused.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    coordinator.join(pending.member_id)
+    assert coordinator.state == "CompletingRebalance"
 
 
 def test_a_group_takes_at_most_its_maximum_of_members() -> None:
@@ -232,6 +267,18 @@ def test_a_group_takes_at_most_its_maximum_of_members() -> None:
     coordinator.stable(2)
     assert coordinator.join().one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert coordinator.state == "Stable"
+
+
+def test_a_pending_member_that_finds_the_group_full_is_not_awaited() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
+    (first,) = coordinator.stable()
+    late = coordinator.join(needs_member_id=True, session_s=1800).one
+    second = coordinator.join()
+    again = coordinator.join(first.member_id)
+    assert not again  # the pending member is awaited
+    refused = coordinator.join(late.member_id, session_s=1800).one
+    assert (refused.code, refused.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+    assert again.one.generation == second.one.generation == 2
 
 
 def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
@@ -557,6 +604,20 @@ def test_a_member_that_would_exceed_the_memory_of_groups_is_refused() -> None:
     answers = coordinator.join(protocols=[("range", bytes(2 << 20))])
     assert answers.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert coordinator.state == "Stable"
+
+
+def test_known_members_stay_when_the_memory_is_used_up() -> None:
+    """As after a failover, when a worker gets the groups of another one, too."""
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, protocols=[("range", bytes(200_000))])
+    coordinator.memory.limit_bytes = lambda: 450_000
+    assert coordinator.join().one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    both = [("range", bytes(200_000)), ("sticky", bytes(1000))]
+    rejoins = [coordinator.join(each.member_id, protocols=both) for each in (first, second)]
+    synced = coordinator.assign([each.one for each in rejoins])
+    assert [each.code for each in synced] == [ErrorCode.NONE] * 2
+    more = coordinator.join(first.member_id, protocols=[("range", bytes(400_000))])
+    assert more.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 @pytest.mark.parametrize(

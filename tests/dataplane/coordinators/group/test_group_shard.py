@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from dataplane.coordinators.group import classic_group
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
 from dataplane.coordinators.group.rebalancing import GroupLimits
@@ -174,6 +175,20 @@ def test_offsets_of_consumed_topics_are_not_deleted() -> None:
     assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     assert coordinator.committed() == 5
     assert coordinator.committed("u") is None
+
+
+def test_the_topics_of_a_large_group_are_those_of_its_present_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(classic_group, "LARGE_GROUP", 2)
+    coordinator = Coordinator()
+    _, second, _ = coordinator.stable(3, protocols=[("range", subscription("t"))])
+    assert coordinator.group.subscribed_topics == {"t"}
+    assert coordinator.group.subscribed_topics is coordinator.group.subscribed_topics
+    coordinator.join(second.member_id, protocols=[("range", subscription("u"))])
+    assert coordinator.group.subscribed_topics == {"t", "u"}
+    coordinator.leave(second.member_id)
+    assert coordinator.group.subscribed_topics == {"t"}
 
 
 def test_offsets_of_an_unknown_group_or_of_another_protocol_are_not_deleted() -> None:
@@ -411,6 +426,14 @@ def test_an_offset_with_its_own_retention_expires_by_that() -> None:
     coordinator.wait(2)
     expire(coordinator)
     assert coordinator.committed() is None
+
+
+def test_an_offset_can_be_retained_without_an_end() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    assert coordinator.commit(5, retention_ms=2**63 - 1).one == [ErrorCode.NONE]
+    coordinator.wait(1e9)
+    expire(coordinator)
+    assert coordinator.committed() == 5
 
 
 def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
