@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from metaquorum.controller.change_summary import PartitionChangeSummary
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
-from metaquorum.controller.features import SUPPORTED_FEATURES, check_covered
+from metaquorum.controller.features import UNSTATED_FEATURES, check_covered
 from metaquorum.controller.leader_selection import (
     IsAllowed,
     recreated,
@@ -71,7 +71,7 @@ class WorkerRegistration:
     host: str
     rack: str | None = None
     log_dirs: tuple[bytes, ...] = ()
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+    features: tuple[FeatureRange, ...] = UNSTATED_FEATURES
     previous_broker_epoch: int = NO_EPOCH
 
 
@@ -83,7 +83,7 @@ class ControllerRegistration:
     incarnation_id: bytes
     host: str
     port: int
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+    features: tuple[FeatureRange, ...] = UNSTATED_FEATURES
 
 
 def register_worker(
