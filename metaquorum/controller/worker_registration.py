@@ -35,6 +35,7 @@ from metaquorum.metadata.records import (
     RegisterWorkerRecord,
     UnregisterWorkerRecord,
     WorkerChangeRecord,
+    is_written,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
@@ -128,6 +129,9 @@ def _registration(
     for record in _restarted(image, worker, may_be_unclean, summary):
         yield record
         end_offset += record is not None
+    marked = None
+    if is_written(RegisterWorkerRecord, "previous_broker_epoch", image.features):
+        marked = _marked(image.last_registration(worker.worker_id), worker)
     yield RegisterWorkerRecord(
         worker.worker_id,
         worker.incarnation_id,
@@ -138,7 +142,7 @@ def _registration(
         worker.log_dirs,
         worker.features,
         fenced=True,
-        previous_broker_epoch=_marked(image.last_registration(worker.worker_id), worker),
+        previous_broker_epoch=marked,
     )
 
 
