@@ -1,6 +1,7 @@
 """mq-admin groups list and describe."""
 
 import fnmatch
+from collections.abc import Sequence
 from itertools import groupby
 
 import click
@@ -9,6 +10,7 @@ from cli.admin.common.session import Session, session_command
 from cli.admin.groups.options import groups_argument
 from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.errors import AdminError
 from metaquorum.client.groups.values import (
     STATES,
     TYPES,
@@ -16,6 +18,7 @@ from metaquorum.client.groups.values import (
     GroupListing,
     MemberDescription,
 )
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 
 _LIST_COLUMNS = (
     Column("group"),
@@ -56,7 +59,8 @@ def list_command(
     """List the groups of all nodes, with state, type and coordinator.
 
     An empty protocol type is that of a group to which only offsets were committed. A node that
-    cannot be reached is reported, and its groups are missing.
+    cannot be reached is reported, and its groups are missing; so are groups whose partition of
+    __consumer_offsets has no leader.
 
     \b
     Examples:
@@ -67,6 +71,8 @@ def list_command(
     found = session.groups.list_groups(states, types)
     for error in found.failures.values():
         session.report(error)
+    if found.lost_partitions:
+        session.report(AdminError(_lost_text(found.lost_partitions)))
     rows = [
         _listed(listing)
         for listing in found.groups
@@ -74,9 +80,15 @@ def list_command(
     ]
     if rows or session.output != "text":
         session.show_rows(rows, _LIST_COLUMNS)
-    elif not found.failures:
+    elif not found.failures and not found.lost_partitions:
         filtered = states or types or pattern
         session.note("No group matches." if filtered else "No groups.")
+
+
+def _lost_text(partitions: Sequence[int]) -> str:
+    count = "1 partition" if len(partitions) == 1 else f"{len(partitions)} partitions"
+    verb = "has" if len(partitions) == 1 else "have"
+    return f"groups are missing: {count} of {CONSUMER_OFFSETS} {verb} no leader"
 
 
 def _listed(listing: GroupListing) -> Row:
