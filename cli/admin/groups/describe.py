@@ -1,16 +1,14 @@
 """mq-admin groups list and describe."""
 
 import fnmatch
-from collections.abc import Sequence
 from itertools import groupby
 
 import click
 
 from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import groups_argument
+from cli.admin.groups.options import groups_argument, report_missing
 from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.errors import AdminError
 from metaquorum.client.groups.values import (
     STATES,
     TYPES,
@@ -18,7 +16,6 @@ from metaquorum.client.groups.values import (
     GroupListing,
     MemberDescription,
 )
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 
 _LIST_COLUMNS = (
     Column("group"),
@@ -69,10 +66,7 @@ def list_command(
       mq-admin groups list -o json
     """
     found = session.groups.list_groups(states, types)
-    for error in found.failures.values():
-        session.report(error)
-    if found.lost_partitions:
-        session.report(AdminError(_lost_text(found.lost_partitions)))
+    report_missing(session, found)
     rows = [
         _listed(listing)
         for listing in found.groups
@@ -83,12 +77,6 @@ def list_command(
     elif not found.failures and not found.lost_partitions:
         filtered = states or types or pattern
         session.note("No group matches." if filtered else "No groups.")
-
-
-def _lost_text(partitions: Sequence[int]) -> str:
-    count = "1 partition" if len(partitions) == 1 else f"{len(partitions)} partitions"
-    verb = "has" if len(partitions) == 1 else "have"
-    return f"groups are missing: {count} of {CONSUMER_OFFSETS} {verb} no leader"
 
 
 def _listed(listing: GroupListing) -> Row:
