@@ -40,6 +40,7 @@ from dataplane.worker.context import Worker
 from metaquorum.channel import Endpoint as ChannelEndpoint
 from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
@@ -318,6 +319,7 @@ class WorkerRole:
             self._config.host,
             self._config.rack,
             self._log_dirs.ids,
+            features=SUPPORTED_FEATURES,
             previous_broker_epoch=self._log_dirs.previous_broker_epoch,
         )
 

@@ -18,6 +18,7 @@ from metaquorum.channel.rpc_client import CallError
 from metaquorum.channel.rpc_server import RpcServer
 from metaquorum.channel.timing import Backoff
 from metaquorum.controller.controller import Controller
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.worker_registration import ControllerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import MetadataRecord
@@ -114,7 +115,9 @@ class ControllerRole:
         self, links: QuorumLinks, incarnation_id: bytes, address: tuple[str, int]
     ) -> None:
         """Ensure in every term that this controller and its feature levels are registered."""
-        registration = ControllerRegistration(self._node_id, incarnation_id, *address)
+        registration = ControllerRegistration(
+            self._node_id, incarnation_id, *address, features=SUPPORTED_FEATURES
+        )
         backoff = Backoff(self._runtime.random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:
             controller_term = await links.wait_controller_term()

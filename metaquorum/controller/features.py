@@ -29,6 +29,12 @@ SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
     FeatureRange(METADATA_VERSION, 1, 2),  # 2: consumer groups, and protected internal topics
     FeatureRange(ELIGIBLE_LEADERS, 0, 1),
 )
+# Levels of a node whose registration does not state any: nodes of the first version do not, because
+# the codec omits defaults. These must never change, and newer nodes always state their levels.
+UNSTATED_FEATURES: Final[tuple[FeatureRange, ...]] = (
+    FeatureRange(METADATA_VERSION, 1, 1),
+    FeatureRange(ELIGIBLE_LEADERS, 0, 1),
+)
 
 
 class UpgradeType(IntEnum):

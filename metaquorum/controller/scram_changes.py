@@ -10,6 +10,7 @@ from metaquorum.metadata.records import (
     MetadataRecord,
     RemoveScramCredentialRecord,
     ScramCredentialRecord,
+    is_written,
 )
 from metaquorum.security.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -50,7 +51,7 @@ def change_scram_credentials(
     except KafkaError as error:
         return Decision(error)
     records: list[MetadataRecord] = [
-        _removal(image.scram[change.name, mechanism]) for mechanism in change.deletions
+        _removal(image, image.scram[change.name, mechanism]) for mechanism in change.deletions
     ]
     too_many = max(0, len(image.deleted_scram) + len(records) - MAX_DELETED)
     # The map is ordered by hash, so no user and no time of deletion is preferred.
@@ -60,7 +61,9 @@ def change_scram_credentials(
     return Decision(None, records)
 
 
-def _removal(removed: ScramCredentialRecord) -> RemoveScramCredentialRecord:
+def _removal(image: MetadataImage, removed: ScramCredentialRecord) -> RemoveScramCredentialRecord:
+    if not is_written(RemoveScramCredentialRecord, "salt", image.features):
+        return RemoveScramCredentialRecord(removed.name, removed.mechanism)
     return RemoveScramCredentialRecord(
         removed.name, removed.mechanism, removed.salt, removed.iterations
     )

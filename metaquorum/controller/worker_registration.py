@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from metaquorum.controller.change_summary import PartitionChangeSummary
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
-from metaquorum.controller.features import SUPPORTED_FEATURES, check_covered
+from metaquorum.controller.features import UNSTATED_FEATURES, check_covered
 from metaquorum.controller.leader_selection import (
     IsAllowed,
     recreated,
@@ -35,6 +35,7 @@ from metaquorum.metadata.records import (
     RegisterWorkerRecord,
     UnregisterWorkerRecord,
     WorkerChangeRecord,
+    is_written,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
@@ -71,7 +72,7 @@ class WorkerRegistration:
     host: str
     rack: str | None = None
     log_dirs: tuple[bytes, ...] = ()
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+    features: tuple[FeatureRange, ...] = UNSTATED_FEATURES
     previous_broker_epoch: int = NO_EPOCH
 
 
@@ -83,7 +84,7 @@ class ControllerRegistration:
     incarnation_id: bytes
     host: str
     port: int
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+    features: tuple[FeatureRange, ...] = UNSTATED_FEATURES
 
 
 def register_worker(
@@ -128,6 +129,9 @@ def _registration(
     for record in _restarted(image, worker, may_be_unclean, summary):
         yield record
         end_offset += record is not None
+    marked = None
+    if is_written(RegisterWorkerRecord, "previous_broker_epoch", image.features):
+        marked = _marked(image.last_registration(worker.worker_id), worker)
     yield RegisterWorkerRecord(
         worker.worker_id,
         worker.incarnation_id,
@@ -138,7 +142,7 @@ def _registration(
         worker.log_dirs,
         worker.features,
         fenced=True,
-        previous_broker_epoch=_marked(image.last_registration(worker.worker_id), worker),
+        previous_broker_epoch=marked,
     )
 
 

@@ -445,7 +445,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("elr", _REPLICAS, since=3, default=()),
             Field("last_leader", _LEADER, since=3, default=-1),
         ),
-        levels=(0, 0, 0, 0),  # as for RegisterWorkerRecord
+        levels=(0, 0, 0, 0),  # all nodes at level 1 read version 3
         features=((3, ELIGIBLE_LEADERS),),
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", Uuid()),)),
@@ -477,8 +477,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("in_controlled_shutdown", Boolean(), since=1, default=False),
             Field("previous_broker_epoch", Nullable(_OFFSET), since=2, default=None),
         ),
-        # No release reads only the older versions, so the newer ones need no level of their own.
-        levels=(0, 0, 0),
+        levels=(0, 0, 2),  # all nodes at level 1 read version 1
     ),
     Schema(
         7,
@@ -552,7 +551,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("salt", Data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
             Field("iterations", Integer(0, 2**31 - 1), since=1, default=0),
         ),
-        levels=(0, 0),  # as for RegisterWorkerRecord
+        levels=(0, 2),
     ),
 )
 
@@ -562,6 +561,16 @@ _BY_TYPE: Final[Mapping[type, Schema]] = {schema.record: schema for schema in SC
 
 def schema_of(record: MetadataRecord) -> Schema:
     return _BY_TYPE[type(record)]
+
+
+def is_written(kind: type[MetadataRecord], name: str, features: Mapping[str, int]) -> bool:
+    """Return whether records of a kind have this field at the cluster's feature levels.
+
+    If not, the field must have its default, in images too: a snapshot does not have the field.
+    """
+    schema = _BY_TYPE[kind]
+    (since,) = (field.since for field in schema.fields if field.name == name)
+    return schema.version_at(features.get(METADATA_VERSION, 0), features) >= since
 
 
 def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:

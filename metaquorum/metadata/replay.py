@@ -33,6 +33,7 @@ from metaquorum.metadata.records import (
     TopicRecord,
     UnregisterWorkerRecord,
     WorkerChangeRecord,
+    is_written,
 )
 
 MAX_OPEN_TOPICS: Final = 300  # topics under change in one replay; keeps `finish` short
@@ -262,12 +263,14 @@ class Replay:
     def _remove_scram(self, record: RemoveScramCredentialRecord) -> None:
         user = (record.name, record.mechanism)
         self._scram.discard(user)
-        if record.salt:
+        if record.salt and is_written(RemoveScramCredentialRecord, "salt", self._features):
             self._deleted_scram[user] = record
         else:
             self._deleted_scram.discard(user)
 
     def _register_worker(self, record: RegisterWorkerRecord) -> None:
+        if not is_written(RegisterWorkerRecord, "previous_broker_epoch", self._features):
+            record = replace(record, previous_broker_epoch=None)
         self._workers[record.worker_id] = record
         self._worker_ids[record.worker_id] = None
         if record.worker_id in self._departed:

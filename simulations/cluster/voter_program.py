@@ -8,6 +8,7 @@ import trio
 
 from metaquorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
 from metaquorum.controller.controller import Controller
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.heartbeats import WorkerHeartbeat
 from metaquorum.controller.topics import NewPartitions, NewTopic
 from metaquorum.controller.worker_registration import WorkerRegistration
@@ -207,6 +208,7 @@ class Driver:
             _INCARNATION,
             (WorkerEndpoint("PLAINTEXT", "worker", 9092, "PLAINTEXT"),),
             "worker",
+            features=SUPPORTED_FEATURES,
         )
         epoch = (await self._controller.worker_lifecycle.register_worker(registration)).answer
         self._controller.worker_lifecycle.connected(_WORKER_ID, _INCARNATION)

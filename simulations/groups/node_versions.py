@@ -80,7 +80,7 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
 
     def registers(right: Any) -> Any:
         def registration(*values: Any, **more: Any) -> Any:
-            return right(*values, features=versions.supported, **more)
+            return right(*values, **(more | {"features": versions.supported}))
 
         return registration
 

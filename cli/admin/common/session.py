@@ -71,6 +71,8 @@ _NEXT: Final = {
     ErrorCode.UNKNOWN_MEMBER_ID: "stop its members first: `mq-admin groups describe` shows them",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "stop the members that subscribe to it: `mq-admin groups "
     "describe GROUP -o json` shows the subscriptions",
+    ErrorCode.UNSUPPORTED_VERSION: "`mq-admin cluster describe` shows the feature levels of the "
+    "cluster, and `mq-admin cluster upgrade` raises them",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
 }
 

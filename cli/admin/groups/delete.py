@@ -77,7 +77,10 @@ def _partitions(session: Session, group: str, scopes: Sequence[Scope]) -> list[T
             and (scope.partitions is None or where.partition in scope.partitions)
         ]
         if not own:
-            text = f"group {group} has no committed offset in topic {scope.topic}"
+            where = f"topic {scope.topic}"
+            if scope.partitions is not None:
+                where = f"{scope.topic}:{','.join(map(str, scope.partitions))}"
+            text = f"group {group} has no committed offset in {where}"
             session.report(AdminError(text))
         found += own
     return list(dict.fromkeys(found))

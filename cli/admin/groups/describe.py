@@ -6,7 +6,7 @@ from itertools import groupby
 import click
 
 from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import groups_argument
+from cli.admin.groups.options import groups_argument, report_missing
 from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.values import (
@@ -56,7 +56,8 @@ def list_command(
     """List the groups of all nodes, with state, type and coordinator.
 
     An empty protocol type is that of a group to which only offsets were committed. A node that
-    cannot be reached is reported, and its groups are missing.
+    cannot be reached is reported, and its groups are missing; so are groups whose partition of
+    __consumer_offsets has no leader.
 
     \b
     Examples:
@@ -65,8 +66,7 @@ def list_command(
       mq-admin groups list -o json
     """
     found = session.groups.list_groups(states, types)
-    for error in found.failures.values():
-        session.report(error)
+    report_missing(session, found)
     rows = [
         _listed(listing)
         for listing in found.groups
@@ -74,7 +74,7 @@ def list_command(
     ]
     if rows or session.output != "text":
         session.show_rows(rows, _LIST_COLUMNS)
-    elif not found.failures:
+    elif not found.failures and not found.lost_partitions:
         filtered = states or types or pattern
         session.note("No group matches." if filtered else "No groups.")
 

@@ -5,7 +5,13 @@ import fnmatch
 import click
 
 from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import Scope, groups_argument, parse_scopes, topics_option
+from cli.admin.groups.options import (
+    Scope,
+    groups_argument,
+    parse_scopes,
+    report_missing,
+    topics_option,
+)
 from cli.common.output import Column, Row
 from metaquorum.client.groups.values import GroupLag, PartitionLag
 
@@ -75,8 +81,7 @@ def lag_command(
 
 def _matching(session: Session, pattern: str) -> list[str]:
     found = session.groups.list_groups()
-    for error in found.failures.values():
-        session.report(error)
+    report_missing(session, found)
     return [each.group for each in found.groups if fnmatch.fnmatchcase(each.group, pattern)]
 
 

@@ -6,11 +6,19 @@ from typing import NamedTuple
 
 import click
 
-from cli.admin.common.session import COMPLETION_TIMEOUT_S, INT32_MAX, complete_topics, merged
+from cli.admin.common.session import (
+    COMPLETION_TIMEOUT_S,
+    INT32_MAX,
+    Session,
+    complete_topics,
+    merged,
+)
 from cli.common.settings import resolve
 from metaquorum.client.errors import AdminError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
+from metaquorum.client.groups.values import GroupList
 from metaquorum.client.socket_transport import connect
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.runtime.whole_numbers import whole_number
 from wire.primitives.errors import KafkaError, WireError
 
@@ -45,6 +53,16 @@ def topics_option(text: str) -> Decorator:
         help=text,
         shell_complete=complete_topics,
     )
+
+
+def report_missing(session: Session, found: GroupList) -> None:
+    """Report the nodes and partitions whose groups are missing in a list."""
+    for error in found.failures.values():
+        session.report(error)
+    if count := len(found.lost_partitions):
+        lost = "1 partition" if count == 1 else f"{count} partitions"
+        text = f"{lost} of {CONSUMER_OFFSETS} {'has' if count == 1 else 'have'} no leader"
+        session.report(AdminError(f"groups are missing: {text}"))
 
 
 class Scope(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.activity import GroupActivity, MemberActivity
+from metaquorum.client.groups.consumer_protocol import CONSUMER_PROTOCOL
 from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Throttling
 from metaquorum.client.topic_survival import Level
 from metaquorum.metadata.quota_lookup import BY_CONFIG, REQUEST_PERCENTAGE, rules_for
@@ -54,7 +55,10 @@ def explain(facts: GroupFacts) -> list[Finding]:
 def _all_well(facts: GroupFacts) -> str:
     lags = [each.now.lag for each in facts.partitions if each.now.lag is not None]
     text = f"no problem was found: the group is {facts.activity.state}, no member is late"
-    return f"{text}, lag {sum(lags)} records" if lags else text
+    if lags:
+        text += f", lag {sum(lags)} records"
+    unknown = [each.where for each in facts.partitions if each.is_uncommitted]
+    return f"{text}; the lag in {ranges(unknown)} is not known" if unknown else text
 
 
 # Rebalances
@@ -92,7 +96,7 @@ def _late_joins(activity: GroupActivity) -> str:
     text = f"{who} {_wait(for_s, count or 1)} for"
     late = [_silent(member) for member in activity.late]
     if late:
-        return f"{text} {_listed(late)} to join again{_ends(activity)}"
+        return f"{text} {_listed(late)}, to join again{_ends(activity)}"
     count = len(activity.pending)
     hosts = sorted({each.client_host.removeprefix("/") for each in activity.pending})
     new = f"{_count(count, 'new member')} from {_listed(hosts)} to join with the received id"
@@ -100,13 +104,27 @@ def _late_joins(activity: GroupActivity) -> str:
 
 
 def _silent(member: MemberActivity) -> str:
-    return f"{member.name}, silent for {duration(member.heard_s)},"
+    return f"{member.name}, silent for {duration(member.heard_s)}"
+
+
+def _is_silent(member: MemberActivity) -> bool:
+    """Return whether the member is likely to lose its session."""
+    return member.heard_s > SILENT_SHARE * member.session_timeout_s and not member.muted_s
+
+
+def _session_left_s(member: MemberActivity) -> float:
+    return max(0.0, member.session_timeout_s - member.heard_s)
 
 
 def _ends(activity: GroupActivity) -> str:
     if activity.left_s is None:
         return ""
-    return f"; it continues without them in {duration(activity.left_s)}"
+    text = f"; it continues without them in {duration(activity.left_s)}"
+    if activity.late and all(map(_is_silent, activity.late)):
+        sessions_s = max(map(_session_left_s, activity.late))
+        if sessions_s < activity.left_s:
+            return f"{text}, or in {duration(sessions_s)} if they stay silent: their sessions end"
+    return text
 
 
 def _of_history(activity: GroupActivity) -> Iterator[Finding]:
@@ -117,7 +135,7 @@ def _of_history(activity: GroupActivity) -> Iterator[Finding]:
     of_cause = [each for each in recent if each.cause == cause]
     clients = sorted({each.client_id for each in of_cause if each.client_id})
     whose = f" ({_listed(clients)})" if clients else ""
-    took_s = sum(each.lasted_s or 0.0 for each in recent)
+    took_s = sum(each.began_s_ago if each.lasted_s is None else each.lasted_s for each in recent)
     text = (
         f"{len(recent)} rebalances within {duration(OFTEN_S)}, which took {duration(took_s)}; "
         f"{count} of them because {cause}{whose}"
@@ -133,6 +151,8 @@ def _of_members(facts: GroupFacts) -> Iterator[Finding]:
     if not activity.members:
         last = activity.rebalances[-1] if activity.rebalances else None
         text = "the group has no members: no consumer of it is running, or none can join"
+        if not activity.protocol_type:
+            text += "; consumers that assign partitions to themselves are not members"
         if last is not None:
             text += f"; its last rebalance began {duration(last.began_s_ago)} ago: {last.cause}"
             text += f" ({last.client_id})" if last.client_id else ""
@@ -141,21 +161,22 @@ def _of_members(facts: GroupFacts) -> Iterator[Finding]:
     silent = [
         member
         for member in activity.members
-        if not member.waiting_in
-        and not member.is_late
-        and member.heard_s > SILENT_SHARE * member.session_timeout_s
+        if not member.waiting_in and not member.is_late and _is_silent(member)
     ]
     for member in silent[:MAX_NAMED]:
-        left_s = max(0.0, member.session_timeout_s - member.heard_s)
-        text = f"{_silent(member)} loses its session in {duration(left_s)}"
+        text = f"{_silent(member)}, loses its session in {duration(_session_left_s(member))}"
         yield Finding("members", Level.BAD, text)
     muted = [member for member in activity.members if member.muted_s > 0]
     for member in muted[:MAX_NAMED]:
         text = f"{member.name}: a quota mutes its connection for {duration(member.muted_s)}"
         yield Finding("quota", Level.BAD, text)
     if facts.idle and activity.state == "Stable":
-        text = f"{_named(facts.idle)} own no partition: there are more members than partitions"
+        verb = "owns" if len(facts.idle) == 1 else "own"
+        text = f"{_named(facts.idle)} {verb} no partition: there are more members than partitions"
         yield Finding("members", Level.NOTE, text)
+    if activity.protocol_type != CONSUMER_PROTOCOL:
+        text = f"the members are not consumers, but of protocol type {activity.protocol_type}"
+        yield Finding("members", Level.NOTE, f"{text}: what they own and read is not known")
 
 
 # Partitions and progress
@@ -166,9 +187,26 @@ def _of_partitions(facts: GroupFacts) -> Iterator[Finding]:
         text = f"members subscribe to topics that do not exist: {_listed(facts.missing_topics)}"
         yield Finding("partitions", Level.BAD, text)
     if facts.unowned and facts.activity.state == "Stable":
-        text = f"no member owns {ranges(facts.unowned)}: the group's leader did not assign them"
+        leader = [
+            each for each in facts.activity.members if each.member_id == facts.activity.leader
+        ]
+        text = (
+            f"no member owns {ranges(facts.unowned)}: the group's leader"
+            f"{f', {_named(leader)},' if leader else ''} did not assign them"
+        )
         yield Finding("partitions", Level.BAD, text)
-    leaderless = [each.where for each in facts.partitions if not each.has_leader]
+    if facts.unsubscribed:
+        lag = sum(each.now.lag or 0 for each in facts.unsubscribed)
+        where = ranges(each.where for each in facts.unsubscribed)
+        text = f"no member subscribes to {where}, where the group has committed offsets"
+        yield Finding(
+            "partitions", Level.BAD if lag > 0 else Level.NOTE, f"{text}: lag {lag} records"
+        )
+    leaderless = [
+        each.where
+        for each in facts.partitions
+        if not each.has_leader and each.where.topic not in facts.missing_topics
+    ]
     if leaderless:
         text = f"nothing can be read from {ranges(leaderless)}: no leader, or deleted"
         yield Finding("partitions", Level.BAD, text)
@@ -198,11 +236,11 @@ def _of_progress(facts: GroupFacts) -> Iterator[Finding]:
     behind = [each for each in owned if (each.now.lag or 0) > 0 and _is_old(each)]
     stuck = [each for each in behind if each.has_moved is False]
     slow = [each for each in behind if each.has_moved and (each.growth_per_s or 0) > 0]
-    never = [
-        each
-        for each in owned
-        if each.now.committed is None and each.now.unread is not None and each.now.unread.records
-    ]
+    never = [each for each in owned if each.is_uncommitted]
+    state_s = facts.activity.state_s
+    is_settled = facts.activity.state == "Stable" and (state_s is None or state_s > COMMIT_S)
+    ignored = [each for each in never if is_settled and each.has_grown]
+    never = [each for each in never if each not in ignored]
     for word, found, advice in (
         ("had no commit", stuck, "the members do not read, or do not commit"),
         ("grew in spite of commits", slow, "the members read more slowly than producers write"),
@@ -211,8 +249,20 @@ def _of_progress(facts: GroupFacts) -> Iterator[Finding]:
             where = ranges(each.where for each in found)
             text = f"the lag in {where} {word} within {duration(found[0].elapsed_s)}: {advice}"
             yield Finding("progress", Level.BAD, text)
+    after = ""
+    if is_settled and state_s is not None:
+        after = f", {duration(state_s)} after the last rebalance"
+    if ignored:
+        text = f"nothing was committed yet in {ranges(each.where for each in ignored)}{after}"
+        advice = "while producers write: the members do not read, or do not commit"
+        yield Finding("progress", Level.BAD, f"{text}, {advice}")
     if never:
-        text = f"nothing was committed yet in {ranges(each.where for each in never)}"
+        text = f"nothing was committed yet in {ranges(each.where for each in never)}{after}"
+        if is_settled:
+            text += (
+                ": the members have not read the records there, do not commit, or began at the end "
+                "(auto.offset.reset)"
+            )
         yield Finding("progress", Level.NOTE, text)
 
 
@@ -228,8 +278,9 @@ def _of_quota(throttling: Throttling) -> Finding:
     use = throttling.use
     unit = _KEYS.get(use.key, " bytes a second")
     text = (
-        f"{_named(throttling.members)}: worker {use.worker} has delayed {use.throttle_count} "
-        f"responses by {use.key}, {use.quota:g}{unit}, {rule_text(throttling)}"
+        f"{_named(throttling.members)}: worker {use.worker} has delayed "
+        f"{_count(use.throttle_count, 'response')} by {use.key}, {use.quota:g}{unit}, "
+        f"{rule_text(throttling)}"
     )
     if throttling.is_active:
         delay_s = max(throttling.muted_s, use.delay_s, use.throttle_recent_s)

@@ -39,6 +39,11 @@ class Sample:
             return None
         return self.unread.high_watermark - self.committed
 
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether there are records, and nothing was committed."""
+        return self.committed is None and self.unread is not None and self.unread.records > 0
+
 
 @frozen
 class PartitionProgress:
@@ -62,6 +67,18 @@ class PartitionProgress:
         if self.before is None or self.before.lag is None or self.now.lag is None:
             return None
         return (self.now.lag - self.before.lag) / self.elapsed_s if self.elapsed_s else None
+
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether a member owns the partition, which has records, and nothing was committed."""
+        return self.owner is not None and self.now.is_uncommitted
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether records were written since the earlier sample."""
+        if self.before is None or self.before.unread is None or self.now.unread is None:
+            return False
+        return self.now.unread.high_watermark > self.before.unread.high_watermark
 
     @property
     def has_moved(self) -> bool | None:
@@ -101,6 +118,18 @@ class GroupFacts:
         return [each.where for each in self.partitions if each.is_subscribed and each.owner is None]
 
     @property
+    def unsubscribed(self) -> list[PartitionProgress]:
+        """Partitions with a committed offset to which no member subscribes; none if not known."""
+        members = self.activity.members
+        if not members or any(member.subscription is None for member in members):
+            return []
+        return [
+            each
+            for each in self.partitions
+            if not each.is_subscribed and each.owner is None and each.now.committed is not None
+        ]
+
+    @property
     def idle(self) -> list[MemberActivity]:
         """Members without a partition."""
         return [
@@ -113,7 +142,8 @@ class GroupFacts:
 async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts:
     """Return the facts about a group, with samples of its progress `sample_s` seconds apart.
 
-    There is one sample, and no growth, if `sample_s` is 0 or the group has read everything.
+    There is one sample, and no growth, if `sample_s` is 0 or the group has read everything and
+    has committed offsets of all its partitions with records.
     Raises BrokerError if the coordinator refuses or the group does not exist, and NotServedError if
     the cluster is Apache Kafka.
     """
@@ -135,7 +165,10 @@ async def gather(cluster: Cluster, group: str, *, sample_s: float) -> GroupFacts
     began = cluster.transport.monotonic()
     unread = await _unread(cluster, led, committed, failures)
     before = {where: Sample(committed.get(where), unread.get(where)) for where in wanted}
-    is_again = sample_s > 0 and any(each.lag for each in before.values())
+    owned = activity.owners()
+    is_again = sample_s > 0 and any(
+        each.lag or (where in owned and each.is_uncommitted) for where, each in before.items()
+    )
     if is_again:
         await cluster.transport.sleep_until(began + sample_s)
         committed = await _committed(cluster, group)

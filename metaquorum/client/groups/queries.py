@@ -25,6 +25,7 @@ from metaquorum.client.groups.values import (
     GroupListing,
     MemberDescription,
 )
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ async def list_groups(
 ) -> GroupList:
     """Return the groups of all nodes with one of these states and types (empty: any).
 
-    A node that cannot list its groups is among the `failures`. Raises AdminError if the cluster is
+    A node that cannot list its groups is among the `failures`; groups in partitions of
+    __consumer_offsets without a leader are missing. Raises AdminError if the cluster is
     too old for a filter.
     """
-    await cluster.refresh()
+    topics = await cluster.refresh([CONSUMER_OFFSETS])
+    lost = [each.partition_index for one in topics for each in one.partitions if each.leader_id < 0]
     found: dict[str, GroupListing] = {}
     failures: dict[int, Exception] = {}
     for node_id in sorted(cluster.nodes):
@@ -56,7 +59,7 @@ async def list_groups(
                 found[listing.group] = listing  # a group that moved meanwhile is listed twice
         except (UnreachableError, BrokerError) as error:
             failures[node_id] = error
-    return GroupList([found[group] for group in sorted(found)], failures)
+    return GroupList([found[group] for group in sorted(found)], failures, sorted(lost))
 
 
 async def _list_of(

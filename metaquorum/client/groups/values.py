@@ -40,10 +40,14 @@ class GroupListing:
 
 @frozen
 class GroupList:
-    """Groups by name. `failures`: nodes that listed no groups, and the errors."""
+    """Groups by name. `failures`: nodes that listed no groups, and the errors.
+
+    `lost_partitions`: partitions of __consumer_offsets without a leader, whose groups are missing.
+    """
 
     groups: Sequence[GroupListing]
     failures: Mapping[int, Exception]
+    lost_partitions: Sequence[int] = ()
 
 
 @frozen

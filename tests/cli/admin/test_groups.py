@@ -373,7 +373,7 @@ def test_groups_and_offsets_are_deleted_after_a_confirmation(admin: Admin) -> No
     assert said == f"{name}: committed offset of {topic}-1 deleted\n"
     assert offsets(admin, name) == {0: 5}
     admin("groups", "delete", name, "--topic", f"{topic}:1", "--yes", code=1)
-    assert f"group {name} has no committed offset in topic {topic}" in admin.errors
+    assert f"group {name} has no committed offset in {topic}:1\n" in admin.errors
     admin("groups", "delete", name, code=2)
     assert f"Delete group {name} with all committed offsets?" in admin.errors
     assert admin("groups", "delete", name, "--yes") == f"{name} deleted\n"

@@ -8,6 +8,7 @@ from metaquorum.controller.features import (
     nodes_with_features,
     update_features,
 )
+from metaquorum.controller.worker_registration import WorkerRegistration, register_worker
 from metaquorum.metadata import records
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (
@@ -16,9 +17,12 @@ from metaquorum.metadata.records import (
     Field,
     RecordEncoder,
     RegisterControllerRecord,
+    RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
     Schema,
     TopicRecord,
     WorkerChangeRecord,
+    decode_record,
     encode_record,
 )
 from metaquorum.metadata.replay import replay
@@ -104,3 +108,62 @@ def test_what_an_older_version_cannot_say_is_not_written_in_it(
     assert RecordEncoder({LEVEL: 2}).encode(shutting_down) == encode_record(shutting_down, 1)
     with pytest.raises(ValueError, match="does not exist in version 0"):
         RecordEncoder({LEVEL: 1}).encode(shutting_down)
+
+
+# Newest version of each record that nodes of level 1 read; they are nodes of commit 958e3c3.
+READ_AT_LEVEL_1 = {
+    "FeatureLevelRecord": 0,
+    "TopicRecord": 0,
+    "PartitionRecord": 3,
+    "RemoveTopicRecord": 0,
+    "ConfigRecord": 0,
+    "RegisterWorkerRecord": 1,
+    "UnregisterWorkerRecord": 0,
+    "ProducerIdsRecord": 0,
+    "WorkerChangeRecord": 0,
+    "RegisterControllerRecord": 0,
+    "ClientQuotaRecord": 0,
+    "ScramCredentialRecord": 0,
+    "RemoveScramCredentialRecord": 0,
+}
+
+
+@pytest.mark.parametrize("schema", records.SCHEMAS, ids=lambda schema: schema.record.__name__)
+def test_nodes_of_level_1_can_read_what_is_written_at_level_1(schema: Schema) -> None:
+    features = {LEVEL: 1, records.ELIGIBLE_LEADERS: 1}
+    known = READ_AT_LEVEL_1.get(schema.record.__name__)
+    if known is None:
+        with pytest.raises(ValueError, match="needs level"):
+            schema.version_at(1, features)
+    else:
+        assert schema.version_at(1, features) <= known
+
+
+def test_fields_that_a_level_does_not_write_are_not_in_images() -> None:
+    """Data directories of unreleased versions have them at level 1; snapshots would not."""
+    worker = RegisterWorkerRecord(
+        1, bytes(16), 9, (), "host", None, (), (), fenced=True, previous_broker_epoch=3
+    )
+    removed = RemoveScramCredentialRecord("alice", 1, b"salt", 4096)
+    for level in (1, 2):
+        levels = [FeatureLevelRecord(LEVEL, level)]
+        image, _ = replay(MetadataImage.empty(CLUSTER), [*levels, worker, removed])
+        encoder = RecordEncoder(image.features)
+        decoded = [decode_record(encoder.encode(record)) for record in image.records()]
+        again, _ = replay(MetadataImage.empty(CLUSTER), decoded)
+        assert list(again.records()) == list(image.records())
+        assert image.workers[1].previous_broker_epoch == (None if level == 1 else 3)
+        assert len(image.deleted_scram) == level - 1
+
+
+def test_a_worker_that_returns_at_level_1_is_registered_in_a_record_that_older_nodes_read() -> None:
+    image, _ = replay(MetadataImage.empty(CLUSTER), [FeatureLevelRecord(LEVEL, 1)])
+    marked = -1
+    for incarnation in (b"1", b"2"):
+        worker = WorkerRegistration(1, incarnation * 16, (), "h", previous_broker_epoch=marked)
+        added = register_worker(image, worker).all_records()
+        for record in added:
+            RecordEncoder(image.features).encode(record)
+        image, _ = replay(image, added)
+        marked = image.workers[1].broker_epoch
+    assert image.workers[1].incarnation_id == b"2" * 16

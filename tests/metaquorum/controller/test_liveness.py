@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.features import FeatureUpdate, UpgradeType
+from metaquorum.controller.features import SUPPORTED_FEATURES, FeatureUpdate, UpgradeType
 from metaquorum.controller.heartbeats import RECONNECT_GRACE_S, HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.topics import NewTopic
 from metaquorum.controller.worker_registration import (
@@ -64,22 +64,18 @@ class Quorum:
         await self.voter.close()
 
     async def register(
-        self, worker_id: int, incarnation: int = 1, features: tuple[FeatureRange, ...] | None = None
+        self,
+        worker_id: int,
+        incarnation: int = 1,
+        features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES,
     ) -> int:
         worker = WorkerRegistration(
             worker_id,
             bytes([incarnation] * 16),
             (Endpoint("PLAINTEXT", "h", 9092, "PLAINTEXT"),),
             f"host-{worker_id}",
+            features=features,
         )
-        if features is not None:
-            worker = WorkerRegistration(
-                worker.worker_id,
-                worker.incarnation_id,
-                worker.endpoints,
-                worker.host,
-                features=features,
-            )
         self.epochs[worker_id] = (
             await self.controller.worker_lifecycle.register_worker(worker)
         ).answer
@@ -217,7 +213,12 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
             await quorum.beat(2)
         began = trio.current_time()
         anew = WorkerRegistration(
-            1, b"anew" * 4, (), "host-1", previous_broker_epoch=quorum.epochs[1]
+            1,
+            b"anew" * 4,
+            (),
+            "host-1",
+            previous_broker_epoch=quorum.epochs[1],
+            features=SUPPORTED_FEATURES,
         )
         quorum.epochs[1] = (await controller.worker_lifecycle.register_worker(anew)).answer
         waited = trio.current_time() - began
@@ -409,6 +410,7 @@ def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
             bytes([incarnation] * 16),
             (),
             "host-1",
+            features=SUPPORTED_FEATURES,
             previous_broker_epoch=epochs.get(previous, previous),
         )
         registered = await quorum.controller.worker_lifecycle.register_worker(anew)
@@ -432,7 +434,9 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
         with pytest.raises(KafkaError) as refused:
             await quorum.register_controller(ControllerRegistration(2, bytes(16), "h", 1, features))
         assert refused.value.code is E.UNSUPPORTED_VERSION
-    await quorum.register_controller(ControllerRegistration(2, bytes(16), "h", 1))
+    await quorum.register_controller(
+        ControllerRegistration(2, bytes(16), "h", 1, SUPPORTED_FEATURES)
+    )
     assert quorum.loader.image.controllers[2].host == "h"
     with pytest.raises(KafkaError, match="only supports versions 1-2") as refused:
         await quorum.controller.update_features([FeatureUpdate("metadata.version", 3)])
@@ -454,7 +458,12 @@ def test_a_process_that_was_killed_before_it_noted_its_epoch_has_lost_nothing() 
         for incarnation, is_live_then in ((2, False), (3, True), (4, False)):
             await trio.sleep(9.1)
             anew = WorkerRegistration(
-                1, bytes([incarnation] * 16), (), "host-1", previous_broker_epoch=noted
+                1,
+                bytes([incarnation] * 16),
+                (),
+                "host-1",
+                previous_broker_epoch=noted,
+                features=SUPPORTED_FEATURES,
             )
             registered = await quorum.controller.worker_lifecycle.register_worker(anew)
             quorum.epochs[1] = registered.answer

@@ -9,6 +9,8 @@ from metaquorum.controller.scram_changes import (
 )
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (
+    FeatureLevelRecord,
+    RecordEncoder,
     RemoveScramCredentialRecord,
     decode_record,
     encode_record,
@@ -19,7 +21,8 @@ from metaquorum.security.scram import ScramMechanism
 from tests.metaquorum.storage.histories import CLUSTER
 from wire.primitives.errors import ErrorCode
 
-EMPTY = MetadataImage.empty(CLUSTER)
+LEVELS = {level: [FeatureLevelRecord("metadata.version", level)] for level in (1, 2)}
+EMPTY, _ = replay(MetadataImage.empty(CLUSTER), LEVELS[2])
 SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
 
 
@@ -90,6 +93,15 @@ def test_no_more_salts_of_deleted_users_are_kept_than_there_may_be(
             image.deleted_scram
         ), "the last are kept"
     assert not image.scram
+
+
+def test_a_removal_at_level_1_has_no_salt_because_older_nodes_cannot_read_it() -> None:
+    image, _ = replay(MetadataImage.empty(CLUSTER), LEVELS[1])
+    image = changed(image, UserScramChange("alice", upsertions=(upsertion(SHA_256),)))
+    removal = change_scram_credentials(image, UserScramChange("alice", (SHA_256,)))
+    (record,) = removal.all_records()
+    RecordEncoder(image.features).encode(record)
+    assert not replay(image, [record])[0].deleted_scram
 
 
 def test_a_removal_written_by_an_older_version_keeps_no_salt() -> None:

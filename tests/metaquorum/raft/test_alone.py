@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from metaquorum.controller.controller import Controller
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.heartbeats import WorkerHeartbeat
 from metaquorum.controller.topics import NewTopic
 from metaquorum.controller.worker_registration import WorkerRegistration
@@ -66,7 +67,9 @@ class Node:
             nursery.start_soon(self.voter.run)
             nursery.start_soon(self.loader.run)
             await self.controller.start()
-            worker = WorkerRegistration(1, self.random.randbytes(16), (ENDPOINT,), "host")
+            worker = WorkerRegistration(
+                1, self.random.randbytes(16), (ENDPOINT,), "host", features=SUPPORTED_FEATURES
+            )
             epoch = await self.controller_client.register_worker(worker)
             await self.controller_client.heartbeat(WorkerHeartbeat(1, epoch, epoch + 1))
             await work(self)

@@ -9,6 +9,7 @@ import trio
 
 import metaquorum.rpc.feed
 from metaquorum.channel.rpc_server import Caller
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.heartbeats import WorkerHeartbeat
 from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.proposer import Committed
@@ -50,7 +51,13 @@ CONTEXT = RequestContext("User:alice", "a client", "10.0.0.1")
 
 
 def registration(worker_id: int = 7, incarnation: int = 1) -> WorkerRegistration:
-    return WorkerRegistration(worker_id, bytes(15) + bytes((incarnation,)), (ADDRESS,), "host")
+    return WorkerRegistration(
+        worker_id,
+        bytes(15) + bytes((incarnation,)),
+        (ADDRESS,),
+        "host",
+        features=SUPPORTED_FEATURES,
+    )
 
 
 @asynccontextmanager

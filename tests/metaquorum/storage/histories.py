@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from metaquorum.controller.decision import Decision
-from metaquorum.controller.features import found_cluster
+from metaquorum.controller.features import SUPPORTED_FEATURES, found_cluster
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp, change_quotas
 from metaquorum.controller.scram_changes import (
     ScramUpsertion,
@@ -59,7 +59,13 @@ SPECS: st.SearchStrategy[list[Spec]] = st.lists(
 
 def registration(worker_id: int, incarnation: int = 0) -> WorkerRegistration:
     endpoint = Endpoint("PLAINTEXT", f"host-{worker_id}", 9092, "PLAINTEXT")
-    return WorkerRegistration(worker_id, bytes([incarnation] * 16), (endpoint,), "host")
+    return WorkerRegistration(
+        worker_id,
+        bytes([incarnation] * 16),
+        (endpoint,),
+        "host",
+        features=SUPPORTED_FEATURES,
+    )
 
 
 def decide(image: MetadataImage, spec: Spec, random: Random) -> Decision[object]:

@@ -118,6 +118,7 @@ JOINING = group(
     left_s=250.0,
     rebalances=(rebalance(900.0), rebalance(50.0, None)),
 )
+SILENT = member("a", P0, is_late=True, heard_s=40.0)
 PENDING = group(
     member("b", waiting_in="JoinGroup"),
     waits_for="JoinGroup",
@@ -138,6 +139,12 @@ LATE_LEADER = group(
             Level.BAD,
             "1 of 2 members has waited 50 s for a (10.0.0.1), silent for 20 s, to join again; "
             "it continues without them in 4 min",
+        ),
+        (
+            facts(replace(JOINING, members=[SILENT, replace(SILENT, client_id="c", heard_s=30.0)])),
+            Level.BAD,
+            "for a (10.0.0.1), silent for 40 s, c (10.0.0.1), silent for 30 s, to join again; it "
+            "continues without them in 4 min, or in 15 s if they stay silent: their sessions end",
         ),
         (
             facts(group(member("a", is_late=True), waits_for="JoinGroup", state_s=5.0)),
@@ -176,6 +183,11 @@ LATE_LEADER = group(
             "has timed out (a)",
         ),
         (
+            facts(replace(JOINING, rebalances=[rebalance(50.0, None)] * 4)),
+            Level.BAD,
+            "4 rebalances within 10 min, which took 3 min",
+        ),
+        (
             facts(group(rebalances=[rebalance(700.0)])),
             Level.BAD,
             "no members: no consumer of it is running, or none can join; its last rebalance began "
@@ -190,7 +202,7 @@ LATE_LEADER = group(
         (
             facts(group(member("a", P0), member("b"))),
             Level.NOTE,
-            "b (10.0.0.1) own no partition: there are more members than partitions",
+            "b (10.0.0.1) owns no partition: there are more members than partitions",
         ),
         (
             facts(HEALTHY.activity, missing_topics=["x", "y"]),
@@ -200,7 +212,28 @@ LATE_LEADER = group(
         (
             facts(HEALTHY.activity, [progress(sample(7), owner=None)]),
             Level.BAD,
-            "no member owns t:0",
+            "no member owns t:0: the group's leader, a (10.0.0.1), did not assign them",
+        ),
+        (
+            facts(group(protocol_type="")),
+            Level.BAD,
+            "consumers that assign partitions to themselves are not members",
+        ),
+        (
+            facts(group(member("a", subscription=None, assignment=None), protocol_type="connect")),
+            Level.NOTE,
+            "the members are not consumers, but of protocol type connect: what they own and read "
+            "is not known",
+        ),
+        (
+            facts(HEALTHY.activity, [progress(sample(7), owner=None, is_subscribed=False)]),
+            Level.BAD,
+            "no member subscribes to t:0, where the group has committed offsets: lag 3 records",
+        ),
+        (
+            facts(HEALTHY.activity, [progress(sample(10), owner=None, is_subscribed=False)]),
+            Level.NOTE,
+            "no member subscribes to t:0, where the group has committed offsets: lag 0 records",
         ),
         (
             facts(HEALTHY.activity, [progress(Sample(5, None), has_leader=False)]),
@@ -228,15 +261,39 @@ LATE_LEADER = group(
             "the lag in t:0 grew in spite of commits within 2.0 s: the members read more slowly",
         ),
         (
-            facts(HEALTHY.activity, [progress(sample(None))]),
+            facts(
+                replace(HEALTHY.activity, state_s=5.0), [progress(sample(None), sample(None, 9))]
+            ),
             Level.NOTE,
             "nothing was committed yet in t:0",
+        ),
+        (
+            facts(HEALTHY.activity, [progress(sample(None), sample(None))]),
+            Level.NOTE,
+            "nothing was committed yet in t:0, 100 s after the last rebalance: the members have "
+            "not read the records there, do not commit, or began at the end (auto.offset.reset)",
+        ),
+        (
+            facts(HEALTHY.activity, [progress(sample(None), sample(None, 9))]),
+            Level.BAD,
+            "nothing was committed yet in t:0, 100 s after the last rebalance, while producers "
+            "write: the members do not read, or do not commit",
+        ),
+        (
+            facts(HEALTHY.activity, [progress(sample(None))]),
+            Level.GOOD,
+            "no member is late; the lag in t:0 is not known",
         ),
         (
             facts(HEALTHY.activity, throttling=[Throttling([member("a")], use(delay_s=3.0), 0.0)]),
             Level.BAD,
             "a (10.0.0.1): worker 2 has delayed 7 responses by consumer_byte_rate, 1000 bytes a "
             "second, rule 3, user=alice; now by 3.0 s",
+        ),
+        (
+            facts(HEALTHY.activity, throttling=[Throttling([member()], use(throttle_count=1), 0)]),
+            Level.NOTE,
+            "worker 2 has delayed 1 response by",
         ),
         (
             facts(HEALTHY.activity, throttling=[Throttling([member("a")], use(), 0.0)]),
@@ -270,6 +327,15 @@ def test_what_members_are_about_to_commit_is_no_problem() -> None:
         for age_s, level in ((14.0, Level.GOOD), (16.0, Level.BAD), (None, Level.BAD)):
             found = facts(HEALTHY.activity, [progress(now, before, age_s=age_s)])
             assert explain(found)[0].level is level
+
+
+def test_a_deleted_topic_is_not_reported_as_one_without_a_leader_too() -> None:
+    found = facts(
+        HEALTHY.activity, [progress(Sample(None, None), has_leader=False)], missing_topics=["t"]
+    )
+    assert [each.text for each in explain(found) if each.about == "partitions"] == [
+        "members subscribe to topics that do not exist: t"
+    ]
 
 
 def test_growth_needs_two_readings() -> None:

@@ -74,6 +74,26 @@ def test_facts_of_leaders_that_hang_are_missing_and_no_more() -> None:
     together(scenario, **CONFIGS)
 
 
+def test_partitions_whose_groups_cannot_be_listed_are_named() -> None:
+    async def scenario(cluster: Together) -> None:
+        coordinator = await with_topics(cluster)
+        async with admin_of(cluster) as admin:
+            found = await admin.list_groups()
+            assert ([each.group for each in found.groups], found.lost_partitions) == (["g"], [])
+            lost = next(number for number in (2, 3) if number != coordinator)
+            topic = cluster.worker(1).image.topic("__consumer_offsets")
+            assert topic is not None
+            led = [index for index, each in enumerate(topic.partitions) if each.leader == lost]
+            assert led
+            await cluster.kill(lost)
+            await cluster.until(lambda: cluster.state(f"t{lost}", 1).leader < 0)
+            found = await admin.list_groups()
+            assert [each.group for each in found.groups] == ["g"]
+            assert (found.failures, found.lost_partitions) == ({}, led)
+
+    together(scenario, offsets_topic_replication_factor=1, **CONFIGS)
+
+
 def test_facts_of_lost_workers_are_missing_and_no_more() -> None:
     async def scenario(cluster: Together) -> None:
         coordinator = await with_topics(cluster)
