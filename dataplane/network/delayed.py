@@ -39,8 +39,8 @@ class DelayedResponse:
 
         `allows_pipelining`: whether later requests of the connection may be handled before this
         response is sent. `may_outlast_idle`: whether the response may take longer than
-        connections.max.idle.ms; its connection is then not idle, and the response is cancelled as
-        soon as the client closes the connection.
+        connections.max.idle.ms; its connection is then not idle, the arrays of its request are
+        freed, and the response is cancelled as soon as the client closes the connection.
         """
         self.allows_pipelining = allows_pipelining
         self.may_outlast_idle = may_outlast_idle

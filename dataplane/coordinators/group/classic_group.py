@@ -17,6 +17,7 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
 from dataplane.coordinators.group.members import (
@@ -74,7 +75,7 @@ class ClassicGroup:
         self.client_host = client_host
         self.limits = limits
         self.members = GroupMembers(memory)
-        self.history = RebalanceHistory(rebalance_times)
+        self.history = RebalanceHistory(rebalance_times, partial(memory.use, client_host))
         self.sessions = Sessions(
             self.members, memory, timeouts, self._session_ended, self._pending_ended
         )

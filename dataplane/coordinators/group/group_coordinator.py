@@ -27,6 +27,7 @@ from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from metaquorum.config.resolution import Configs
@@ -151,7 +152,7 @@ class GroupCoordinator:
 
     def new_member_id(self, name: str) -> str:
         """Return a member id never used before; `name`: the client id or the instance id."""
-        return f"{name}-{self._new_id()}"
+        return member_id_of(name, self._new_id())
 
     def shard(self, group_id: str) -> GroupShard:
         """Return the shard of a group. Raises KafkaError unless this worker coordinates it."""

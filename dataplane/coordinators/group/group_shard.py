@@ -40,7 +40,7 @@ from dataplane.coordinators.group.classic_group import (
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted
+from dataplane.coordinators.group.members import GroupMemory, never_muted, protocol_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -69,6 +69,8 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
     SyncRequest,
+    member_id_of,
+    text_bytes,
 )
 from dataplane.coordinators.group.timeouts import Timeouts
 from dataplane.coordinators.shard import CoordinatorRecord, Write
@@ -80,7 +82,7 @@ from wire.primitives.types import Uuid
 MAX_PROTOCOLS: Final = 64
 # Seconds until the record of an empty group that could not be appended is written again.
 WRITE_RETRY_S: Final = 5.0
-# Memory of a group without members.
+# Memory of a group without members, its id and its last rebalances.
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
@@ -89,6 +91,11 @@ DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
 
 
 def _ignore(code: ErrorCode) -> None: ...
+
+
+def group_bytes(group_id: str) -> int:
+    """Return the memory of a group without members and without rebalances."""
+    return GROUP_BYTES + text_bytes(group_id)
 
 
 @dataclass(slots=True)
@@ -189,7 +196,7 @@ class GroupShard:
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
-        return drawn or f"{request.instance_id or request.client_id}-{self._new_id()}"
+        return drawn or member_id_of(request.instance_id or request.client_id, self._new_id())
 
     def sync(
         self, now: float, request: SyncRequest, callback: SyncCallback
@@ -542,12 +549,13 @@ class GroupShard:
             self.statistics.rebalance_times,
             host,
         )
-        self._memory.use(host, GROUP_BYTES)
+        self._memory.use(host, group_bytes(group_id))
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        self._memory.use(group.client_host, -GROUP_BYTES)
+        group.history.clear()
+        self._memory.use(group.client_host, -group_bytes(group.group_id))
 
     def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))
@@ -577,7 +585,9 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
 
 
 def _size_of(request: JoinRequest) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
+    ids = (request.client_id, request.instance_id or "", request.new_member_id)
+    protocols = sum(map(protocol_bytes, request.protocols))
+    return group_bytes(request.group_id) + sum(map(text_bytes, ids)) + protocols
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:

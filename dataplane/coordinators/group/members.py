@@ -17,6 +17,7 @@ from dataplane.coordinators.group.requests import (
     Protocol,
     SyncAnswer,
     SyncCallback,
+    text_bytes,
 )
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -28,6 +29,11 @@ NEVER: Final = float("-inf")
 
 def never_muted(now: float) -> float:
     return NEVER
+
+
+def protocol_bytes(protocol: Protocol) -> int:
+    """Return the memory of a protocol of a member."""
+    return text_bytes(protocol.name) + len(protocol.metadata) + 100
 
 
 class GroupMember:
@@ -106,8 +112,8 @@ class GroupMember:
 
     @property
     def size_bytes(self) -> int:
-        texts = len(self.member_id) + len(self.client_id) + len(self.instance_id or "")
-        protocols = sum(len(each.name) + len(each.metadata) + 100 for each in self.protocols)
+        texts = sum(map(text_bytes, (self.member_id, self.client_id, self.instance_id or "")))
+        protocols = sum(map(protocol_bytes, self.protocols))
         return MEMBER_BYTES + texts + protocols + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
