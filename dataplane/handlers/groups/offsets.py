@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
+from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.group.record_formats import OffsetValue
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
@@ -301,16 +302,33 @@ def handle_offset_fetch(
     """Return committed offsets, -1 where none is committed.
 
     Below the level of metadata.version that groups need, nothing is committed: consumers that
-    assign their partitions themselves, and name a group because they must, continue as before.
+    assign their partitions themselves, and name a group because they must, continue as before. What
+    a request names several times is returned once: a value may have 4096 characters of metadata.
     """
+    shown = _Shown()
     if request.version < _FETCH_GROUPS_SINCE:
-        return (yield from _of_one_group(worker, request.version, message))
+        return (yield from _of_one_group(worker, request.version, message, shown))
     groups = []
-    for group in message.groups:
-        groups.append((yield from _of_group(worker, request.version, group)))
-        if len(groups) % PIECE_ROWS == 0:
+    for number, group in enumerate(message.groups, 1):
+        if group.topics is not None or shown.is_new(group.group_id):
+            groups.append((yield from _of_group(worker, request.version, group, shown)))
+        if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
             yield
     return OffsetFetchResponse(groups=groups)
+
+
+class _Shown:
+    """What a response has already: groups with all their offsets, and single offsets."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: set[object] = set()
+
+    def is_new(self, what: object) -> bool:
+        count = len(self._seen)
+        self._seen.add(what)
+        return len(self._seen) > count
 
 
 def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
@@ -339,7 +357,7 @@ def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: Commit
 
 
 def _of_one_group(
-    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest
+    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest, shown: _Shown
 ) -> Work[OffsetFetchResponse]:
     group_id, image = message.group_id, worker.image
     asked = message.topics
@@ -365,7 +383,9 @@ def _of_one_group(
             for name, indexes in offsets.places(group_id)
         ]
 
-    def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition:
+    def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition | None:
+        if not shown.is_new((topic.name, index)):
+            return None
         topic_id = _topic_id(image, topic.name)
         value = offsets.fetch(group_id, topic.name, index, topic_id)
         return _row(OffsetFetchResponsePartition, index, value)
@@ -374,13 +394,18 @@ def _of_one_group(
     if not _is_coordinator_of(worker, group_id, offsets):
         return OffsetFetchResponse(error_code=ErrorCode.NOT_COORDINATOR)
     topics = yield from in_pieces(
-        rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
+        rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=_new(each[1]))
     )
     return OffsetFetchResponse(topics=topics)
 
 
+def _new(rows: list[R | None]) -> list[R]:
+    """Return the rows that the response does not have yet."""
+    return [row for row in rows if row is not None]
+
+
 def _of_group(
-    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup
+    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup, shown: _Shown
 ) -> Work[OffsetFetchResponseGroup]:
     group_id, image = group.group_id, worker.image
     response = OffsetFetchResponseGroup(group_id=group_id)
@@ -401,7 +426,11 @@ def _of_group(
         if has_ids:
             asked = [topic for topic in asked if topic.topic_id != ZERO_UUID]
 
-    def found(topic: OffsetFetchRequestTopics, index: int) -> OffsetFetchResponsePartitions:
+    def found(
+        topic: OffsetFetchRequestTopics, index: int
+    ) -> OffsetFetchResponsePartitions | None:
+        if not shown.is_new((group_id, topic.topic_id if has_ids else topic.name, index)):
+            return None
         if has_ids:
             name = image.topic_names.get(topic.topic_id)
             if name is None:
@@ -415,9 +444,10 @@ def _of_group(
     if not _is_coordinator_of(worker, group_id, offsets):
         response.error_code = ErrorCode.NOT_COORDINATOR
         return response
-    for number, (topic, partitions) in enumerate(rows):
+    for number, (topic, all_partitions) in enumerate(rows):
         if number % PIECE_ROWS == 0:
             yield
+        partitions = _new(all_partitions)
         if is_all:
             partitions = [each for each in partitions if each.committed_offset >= 0]
             if not partitions:
