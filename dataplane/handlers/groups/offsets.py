@@ -1,13 +1,13 @@
 """OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
 
-A long request is handled in parts, in slices of the event loop: a commit of more than MAX_ROWS
-offsets is several writes, each of which checks the member's generation.
+A long request is handled in parts, in slices of the event loop: a commit of more offsets than
+PIECE_OFFSETS is several writes, each of which checks the member's generation.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
 from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.group.record_formats import OffsetValue
@@ -73,7 +73,8 @@ def handle_offset_commit(
     worker: CoordinatesGroups, request: Request, message: OffsetCommitRequest
 ) -> Answer | GroupResponse | Work[Message | GroupResponse]:
     commit = _Commit(worker, request.version, message)
-    if row_count(message.topics, _partitions_of) > PIECE_ROWS:
+    is_long = piece_rows(message.group_id) < PIECE_ROWS
+    if is_long or row_count(message.topics, _partitions_of) > PIECE_ROWS:
         return commit.in_parts()
     return commit.at_once()
 
