@@ -28,6 +28,7 @@ from dataplane.coordinators.group.members import (
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
 from dataplane.coordinators.group.rebalancing import (
+    MAX_MEMBERS,
     GroupLimits,
     GroupState,
     Persist,
@@ -130,7 +131,7 @@ class ClassicGroup:
         """
         if self.state is GroupState.DEAD:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
-        if not self._has_room_for(request.member_id):
+        if not self._has_room_for(request.member_id, request.instance_id):
             self._remove(now, request.member_id, "the group is full")
             return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
         if not self.members.supports(request):
@@ -149,8 +150,11 @@ class ClassicGroup:
         member.muted_until = muted_until
         return self._join_again(now, member, request, callback)
 
-    def _has_room_for(self, member_id: str) -> bool:
+    def _has_room_for(self, member_id: str, instance_id: str | None) -> bool:
         most, known = self.limits.max_size, self.members.by_id.get(member_id)
+        is_known = known is not None or instance_id in self.members.static_ids
+        if not is_known and len(self.members) >= MAX_MEMBERS:
+            return False
         if self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING_REBALANCE:

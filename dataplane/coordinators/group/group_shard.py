@@ -607,12 +607,12 @@ def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
 
 
 def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
-    """Return the topics of all members of a consumer group; None if they are unknown."""
-    topics: set[str] = set()
-    for member in group.members:
-        for protocol in member.protocols:
-            subscribed = subscribed_topics(protocol.metadata)
-            if subscribed is None:
-                return None
-            topics |= subscribed
-    return frozenset(topics)
+    """Return the topics of all members of a consumer group; None if they are unknown.
+
+    They are those of the protocol of the last generation, as in Kafka.
+    """
+    if not len(group.members):
+        return frozenset()
+    if group.protocol is None:
+        return None
+    return subscribed_topics([member.metadata_of(group.protocol) for member in group.members])

@@ -53,6 +53,9 @@ from wire.primitives.errors import ErrorCode
 
 # Shortest time for which absent static members are awaited again: clients choose the timeout.
 LEAST_WAIT_S: Final = 1.0
+# Most members of a group: those of more would not fit one record with their assignments (by default
+# 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
+MAX_MEMBERS: Final = 4000
 
 
 class GroupState(Enum):

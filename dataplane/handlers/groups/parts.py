@@ -62,18 +62,20 @@ def write_in_parts(
     finished: Finished,
     *,
     even_without_rows: bool = False,
+    part_rows: int | None = None,
 ) -> Work[Message | GroupResponse]:
     """Run the operation on parts of `rows`; return the response made of the error of each row.
 
     Without rows, the operation runs only with `even_without_rows`, to check the group. If the id of
-    the group is too long for their number, all have the error RECORD_LIST_TOO_LARGE.
+    the group is too long for their number, all have the error RECORD_LIST_TOO_LARGE. `part_rows` is
+    given for an operation that does not write a record for each row.
     """
     if not rows and not even_without_rows:
         return (yield from settled(finished(iter(()), ErrorCode.NONE)))
-    if len(rows) * len(group_id.encode()) > MAX_ID_BYTES:
+    if part_rows is None and len(rows) * len(group_id.encode()) > MAX_ID_BYTES:
         code = ErrorCode.RECORD_LIST_TOO_LARGE
         return (yield from settled(finished(repeat(code, len(rows)), code)))
-    parts = _Parts(rows, finished, piece_rows(group_id))
+    parts = _Parts(rows, finished, part_rows or piece_rows(group_id))
     for number, part in enumerate(parts.parts):
         if number:
             yield
