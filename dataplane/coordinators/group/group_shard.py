@@ -72,7 +72,7 @@ from dataplane.coordinators.group.requests import (
     member_id_of,
     text_bytes,
 )
-from dataplane.coordinators.group.timeouts import Timeouts
+from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -426,8 +426,10 @@ class GroupShard:
     def next_due(self) -> float:
         return self._timeouts.next_due
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
-        self._timeouts.run(now)
+    def due(
+        self, now: float, now_ms: int, is_over: Callable[[], bool] = is_never_over
+    ) -> list[CoordinatorRecord]:
+        self._timeouts.run(now, is_over)
         return self._take()
 
     def appended(self, records: Iterable[CoordinatorRecord]) -> None:
