@@ -34,7 +34,7 @@ from dataplane.coordinators.group.rebalancing import (
     Persist,
     Rebalancing,
 )
-from dataplane.coordinators.group.record_formats import GroupMetadataValue
+from dataplane.coordinators.group.record_formats import GroupMetadataValue, MemberMetadata
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
@@ -371,6 +371,8 @@ class ClassicGroup:
         for number, persisted in enumerate(metadata.members):
             if number % PIECE_ROWS == PIECE_ROWS - 1:
                 yield
+            if self._is_repeated(persisted):
+                continue
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
@@ -378,6 +380,11 @@ class ClassicGroup:
             self.members.add(member, metadata.protocol_type)
             self.sessions.hear(now, member)
         rebalancing.restored(metadata)
+
+    def _is_repeated(self, persisted: MemberMetadata) -> bool:
+        """Return whether an earlier member of a record has an id of this one: no coordinator's."""
+        instance_id = persisted.group_instance_id
+        return persisted.member_id in self.members or instance_id in self.members.static_ids
 
     def close(self, code: ErrorCode) -> Work[None]:
         """Answer all waiting requests with an error, and end all timeouts, in pieces."""

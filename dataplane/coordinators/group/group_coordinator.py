@@ -16,6 +16,7 @@ MAX_WRITES uncommitted writes. If one fails, they try again: with the next check
 after a time that doubles up to MAX_RETRY_S.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -39,6 +40,8 @@ from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -126,6 +129,14 @@ class GroupCoordinator:
 
     def _loaded(self, shard: GroupShard) -> None:
         self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
+        if shard.unreadable_count:
+            log.warning(
+                "skipped %d malformed records of %s-%d; the first: %s",
+                shard.unreadable_count,
+                CONSUMER_OFFSETS,
+                shard.index,
+                shard.first_problem,
+            )
         self._unchecked.add(shard)
         if shard.being_deleted:
             self._deleting.add(shard)

@@ -85,6 +85,7 @@ WRITE_RETRY_S: Final = 5.0
 # Memory of a group without members, its id and its last rebalances.
 GROUP_BYTES: Final = 2000
 _MINUTE_MS: Final = 60_000
+MAX_TIMESTAMP_MS: Final = 2**63 - 1
 A = TypeVar("A")
 # Called with the answer to a request for a deletion.
 DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
@@ -148,7 +149,8 @@ class GroupShard:
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
         self._topic_id_of = topic_id_of
-        self.unreadable_count = 0  # records with a known key and a malformed value
+        self.unreadable_count = 0  # malformed records, which are skipped
+        self.first_problem = ""  # the reason of the first of them
         self._memory = memory
         self._wall_ms = wall_ms
         self._new_id = new_id
@@ -261,7 +263,8 @@ class GroupShard:
         if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        retention_ms = request.retention_ms
+        expires_ms = min(now_ms + retention_ms, MAX_TIMESTAMP_MS) if retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:
@@ -469,16 +472,20 @@ class GroupShard:
                     return self._replay_long(key.group, record.value or b"")
                 value = None if record.value is None else decode_group_value(record.value)
                 self._replay_group(key.group, value, now)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         return None
+
+    def _skip(self, error: MalformedRecordError) -> None:
+        self.unreadable_count += 1
+        self.first_problem = self.first_problem or str(error)
 
     def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
         """Replay a group of many members while the shard is loading."""
         try:
             metadata = yield from decode_long_group_value(value)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         else:
             self._replay_group(group_id, metadata, 0.0)
 
@@ -516,6 +523,7 @@ class GroupShard:
                 yield from emptied(metadata.members)
             yield
         yield from emptied(self._recorded)
+        yield from self._keys.emptied()
 
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True

@@ -53,6 +53,7 @@ from wire.primitives.errors import ErrorCode
 
 # Shortest time for which absent static members are awaited again: clients choose the timeout.
 LEAST_WAIT_S: Final = 1.0
+MAX_GENERATION: Final = 2**31 - 1
 # Most members of a group: those of more would not fit one record with their assignments (by default
 # 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
 MAX_MEMBERS: Final = 4000
@@ -225,7 +226,7 @@ class Rebalancing:
             self._wait(now + timeout_s, self._complete)
             return
         self._is_first = self._is_assigned = False
-        self.generation += 1
+        self.generation = self.generation + 1 if self.generation < MAX_GENERATION else 1
         if not len(self._members):
             self.protocol = None
             self._turn(GroupState.EMPTY)
