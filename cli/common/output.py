@@ -70,12 +70,12 @@ def show_rows(output: str, rows: Sequence[Row], columns: Sequence[Column]) -> No
 
 def show_data(output: str, data: Any) -> None:
     if output == "json":
-        click.echo(_json_text(data))
+        click.echo(json_text(data))
     else:
         click.echo(yaml_text(data), nl=False)
 
 
-def _json_text(data: Any) -> str:
+def json_text(data: Any) -> str:
     """Return JSON in which characters that a terminal would interpret are escaped."""
     lines = json.dumps(data, indent=2, ensure_ascii=False).split("\n")
     return "\n".join(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)

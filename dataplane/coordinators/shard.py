@@ -70,9 +70,7 @@ class Shard(Protocol):
     def loaded(self, now: float, now_ms: int) -> None:
         """Start the timers: the first operation may follow. Short, after `restore`."""
 
-    def due(
-        self, now: float, now_ms: int, is_over: Callable[[], bool]
-    ) -> list[CoordinatorRecord]:
+    def due(self, now: float, now_ms: int, is_over: Callable[[], bool]) -> list[CoordinatorRecord]:
         """Do what is due by `now`, and return the records to write for it.
 
         The rest remains due once `is_over` returns true, which is called after every piece.

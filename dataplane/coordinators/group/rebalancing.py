@@ -221,7 +221,9 @@ class Rebalancing:
             if member.join is None and not member.is_static:
                 self.remove(member.member_id)
         if len(self._members) and not self._members.elect_leader():
-            # Only static members are left, and none has joined: their sessions will end.
+            # Only static members are left, and none has joined: their sessions will end. One that
+            # joins is not kept waiting (in Kafka it is, in the first rebalance of a group).
+            self._is_first = False
             timeout_s = max(self._members.rebalance_timeout_s, LEAST_WAIT_S)
             self._wait(now + timeout_s, self._complete)
             return

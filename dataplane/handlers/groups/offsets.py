@@ -427,10 +427,9 @@ def _of_group(
         if has_ids:
             asked = [topic for topic in asked if topic.topic_id != ZERO_UUID]
 
-    def found(
-        topic: OffsetFetchRequestTopics, index: int
-    ) -> OffsetFetchResponsePartitions | None:
-        if not shown.is_new((group_id, topic.topic_id if has_ids else topic.name, index)):
+    def found(topic: OffsetFetchRequestTopics, index: int) -> OffsetFetchResponsePartitions | None:
+        key = topic.topic_id if has_ids else topic.name
+        if not is_all and not shown.is_new((group_id, key, index)):
             return None
         if has_ids:
             name = image.topic_names.get(topic.topic_id)
