@@ -185,14 +185,13 @@ async def test_a_waiting_sync_holds_no_assignments(tmp_path: Path) -> None:
     """Only the leader's are used; those of the others had the size of the largest frame."""
     count = 1000
     async with coordinator(tmp_path) as (served, leader):
-        await leader.ask(ApiKey.JOIN_GROUP, join_of("g", instance_id="leader"), 5)
+        first = await leader.call(ApiKey.JOIN_GROUP, join_of("g", instance_id="leader"), 5)
+        shard = served.worker.groups.shards[0]
         hostile = await served.connect()
         await hostile.ask(ApiKey.JOIN_GROUP, join_of("g", instance_id="hostile"), 5)
-        first = await leader.answer(ApiKey.JOIN_GROUP, 5)
-        shard = served.worker.groups.shards[0]
-        if len(first.members) < 2:
-            again = join_of("g", first.member_id, "leader")
-            await leader.call(ApiKey.JOIN_GROUP, again, 5)
+        while len(shard.groups["g"].members) < 2:
+            await trio.lowlevel.checkpoint()
+        await leader.call(ApiKey.JOIN_GROUP, join_of("g", first.member_id, "leader"), 5)
         joined = await hostile.answer(ApiKey.JOIN_GROUP, 5)
         assert shard.groups["g"].state is GroupState.COMPLETING_REBALANCE
         assignments = [
