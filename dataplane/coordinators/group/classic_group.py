@@ -131,7 +131,10 @@ class ClassicGroup:
         """
         if self.state is GroupState.DEAD:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
-        if not self._has_room_for(request.member_id, request.instance_id):
+        if not (
+            self._has_room_for(request.member_id, request.instance_id)
+            and self.members.has_room_for(request)
+        ):
             self._remove(now, request.member_id, "the group is full")
             return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
         if not self.members.supports(request):

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group import classic_group
+from dataplane.coordinators.group import classic_group, members
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.rebalance_history import KEPT
 from dataplane.coordinators.group.rebalancing import Awaited, GroupLimits
@@ -641,3 +641,27 @@ def test_a_static_member_that_returns_in_the_first_rebalance_does_not_wait_for_i
     coordinator.wait(1)
     assert joined.one.code is ErrorCode.NONE
     assert joined.one.generation == 1
+
+
+def test_the_metadata_of_all_members_of_a_group_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader receives it, as often as it asks for it."""
+    monkeypatch.setattr(members, "MAX_METADATA_BYTES", 300)
+    coordinator = Coordinator()
+    first, second = (
+        coordinator.join(instance_id=name, protocols=[("range", bytes(100))]) for name in "xy"
+    )
+    refused = coordinator.join(protocols=[("range", bytes(101))])
+    assert refused.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    coordinator.wait(7)
+    assert first.one.code is ErrorCode.NONE
+    coordinator.join(instance_id="x", protocols=[("range", bytes(200))])
+    assert coordinator.group.members.metadata_bytes == 300
+    grown = coordinator.join(
+        second.one.member_id, instance_id="y", protocols=[("range", bytes(101))]
+    )
+    assert grown.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert coordinator.group.members.metadata_bytes == 200  # that member was removed, as in Kafka
+    coordinator.leave("", "x")
+    assert coordinator.group.members.metadata_bytes == 0
