@@ -1,4 +1,4 @@
-"""Attacks on groups by clients without rights: names, repetitions and crowds that cost much."""
+"""Attacks on groups by clients without rights: long names, repetitions, many members."""
 
 import gc
 from collections.abc import AsyncIterator, Callable

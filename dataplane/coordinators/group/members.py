@@ -182,7 +182,7 @@ class GroupMembers:
         self.protocol_type: str | None = None
         self.leader: str | None = None
         self.joined_count = 0  # members whose JoinGroup waits
-        self.metadata_bytes = 0  # of all protocols of all members
+        self.metadata_bytes = 0  # in the protocols of the members
         self._supported: Counter[str] = Counter()  # members by protocol name
 
     def __len__(self) -> int:

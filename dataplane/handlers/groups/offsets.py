@@ -303,8 +303,8 @@ def handle_offset_fetch(
     """Return committed offsets, -1 where none is committed.
 
     Below the level of metadata.version that groups need, nothing is committed: consumers that
-    assign their partitions themselves, and name a group because they must, continue as before. What
-    a request names several times is returned once: a value may have 4096 characters of metadata.
+    assign their partitions themselves, and name a group because they must, continue as before. An
+    offset that a request names several times is returned once: a value may have 4096 characters.
     """
     shown = _Shown()
     if request.version < _FETCH_GROUPS_SINCE:
@@ -319,7 +319,7 @@ def handle_offset_fetch(
 
 
 class _Shown:
-    """What a response has already: groups with all their offsets, and single offsets."""
+    """Set of the groups and the single offsets that a response has already."""
 
     __slots__ = ("_seen",)
 
