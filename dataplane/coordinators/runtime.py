@@ -346,7 +346,8 @@ class CoordinatorRuntime(Generic[S]):
             self._unload(hosted)
             return
         now = self._parts.clock.monotonic()
-        records = hosted.shard.due(now, self._parts.clock.now_ms())
+        slicer = self._parts.slicer
+        records = hosted.shard.due(now, self._parts.clock.now_ms(), lambda: slicer.is_over)
         if records:
             self._append(hosted, records, None, _nothing)
         self._arm(hosted)

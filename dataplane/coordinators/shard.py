@@ -76,8 +76,11 @@ class Shard(Protocol):
     def loaded(self, now: float, now_ms: int) -> None:
         """Start the timers: the first operation may follow. Short, after `restore`."""
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
-        """Do what is due by `now`, and return the records to write for it."""
+    def due(self, now: float, now_ms: int, is_over: Callable[[], bool]) -> list[CoordinatorRecord]:
+        """Do what is due by `now`, and return the records to write for it.
+
+        The rest remains due once `is_over` returns true, which is called after every piece.
+        """
 
     def unload(self) -> Work[None]:
         """Answer all waiting requests with NOT_COORDINATOR, and free the state.

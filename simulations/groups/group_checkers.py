@@ -360,7 +360,7 @@ class LiveGroupsKeepOffsets(GroupChecker):
         members = [] if group is None or group.value is None else group.value.members
         if not members:
             self.world.count("offsets of groups without members removed")
-        subscribed = {topic for m in members for topic in subscribed_topics(m.subscription) or ()}
+        subscribed = {topic for m in members for topic in subscribed_topics([m.subscription]) or ()}
         self.compare(
             key.topic not in subscribed,
             "{}: {} is removed, while {} subscribe to the topic",

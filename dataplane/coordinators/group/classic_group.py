@@ -17,9 +17,10 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.consumer_subscription import topics_of_any
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
@@ -28,12 +29,13 @@ from dataplane.coordinators.group.members import (
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
 from dataplane.coordinators.group.rebalancing import (
+    MAX_MEMBERS,
     GroupLimits,
     GroupState,
     Persist,
     Rebalancing,
 )
-from dataplane.coordinators.group.record_formats import GroupMetadataValue
+from dataplane.coordinators.group.record_formats import GroupMetadataValue, MemberMetadata
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
@@ -77,7 +79,7 @@ class ClassicGroup:
         self.client_host = client_host
         self.limits = limits
         self.members = GroupMembers(memory)
-        self.history = RebalanceHistory(rebalance_times)
+        self.history = RebalanceHistory(rebalance_times, partial(memory.use, client_host))
         self.sessions = Sessions(
             self.members, memory, timeouts, self._session_ended, self._pending_ended
         )
@@ -85,7 +87,7 @@ class ClassicGroup:
             limits, self.members, self.sessions, timeouts, wall_ms, write, self.history
         )
         self._write = write
-        self._subscribed: tuple[int, frozenset[str] | None] = (-1, None)
+        self._subscribed: tuple[int, str, frozenset[str] | None] = (-1, "", None)
 
     @property
     def state(self) -> GroupState:
@@ -118,14 +120,20 @@ class ClassicGroup:
 
     @property
     def subscribed_topics(self) -> frozenset[str] | None:
-        """Topics of all members of a consumer group; None if they are unknown."""
-        if self._subscribed[0] == self.members.version:
-            return self._subscribed[1]
-        topics = topics_of_any(
-            each.metadata for member in self.members for each in member.protocols
-        )
+        """Topics of all members of a consumer group; None if they are unknown.
+
+        They are those of the protocol of the last generation, as in Kafka.
+        """
+        protocol, version = self.protocol, self.members.version
+        if not len(self.members):
+            return frozenset()
+        if protocol is None:
+            return None
+        if self._subscribed[:2] == (version, protocol):
+            return self._subscribed[2]
+        topics = subscribed_topics([member.metadata_of(protocol) for member in self.members])
         if len(self.members) >= LARGE_GROUP:
-            self._subscribed = self.members.version, topics
+            self._subscribed = version, protocol, topics
         return topics
 
     # JoinGroup
@@ -145,7 +153,10 @@ class ClassicGroup:
         """
         if self.state is GroupState.DEAD:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
-        if not self._has_room_for(request.member_id):
+        if not (
+            self._has_room_for(request.member_id, request.instance_id)
+            and self.members.has_room_for(request)
+        ):
             self._remove(now, request.member_id, "the group is full")
             if request.member_id in self.pending:  # the others wait for it no longer
                 self.sessions.end_pending(request.member_id, now)
@@ -173,8 +184,11 @@ class ClassicGroup:
             member_id = self.members.static_ids.get(request.instance_id, "")
         return self.members.by_id.get(member_id)
 
-    def _has_room_for(self, member_id: str) -> bool:
+    def _has_room_for(self, member_id: str, instance_id: str | None) -> bool:
         most, known = self.limits.max_size, self.members.by_id.get(member_id)
+        is_known = known is not None or instance_id in self.members.static_ids
+        if not is_known and len(self.members) >= MAX_MEMBERS:
+            return False
         if self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
@@ -392,6 +406,8 @@ class ClassicGroup:
         for number, persisted in enumerate(metadata.members):
             if number % PIECE_ROWS == PIECE_ROWS - 1:
                 yield
+            if self._is_repeated(persisted):
+                continue
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
@@ -399,6 +415,11 @@ class ClassicGroup:
             self.members.add(member, metadata.protocol_type)
             self.sessions.hear(now, member)
         rebalancing.restored(metadata)
+
+    def _is_repeated(self, persisted: MemberMetadata) -> bool:
+        """Return whether an earlier member of a record has an id of this one: no coordinator's."""
+        instance_id = persisted.group_instance_id
+        return persisted.member_id in self.members or instance_id in self.members.static_ids
 
     def close(self, code: ErrorCode) -> Work[None]:
         """Answer all waiting requests with an error, and end all timeouts, in pieces."""

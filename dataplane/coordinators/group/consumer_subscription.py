@@ -10,47 +10,45 @@ from typing import Final
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
-# A subscription with more topics than this counts as one of all topics.
-MAX_TOPICS: Final = 10_000
+# Topics of all different subscriptions of a group: one with more counts as one of all topics.
+MAX_TOPICS: Final = 20_000
+# Subscriptions with which another one is compared before it is decoded.
+_COMPARED: Final = 8
 
 
-def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topics; None if the metadata is not a consumer's, or has too many topics."""
-    return topics_of_any([metadata])
+def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+    """Return the topics of all subscriptions of a group.
 
-
-def topics_of_any(metadata_of_all: Iterable[bytes]) -> frozenset[str] | None:
-    """Return the topics of several subscriptions; None if they are unknown of one of them.
-
-    Members of a group usually have the same topics, which are then decoded once: they differ in
-    what follows, as in the partitions that each owns.
+    None if one of them is not a consumer's, or they have too many topics: the group may subscribe
+    to any topic. Most members have the same subscription, which is decoded once.
     """
     topics: set[str] = set()
-    decoded = b""  # number and names of the topics that were decoded last
-    for metadata in metadata_of_all:
-        if decoded and metadata.startswith(decoded, 2) and metadata[0] < 0x80:
-            continue
-        end = _add_topics(metadata, topics)
-        if end is None:
-            return None
-        decoded = metadata[2:end]
+    decoded: list[bytes] = []  # the bytes of the last ones that differ, without versions
+    left = MAX_TOPICS
+    try:
+        for metadata in subscriptions:
+            if _INT16.unpack_from(metadata)[0] < 0:
+                return None
+            if any(metadata.startswith(known, 2) for known in decoded):
+                continue
+            count = _INT32.unpack_from(metadata, 2)[0]
+            left -= count
+            if count < 0 or left < 0:
+                return None
+            end = _decode(metadata, count, topics)
+            decoded = [metadata[2:end], *decoded[: _COMPARED - 1]]
+    except (error, ValueError):
+        return None
     return frozenset(topics)
 
 
-def _add_topics(metadata: bytes, topics: set[str]) -> int | None:
-    """Add the topics of a subscription; return where they end, None if it is malformed."""
-    try:
-        version = _INT16.unpack_from(metadata)[0]
-        count = _INT32.unpack_from(metadata, 2)[0]
-        if version < 0 or not 0 <= count <= MAX_TOPICS:
-            return None
-        at = 6
-        for _ in range(count):
-            end = at + 2 + _INT16.unpack_from(metadata, at)[0]
-            if not at + 2 <= end <= len(metadata):
-                return None
-            topics.add(metadata[at + 2 : end].decode())
-            at = end
-    except (error, ValueError):
-        return None
+def _decode(metadata: bytes, count: int, topics: set[str]) -> int:
+    """Add the topics, and return the position after them. Raises ValueError or struct.error."""
+    at = 6
+    for _ in range(count):
+        end = at + 2 + _INT16.unpack_from(metadata, at)[0]
+        if not at + 2 <= end <= len(metadata):
+            raise ValueError("the subscription ends within a topic")
+        topics.add(metadata[at + 2 : end].decode())
+        at = end
     return at

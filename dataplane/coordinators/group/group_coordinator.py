@@ -16,6 +16,7 @@ MAX_WRITES uncommitted writes. If one fails, they try again: with the next check
 after a time that doubles up to MAX_RETRY_S.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from metaquorum.config.resolution import Configs
@@ -38,6 +40,8 @@ from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -125,6 +129,14 @@ class GroupCoordinator:
 
     def _loaded(self, shard: GroupShard) -> None:
         self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
+        if shard.unreadable_count:
+            log.warning(
+                "skipped %d malformed records of %s-%d; the first: %s",
+                shard.unreadable_count,
+                CONSUMER_OFFSETS,
+                shard.index,
+                shard.first_problem,
+            )
         self._unchecked.add(shard)
         if shard.being_deleted:
             self._deleting.add(shard)
@@ -149,17 +161,8 @@ class GroupCoordinator:
         return partition_of(group_id, self._count)
 
     def new_member_id(self, name: str) -> str:
-        """Return a member id never used before; `name`: the client id or the instance id.
-
-        Raises KafkaError (INVALID_REQUEST) if it would be too long for responses and records.
-        """
-        member_id = f"{name}-{self._new_id()}"
-        if _is_too_long(member_id):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"the member id would have more than {MAX_ID_BYTES} bytes",
-            )
-        return member_id
+        """Return a member id never used before; `name`: the client id or the instance id."""
+        return member_id_of(name, self._new_id())
 
     def shard(self, group_id: str) -> GroupShard:
         """Return the shard of a group. Raises KafkaError unless this worker coordinates it."""

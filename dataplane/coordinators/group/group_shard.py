@@ -68,8 +68,10 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
     SyncRequest,
+    member_id_of,
+    text_bytes,
 )
-from dataplane.coordinators.group.timeouts import Timeouts
+from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -79,10 +81,10 @@ from wire.primitives.types import Uuid
 MAX_PROTOCOLS: Final = 64
 # Seconds until the record of an empty group that could not be appended is written again.
 WRITE_RETRY_S: Final = 5.0
-# Memory of a group without members.
+# Memory of a group without members, its id and its last rebalances.
 GROUP_BYTES: Final = 2000
 # Latest time that fits a record: a client may ask to retain an offset without an end.
-LATEST_MS: Final = 2**63 - 1
+MAX_TIMESTAMP_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
 # Called with the answer to a request for a deletion.
@@ -90,6 +92,11 @@ DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
 
 
 def _ignore(code: ErrorCode) -> None: ...
+
+
+def group_bytes(group_id: str) -> int:
+    """Return the memory of a group without members and without rebalances."""
+    return GROUP_BYTES + text_bytes(group_id)
 
 
 @dataclass(slots=True)
@@ -142,7 +149,8 @@ class GroupShard:
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
         self._topic_id_of = topic_id_of
-        self.unreadable_count = 0  # records with a known key and a malformed value
+        self.unreadable_count = 0  # malformed records, which are skipped
+        self.first_problem = ""  # the reason of the first of them
         self._memory = memory
         self._wall_ms = wall_ms
         self._new_id = new_id
@@ -189,16 +197,15 @@ class GroupShard:
         return self._written(group, answer)
 
     def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
-        added = protocols_bytes(request.protocols)
         member = group.member_of(request) if group is not None else None
         if member is None:
-            return self._memory.has_room(request.client_host, added + GROUP_BYTES)
-        added -= protocols_bytes(member.protocols)
+            return self._memory.has_room(request.client_host, _size_of(request))
+        added = protocols_bytes(request.protocols) - protocols_bytes(member.protocols)
         return self._memory.has_room(request.client_host, added, is_known=True)
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
-        return drawn or f"{request.instance_id or request.client_id}-{self._new_id()}"
+        return drawn or member_id_of(request.instance_id or request.client_id, self._new_id())
 
     def sync(
         self, now: float, request: SyncRequest, callback: SyncCallback
@@ -264,9 +271,8 @@ class GroupShard:
         if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = -1
-        if request.retention_ms >= 0:
-            expires_ms = min(now_ms + request.retention_ms, LATEST_MS)
+        retention_ms = request.retention_ms
+        expires_ms = min(now_ms + retention_ms, MAX_TIMESTAMP_MS) if retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:
@@ -431,8 +437,10 @@ class GroupShard:
     def next_due(self) -> float:
         return self._timeouts.next_due
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
-        self._timeouts.run(now)
+    def due(
+        self, now: float, now_ms: int, is_over: Callable[[], bool] = is_never_over
+    ) -> list[CoordinatorRecord]:
+        self._timeouts.run(now, is_over)
         return self._take()
 
     def appended(self, records: Iterable[CoordinatorRecord]) -> None:
@@ -472,8 +480,8 @@ class GroupShard:
                     return self._replay_long(key.group, record.value or b"")
                 value = None if record.value is None else decode_group_value(record.value)
                 self._replay_group(key.group, value, now)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         return None
 
     def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
@@ -485,12 +493,16 @@ class GroupShard:
                 self.appended((record,))
                 self.replay(record, now)
 
+    def _skip(self, error: MalformedRecordError) -> None:
+        self.unreadable_count += 1
+        self.first_problem = self.first_problem or str(error)
+
     def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
         """Replay a group of many members while the shard is loading."""
         try:
             metadata = yield from decode_long_group_value(value)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         else:
             self._replay_group(group_id, metadata, 0.0)
 
@@ -528,6 +540,7 @@ class GroupShard:
                 yield from emptied(metadata.members)
             yield
         yield from emptied(self._recorded)
+        yield from self._keys.emptied()
 
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True
@@ -563,12 +576,13 @@ class GroupShard:
             self.statistics.rebalance_times,
             host,
         )
-        self._memory.use(host, GROUP_BYTES)
+        self._memory.use(host, group_bytes(group_id))
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        self._memory.use(group.client_host, -GROUP_BYTES)
+        group.history.clear()
+        self._memory.use(group.client_host, -group_bytes(group.group_id))
 
     def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))
@@ -595,6 +609,13 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
         version = DELETED_GROUP_VERSION if metadata.is_being_deleted else GROUP_VERSION
         value = encode_group_value(metadata, version)
     return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
+
+
+def _size_of(request: JoinRequest) -> int:
+    """Return the memory of a new member, in a group that may be new."""
+    ids = (request.client_id, request.instance_id or "", request.new_member_id)
+    texts = sum(map(text_bytes, ids))
+    return group_bytes(request.group_id) + texts + protocols_bytes(request.protocols)
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:

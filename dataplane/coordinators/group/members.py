@@ -6,7 +6,7 @@ member id, and requests with the old one are fenced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dataplane.coordinators.group.record_formats import MemberMetadata
@@ -18,6 +18,7 @@ from dataplane.coordinators.group.requests import (
     Protocol,
     SyncAnswer,
     SyncCallback,
+    text_bytes,
 )
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -25,15 +26,22 @@ from wire.primitives.errors import ErrorCode
 # Memory of a member without its ids, protocols and assignment.
 MEMBER_BYTES: Final = 1000
 NEVER: Final = float("-inf")
+# Metadata of all members of a group, for all protocols: the leader's JoinGroup is answered with all
+# of it for one protocol. That has to fit one record, by default of 1 MB.
+MAX_METADATA_BYTES: Final = 8 << 20
 
 
 def never_muted(now: float) -> float:
     return NEVER
 
 
-def protocols_bytes(protocols: Iterable[Protocol]) -> int:
+def metadata_bytes(protocols: Sequence[Protocol]) -> int:
+    return sum([len(each.metadata) for each in protocols])
+
+
+def protocols_bytes(protocols: Sequence[Protocol]) -> int:
     """Return the memory of the protocols of a member."""
-    return sum(len(each.name) + len(each.metadata) + 100 for each in protocols)
+    return sum([text_bytes(each.name) + len(each.metadata) + 100 for each in protocols])
 
 
 class GroupMember:
@@ -112,7 +120,7 @@ class GroupMember:
 
     @property
     def size_bytes(self) -> int:
-        texts = len(self.member_id) + len(self.client_id) + len(self.instance_id or "")
+        texts = sum(map(text_bytes, (self.member_id, self.client_id, self.instance_id or "")))
         return MEMBER_BYTES + texts + protocols_bytes(self.protocols) + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
@@ -180,6 +188,7 @@ class GroupMembers:
         self.leader: str | None = None
         self.joined_count = 0  # members whose JoinGroup waits
         self.version = 0  # changes with the members and their protocols
+        self.metadata_bytes = 0  # in the protocols of the members
         self._supported: Counter[str] = Counter()  # members by protocol name
 
     def __len__(self) -> int:
@@ -321,9 +330,19 @@ class GroupMembers:
         self.leader = joined.member_id
         return True
 
+    def has_room_for(self, request: JoinRequest) -> bool:
+        """Return whether the metadata of the request's member, in place of its last, fits."""
+        known = self.by_id.get(request.member_id)
+        if known is None and request.instance_id is not None:
+            known = self.by_id.get(self.static_ids.get(request.instance_id, ""))
+        before = 0 if known is None else metadata_bytes(known.protocols)
+        after = metadata_bytes(request.protocols)
+        return self.metadata_bytes - before + after <= MAX_METADATA_BYTES
+
     def _count(self, member: GroupMember, by: int) -> None:
         self.version += 1
         self._use(member, by * member.size_bytes)
+        self.metadata_bytes += by * metadata_bytes(member.protocols)
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by
             if not self._supported[name]:

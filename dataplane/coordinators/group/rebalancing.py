@@ -53,6 +53,10 @@ from wire.primitives.errors import ErrorCode
 
 # Shortest time for which absent static members are awaited again: clients choose the timeout.
 LEAST_WAIT_S: Final = 1.0
+MAX_GENERATION: Final = 2**31 - 1
+# Most members of a group: those of more would not fit one record with their assignments (by default
+# 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
+MAX_MEMBERS: Final = 4000
 
 
 class GroupState(Enum):
@@ -217,12 +221,14 @@ class Rebalancing:
             if member.join is None and not member.is_static:
                 self.remove(member.member_id)
         if len(self._members) and not self._members.elect_leader():
-            # Only static members are left, and none has joined: their sessions will end.
+            # Only static members are left, and none has joined: their sessions will end. One that
+            # joins is not kept waiting (in Kafka it is, in the first rebalance of a group).
+            self._is_first = False
             timeout_s = max(self._members.rebalance_timeout_s, LEAST_WAIT_S)
             self._wait(now + timeout_s, self._complete)
             return
         self._is_first = self._is_assigned = False
-        self.generation += 1
+        self.generation = self.generation + 1 if self.generation < MAX_GENERATION else 1
         if not len(self._members):
             self.protocol = None
             self._turn(GroupState.EMPTY)

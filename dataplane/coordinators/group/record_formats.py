@@ -30,7 +30,7 @@ from struct import error as LayoutError  # noqa: N812
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import Work, emptied
 from wire.primitives.errors import WireError
 from wire.primitives.types import ZERO_UUID, Uuid
 from wire.schema import codec
@@ -45,8 +45,10 @@ OFFSET_VERSION: Final = 4
 EXPIRING_OFFSET_VERSION: Final = 1
 GROUP_VERSION: Final = 3
 DELETED_GROUP_VERSION: Final = 4
-# Pairs of group and topic that a KeyDecoder remembers: at most some 10 MB.
+# Pairs of group and topic that a KeyDecoder remembers, and the bytes of the longest keys with them:
+# some 10 MB.
 MAX_CACHED_NAMES: Final = 20_000
+MAX_CACHED_KEY_BYTES: Final = 512
 # Values of groups above this size are decoded in pieces: some 100 members with assignments.
 LONG_VALUE_BYTES: Final = 16_384
 
@@ -182,11 +184,15 @@ class KeyDecoder:
         if names is not None:
             return OffsetKey(names[0], names[1], _INT32.unpack_from(key, len(key) - 4)[0])
         decoded = decode_key(key)
-        if isinstance(decoded, OffsetKey):
+        if isinstance(decoded, OffsetKey) and len(key) <= MAX_CACHED_KEY_BYTES:
             if len(self._names) >= self._max_names:
                 self._names.clear()
             self._names[key[:-4]] = (decoded.group, decoded.topic)
         return decoded
+
+    def emptied(self) -> Work[None]:
+        """Forget all names, in pieces."""
+        return emptied(self._names)
 
 
 def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:

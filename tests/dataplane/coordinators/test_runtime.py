@@ -77,7 +77,7 @@ class Register:
     def loaded(self, now: float, now_ms: int) -> None:
         self.is_loaded = True
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
+    def due(self, now: float, now_ms: int, is_over: Callable[[], bool]) -> list[CoordinatorRecord]:
         self.next_due = inf
         return self.due_records
 

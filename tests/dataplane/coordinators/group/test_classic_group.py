@@ -4,11 +4,13 @@ from math import inf
 
 import pytest
 
+from dataplane.coordinators.group import classic_group, members
 from dataplane.coordinators.group.group_shard import GroupConfigs
+from dataplane.coordinators.group.rebalance_history import KEPT
 from dataplane.coordinators.group.rebalancing import Awaited, GroupLimits
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
-from tests.dataplane.coordinators.group.coordinator import Coordinator
+from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
 from wire.primitives.errors import ErrorCode
 
 
@@ -598,6 +600,45 @@ def test_memory_of_members_is_counted_and_returned() -> None:
     assert coordinator.memory.used_bytes == before
 
 
+def test_names_count_with_the_memory_of_their_widest_character() -> None:
+    coordinator = Coordinator()
+    name = 20_000 * "a" + "\U0001f600"
+    coordinator.join(needs_member_id=True, new_member_id=name)
+    assert coordinator.memory.used_bytes > 80_000
+    coordinator.wait(11)
+    assert coordinator.memory.used_bytes < 3000
+
+
+def test_the_history_of_a_group_is_counted_and_has_no_long_names() -> None:
+    coordinator = Coordinator()
+    for _ in range(2 * KEPT):
+        joined = coordinator.join(instance_id="x" * 5000, reason="r" * 5000)
+        coordinator.wait(5)
+        before = coordinator.memory.used_bytes
+        coordinator.leave(joined.one.member_id, "x" * 5000)
+        history = coordinator.group.history.rebalances
+        assert before > 300 * len(history)
+    assert len(history) == KEPT
+    assert max(each.size_bytes for each in history) < 2000
+    at_once(coordinator.shard.unload())
+    assert coordinator.memory.used_bytes == 0
+
+
+def test_a_group_has_a_largest_size_without_a_limit_in_its_configs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of static members that closed their connections, which `group.max.size` allows."""
+    monkeypatch.setattr(classic_group, "MAX_MEMBERS", 3)
+    coordinator = Coordinator()
+    for number in range(3):
+        coordinator.join(instance_id=str(number))
+    for member in coordinator.group.members:
+        coordinator.shard.drop_join(coordinator.now, GROUP, member.member_id)
+    refused = coordinator.join(instance_id="3")
+    assert refused.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert not coordinator.join(instance_id="2")  # takes the place of a member
+
+
 def test_a_member_that_would_exceed_the_memory_of_groups_is_refused() -> None:
     coordinator = Coordinator()
     coordinator.stable()
@@ -646,3 +687,42 @@ def test_a_group_waits_for_the_record_of_its_assignment_without_a_limit() -> Non
     assert not any(map(coordinator.group.rebalancing.is_late, coordinator.group.members))
     coordinator.commit_all()
     assert coordinator.group.rebalancing.awaited is Awaited.NOTHING
+
+
+def test_a_static_member_that_returns_in_the_first_rebalance_does_not_wait_for_its_timeout() -> (
+    None
+):
+    """Its process was restarted before the initial delay was over: it is the only member."""
+    coordinator = Coordinator()
+    coordinator.join(instance_id="x", rebalance_s=300)
+    (member_id,) = coordinator.shard.groups[GROUP].members.by_id
+    coordinator.shard.drop_join(coordinator.now, GROUP, member_id)
+    coordinator.wait(5)
+    joined = coordinator.join(instance_id="x", rebalance_s=300)
+    coordinator.wait(1)
+    assert joined.one.code is ErrorCode.NONE
+    assert joined.one.generation == 1
+
+
+def test_the_metadata_of_all_members_of_a_group_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader receives it, as often as it asks for it."""
+    monkeypatch.setattr(members, "MAX_METADATA_BYTES", 300)
+    coordinator = Coordinator()
+    first, second = (
+        coordinator.join(instance_id=name, protocols=[("range", bytes(100))]) for name in "xy"
+    )
+    refused = coordinator.join(protocols=[("range", bytes(101))])
+    assert refused.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    coordinator.wait(7)
+    assert first.one.code is ErrorCode.NONE
+    coordinator.join(instance_id="x", protocols=[("range", bytes(200))])
+    assert coordinator.group.members.metadata_bytes == 300
+    grown = coordinator.join(
+        second.one.member_id, instance_id="y", protocols=[("range", bytes(101))]
+    )
+    assert grown.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert coordinator.group.members.metadata_bytes == 200  # that member was removed, as in Kafka
+    coordinator.leave("", "x")
+    assert coordinator.group.members.metadata_bytes == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.coordinators.group import consumer_subscription
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics, topics_of_any
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 
 NAMES = st.sampled_from(["", "t", "topic", "é"])
 
@@ -25,9 +25,9 @@ ANY = VALID | st.builds(bytes.__getitem__, VALID, st.slices(12)) | st.binary(max
 
 @given(st.lists(ANY, max_size=6))
 def test_topics_of_several_subscriptions_are_those_of_each(metadata: list[bytes]) -> None:
-    each = [subscribed_topics(one) for one in metadata]
+    each = [subscribed_topics([one]) for one in metadata]
     expected = None if None in each else frozenset().union(*(one or () for one in each))
-    assert topics_of_any(metadata) == expected
+    assert subscribed_topics(metadata) == expected
 
 
 def test_equal_topics_of_many_members_are_decoded_once(
@@ -35,15 +35,15 @@ def test_equal_topics_of_many_members_are_decoded_once(
 ) -> None:
     """A group of 1,000 members with 50 topics each would take longer than a time slice."""
     decoded = 0
-    decode = consumer_subscription._add_topics
+    decode = consumer_subscription._decode
 
-    def counted(metadata: bytes, topics: set[str]) -> int | None:
+    def counted(metadata: bytes, count: int, topics: set[str]) -> int:
         nonlocal decoded
         decoded += 1
-        return decode(metadata, topics)
+        return decode(metadata, count, topics)
 
-    monkeypatch.setattr(consumer_subscription, "_add_topics", counted)
+    monkeypatch.setattr(consumer_subscription, "_decode", counted)
     topics = [f"t{number}" for number in range(50)]
     owned = [struct.pack(">ii", -1, number) for number in range(1000)]
-    found = topics_of_any(subscription(topics, rest=rest) for rest in owned)
+    found = subscribed_topics(subscription(topics, rest=rest) for rest in owned)
     assert (found, decoded) == (frozenset(topics), 1)

@@ -578,6 +578,59 @@ def test_few_timeouts_are_called_at_once_and_all_of_them_in_the_end() -> None:
     assert max(written) == CALLED_AT_ONCE
 
 
+def test_timeouts_wait_for_the_next_slice() -> None:
+    coordinator = Coordinator()
+    recorded(coordinator, 3, 1)
+    shard = replayed(coordinator)
+    at_once(shard.restore(100.0))
+    shard.loaded(100.0, 100_000)
+    assert [len(shard.due(120.0, 120_000, lambda: True)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+MEMBER = MemberMetadata(member_id="a", session_timeout=10_000)
+
+
+@pytest.mark.parametrize(
+    ("generation", "members"),
+    [
+        (3, [MEMBER, MEMBER]),
+        (3, [MEMBER, MemberMetadata(member_id="a", group_instance_id="x", session_timeout=1)]),
+        (
+            3,
+            [
+                MemberMetadata(member_id=name, group_instance_id="x", session_timeout=10_000)
+                for name in "ab"
+            ],
+        ),
+        (2**31 - 1, [MEMBER]),
+        (2**31 - 1, []),
+        (-(2**31), [MEMBER]),
+        (3, [MemberMetadata(member_id="", session_timeout=-1, rebalance_timeout=-5)]),
+    ],
+)
+def test_a_record_that_no_coordinator_wrote_does_not_end_the_worker(
+    generation: int, members: list[MemberMetadata]
+) -> None:
+    coordinator = Coordinator()
+    metadata = GroupMetadataValue(
+        protocol_type="consumer",
+        generation=generation,
+        protocol="range" if members else None,
+        leader="a" if members else None,
+        members=members,
+    )
+    record = CoordinatorRecord(encode_key(GroupKey(GROUP)), encode_group_value(metadata))
+    coordinator.log.append(record)
+    coordinator.fail_over()
+    coordinator.wait(20)
+    joined = coordinator.join(instance_id="x")
+    coordinator.wait(70)
+    assert joined.one.code is ErrorCode.NONE
+    coordinator.wait(70)
+    at_once(coordinator.shard.unload())
+    assert coordinator.memory.used_bytes == 0
+
+
 def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
     recorded(coordinator, 1)
