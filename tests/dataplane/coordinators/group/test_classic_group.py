@@ -7,7 +7,7 @@ import pytest
 from dataplane.coordinators.group import classic_group, members
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.rebalance_history import KEPT
-from dataplane.coordinators.group.rebalancing import Awaited, GroupLimits
+from dataplane.coordinators.group.rebalancing import LEAST_DELAY_S, Awaited, GroupLimits
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
 from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
@@ -53,8 +53,8 @@ def test_the_initial_delay_is_extended_while_members_arrive_up_to_the_rebalance_
 def test_without_a_delay_members_that_arrive_together_share_the_first_generation() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(initial_rebalance_delay_s=0)))
     joins = [coordinator.join() for _ in range(3)]
-    assert joins == [[], [], []]  # the requests that have arrived are handled first
-    coordinator.wait(0)
+    assert joins == [[], [], []]
+    coordinator.wait(2 * LEAST_DELAY_S)  # the second time because of the members after the first
     assert [join.one.generation for join in joins] == [1, 1, 1]
 
 
@@ -64,7 +64,7 @@ def test_the_first_generation_does_not_wait_for_pending_members(delay_s: int) ->
     pending = coordinator.join(needs_member_id=True, session_s=30)
     assert pending.one.code is ErrorCode.MEMBER_ID_REQUIRED
     first = coordinator.join()
-    coordinator.wait(delay_s)
+    coordinator.wait(max(delay_s, LEAST_DELAY_S))
     assert first.one.generation == 1
     second = coordinator.join(pending.one.member_id)
     coordinator.join(first.one.member_id)
