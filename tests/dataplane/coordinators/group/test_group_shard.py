@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS, CommittedOffsets
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
 from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import (
@@ -126,6 +126,18 @@ def test_metadata_of_an_offset_is_bounded() -> None:
     assert coordinator.committed() == 5
 
 
+def test_a_commit_is_refused_while_too_many_others_are_not_committed() -> None:
+    coordinator = Coordinator()
+    coordinator.shard.offsets = CommittedOffsets(max_pending=1)
+    coordinator.commits_at_once = False
+    first = coordinator.commit(5)
+    assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    coordinator.commit_all()
+    assert first.one == ALL
+    coordinator.commits_at_once = True
+    assert coordinator.commit(7).one == ALL
+
+
 def test_offsets_survive_the_coordinator() -> None:
     coordinator = Coordinator()
     coordinator.commit(5)
@@ -174,6 +186,13 @@ def test_offsets_of_consumed_topics_are_not_deleted() -> None:
     assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     assert coordinator.committed() == 5
     assert coordinator.committed("u") is None
+
+
+def test_offsets_of_members_with_unknown_subscriptions_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    coordinator.stable(protocols=[("range", b"malformed")])
+    codes = coordinator.do(coordinator.shard.delete_offsets(GROUP, [("t", 0)])).one
+    assert codes == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
 
 
 def test_offsets_of_an_unknown_group_or_of_another_protocol_are_not_deleted() -> None:
@@ -274,6 +293,7 @@ def test_a_group_with_many_offsets_is_deleted_in_parts() -> None:
 def test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits() -> None:
     large = LargeGroup()
     large.coordinator.commits_at_once = False
+    large.coordinator.topic_ids.clear()  # the topic is deleted
     large.delete()
     retriable = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     for _ in range(2):  # before and after the beginning of the deletion is committed
@@ -375,6 +395,16 @@ def test_a_live_group_and_its_offsets_do_not_expire() -> None:
     expire(coordinator)
     assert coordinator.committed() == 5
     assert coordinator.state == "Stable"
+    assert coordinator.heartbeat(member) is ErrorCode.NONE
+
+
+def test_the_record_of_a_live_group_without_offsets_does_not_expire() -> None:
+    """Without it, the next coordinator would begin with the first generation again."""
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    (member,) = coordinator.stable(session_s=1800, rebalance_s=1800)
+    coordinator.wait(900)
+    assert coordinator.shard.expire(GROUP, coordinator.now_ms) is None
+    coordinator.fail_over()
     assert coordinator.heartbeat(member) is ErrorCode.NONE
 
 
