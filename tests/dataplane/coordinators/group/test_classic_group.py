@@ -315,6 +315,22 @@ def test_an_assignment_of_an_earlier_generation_is_not_applied() -> None:
     assert coordinator.sync(again.one, generation=1).one.code is ErrorCode.ILLEGAL_GENERATION
 
 
+def test_a_late_record_of_an_earlier_generation_is_not_shown_in_place_of_a_pending_one() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    coordinator.sync(leader.one, {follower.one.member_id: b"old"})
+    coordinator.leave(leader.one.member_id)
+    again = coordinator.join(follower.one.member_id).one
+    syncing = coordinator.sync(again, {again.member_id: b"new"})
+    coordinator.commit_one()
+    assert not syncing
+    assert coordinator.state == "CompletingRebalance"
+    coordinator.commit_all()
+    assert syncing.one.assignment == b"new"
+
+
 def test_members_without_a_sync_are_removed_after_the_rebalance_timeout() -> None:
     coordinator = Coordinator()
     leader = coordinator.join(session_s=1000, rebalance_s=20)
@@ -387,6 +403,29 @@ def test_another_coordinator_restores_members_generation_and_assignment() -> Non
     assert coordinator.state == "Empty"  # sessions begin when the group is loaded
 
 
+def test_another_coordinator_restores_timeouts_static_ids_and_a_later_leader() -> None:
+    coordinator = Coordinator()
+    waiting = [coordinator.join(instance_id=each, session_s=20, rebalance_s=40) for each in "ab"]
+    coordinator.wait(6)
+    first, second = (each.one for each in waiting)
+    coordinator.assign([first, second])
+    coordinator.group.rebalancing.begin(coordinator.now, "a test", None)
+    again = coordinator.join(second.member_id, instance_id="b", session_s=20, rebalance_s=40)
+    coordinator.wait(15)
+    coordinator.join(first.member_id, instance_id="a", session_s=20, rebalance_s=40)
+    coordinator.assign(
+        [coordinator.group.rebalancing.joined(each) for each in coordinator.group.members]
+    )
+    coordinator.fail_over()
+    members = coordinator.group.members
+    assert members.static_ids == {"a": first.member_id, "b": second.member_id}
+    assert members.leader == again.one.leader
+    assert {each.session_timeout_ms for each in members} == {20_000}
+    assert {each.rebalance_timeout_ms for each in members} == {40_000}
+    assert coordinator.group.protocol == "range"
+    assert coordinator.group.protocol_type == "consumer"
+
+
 def test_a_generation_without_an_assignment_does_not_survive_its_coordinator() -> None:
     coordinator = Coordinator()
     joined = coordinator.join()
@@ -430,6 +469,9 @@ def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance(
     assert coordinator.state == "Stable"
     coordinator.fail_over()
     assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.NONE
+    assert coordinator.sync(restarted.one, instance_id="b").one.assignment == b"2"
+    assert coordinator.join(instance_id="b").one.generation == 1
+    assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.FENCED_INSTANCE_ID
 
 
 def test_the_process_that_was_replaced_is_fenced() -> None:

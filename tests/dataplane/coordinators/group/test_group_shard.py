@@ -245,6 +245,7 @@ def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
     coordinator.commit_all()
     coordinator.wait(3)
     assert joining.one.code is ErrorCode.NONE
+    assert coordinator.heartbeat(joining.one) is ErrorCode.NONE
 
 
 # Deletion of groups with many offsets
@@ -396,6 +397,43 @@ def test_a_live_group_and_its_offsets_do_not_expire() -> None:
     assert coordinator.committed() == 5
     assert coordinator.state == "Stable"
     assert coordinator.heartbeat(member) is ErrorCode.NONE
+
+
+def test_the_next_coordinator_keeps_offsets_from_the_time_at_which_the_group_became_empty() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=10 * MINUTE_MS))
+    (member,) = coordinator.stable(
+        protocols=[("range", subscription("t"))], session_s=1800, rebalance_s=1800
+    )
+    coordinator.commit(5, member=member)
+    coordinator.wait(1200)
+    coordinator.leave(member.member_id)
+    coordinator.wait(300)
+    coordinator.fail_over()
+    coordinator.wait(299)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+    coordinator.wait(2)
+    expire(coordinator)
+    assert coordinator.committed() is None
+
+
+def test_offsets_of_all_topics_that_any_member_consumes_are_kept() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    coordinator.topic_ids["u"] = bytes(15) + b"\3"
+    waiting = [
+        coordinator.join(
+            protocols=[("range", subscription(topic))], session_s=1800, rebalance_s=1800
+        )
+        for topic in ("t", "u")
+    ]
+    coordinator.wait(6)
+    members = [each.one for each in waiting]
+    coordinator.assign(members)
+    coordinator.commit(5, member=members[0])
+    coordinator.commit(6, topic="u", member=members[1])
+    coordinator.wait(61)
+    expire(coordinator)
+    assert (coordinator.committed(), coordinator.committed("u")) == (5, 6)
 
 
 def test_the_record_of_a_live_group_without_offsets_does_not_expire() -> None:
@@ -613,6 +651,20 @@ def test_a_group_that_became_empty_while_nothing_could_be_written_is_recorded_la
     coordinator.fail_over()
     assert coordinator.state == "Empty"
     assert coordinator.group.generation == 2
+
+
+def test_a_refused_record_is_not_written_again_once_the_group_is_being_deleted() -> None:
+    """The next coordinator would take the group for one that stays."""
+    large = LargeGroup()
+    coordinator = large.coordinator
+    (member,) = coordinator.stable()
+    outcome = large.shard.leave(coordinator.now, GROUP, [LeavingMember(member.member_id, None)])
+    assert isinstance(outcome, Write)
+    large.shard.refused(outcome.records, coordinator.now)
+    large.delete()
+    written = len(coordinator.log)
+    coordinator.wait(WRITE_RETRY_S + 1)
+    assert len(coordinator.log) == written
 
 
 def test_a_refused_record_is_not_written_again_once_the_group_has_members() -> None:
