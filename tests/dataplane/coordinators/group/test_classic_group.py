@@ -403,23 +403,15 @@ def test_another_coordinator_restores_members_generation_and_assignment() -> Non
     assert coordinator.state == "Empty"  # sessions begin when the group is loaded
 
 
-def test_another_coordinator_restores_timeouts_static_ids_and_a_later_leader() -> None:
+def test_another_coordinator_restores_timeouts_and_instance_ids() -> None:
     coordinator = Coordinator()
     waiting = [coordinator.join(instance_id=each, session_s=20, rebalance_s=40) for each in "ab"]
     coordinator.wait(6)
     first, second = (each.one for each in waiting)
-    coordinator.assign([first, second])
-    coordinator.group.rebalancing.begin(coordinator.now, "a test", None)
-    again = coordinator.join(second.member_id, instance_id="b", session_s=20, rebalance_s=40)
-    coordinator.wait(15)
-    coordinator.join(first.member_id, instance_id="a", session_s=20, rebalance_s=40)
-    coordinator.assign(
-        [coordinator.group.rebalancing.joined(each) for each in coordinator.group.members]
-    )
+    coordinator.sync(first, {}, instance_id="a")
     coordinator.fail_over()
     members = coordinator.group.members
     assert members.static_ids == {"a": first.member_id, "b": second.member_id}
-    assert members.leader == again.one.leader
     assert {each.session_timeout_ms for each in members} == {20_000}
     assert {each.rebalance_timeout_ms for each in members} == {40_000}
     assert coordinator.group.protocol == "range"
@@ -502,6 +494,63 @@ def test_a_replaced_leader_may_keep_the_assignment() -> None:
     assert restarted.skip_assignment
     assert restarted.leader == restarted.member_id
     assert len(restarted.members) == 2
+    coordinator.fail_over()
+    assert coordinator.group.members.leader == restarted.member_id
+
+
+def test_a_static_member_that_restarts_before_the_assignment_begins_a_rebalance() -> None:
+    """An answer with this generation would record the assignments of an earlier one for it."""
+    coordinator = Coordinator()
+    first, second = (coordinator.join(instance_id=each) for each in "ab")
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    syncing = coordinator.sync(first.one, {second.one.member_id: b"all"}, instance_id="a")
+    restarted = coordinator.join(instance_id="b")
+    assert not restarted
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.state == "PreparingRebalance"
+    assert len(coordinator.uncommitted) == 1
+
+
+def test_a_static_member_that_restarts_with_another_protocol_begins_a_rebalance() -> None:
+    coordinator = Coordinator()
+    waiting = coordinator.join(instance_id="a", protocols=[("range", b"s"), ("sticky", b"s")])
+    coordinator.wait(3)
+    coordinator.sync(waiting.one, {}, instance_id="a")
+    assert coordinator.state == "Stable"
+    restarted = coordinator.join(instance_id="a", protocols=[("sticky", b"s")])
+    coordinator.wait(0)
+    assert restarted.one.generation == 2
+    assert restarted.one.protocol == "sticky"
+
+
+def test_an_id_of_a_dynamic_member_is_not_that_of_a_static_one() -> None:
+    coordinator = Coordinator()
+    given = coordinator.join(needs_member_id=True).one.member_id
+    refused = coordinator.join(given, instance_id="a").one
+    assert refused.code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_requests_of_a_member_that_is_removed_are_answered() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2)
+    joining = coordinator.join(first.member_id, protocols=[("range", b"other")])
+    assert not joining
+    assert coordinator.leave(first.member_id) is ErrorCode.NONE
+    assert joining.one.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.heartbeat(second) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_subscription_that_changes_before_the_assignment_begins_another_rebalance() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    assert leader.one.generation == 1
+    syncing = coordinator.sync(follower.one)
+    changed = coordinator.join(follower.one.member_id, protocols=[("range", b"other")])
+    assert not changed
+    assert coordinator.state == "PreparingRebalance"
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_an_older_replaced_leader_is_told_that_another_one_leads() -> None:
