@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from dataplane.coordinators.group import committed_offsets
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
@@ -64,6 +66,7 @@ class GroupsSettings:
     least_workers: int  # live before the first coordinator is asked for
     retention_ms: int  # after which offsets of groups without members expire
     topic_configs: dict[str, str] = field(default_factory=dict)
+    piece_offsets: int = PIECE_OFFSETS  # a group with more offsets is deleted in parts
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -157,7 +160,8 @@ NARROW_WORLDS: Final[
 def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
 
-    The shortest segment and retention that operators can set would take hours to fill or to pass.
+    The shortest segment and retention that operators can set would take hours to fill or to pass,
+    and a group that is deleted in parts would need hundreds of partitions.
     """
 
     def more(right: Any) -> Any:
@@ -173,6 +177,7 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     with (
         swapped(internal_topics, "_CONFIGS", more),
         swapped(CoordinatorConfigs, "update", shorten),
+        swapped(committed_offsets, "PIECE_OFFSETS", lambda _: groups.piece_offsets),
     ):
         yield
 
@@ -190,6 +195,7 @@ class GroupClients(Clients):
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings groups"))
     groups = draw_groups(world.stream("groups"))
+    groups.piece_offsets = world.stream("pieces of groups").choice([1, PIECE_OFFSETS])
     draw = world.stream("narrow groups")
     if draw.random() < NARROW:
         purpose = draw.choice([*NARROW_WORLDS])
@@ -276,6 +282,7 @@ GROUPS: Final = Scenario(
         "members that pause",
         "delete group: NONE",
         "groups deleted or expired",
+        "deletions in parts",
         "offsets of groups without members removed",
         "offsets of deleted topics removed",
         "topics made again",

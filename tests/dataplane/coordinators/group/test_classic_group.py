@@ -247,6 +247,14 @@ def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
     assert [each.metadata for each in leader.members] == [b"1", b"2", b"3"]
 
 
+def test_a_protocol_that_most_prefer_is_not_selected_if_one_member_does_not_support_it() -> None:
+    coordinator = Coordinator()
+    both, one = [("a", b"s"), ("b", b"s")], [("b", b"s")]
+    waiting = [coordinator.join(protocols=each) for each in (both, both, one)]
+    coordinator.wait(10)
+    assert {answers.one.protocol for answers in waiting} == {"b"}
+
+
 @pytest.mark.parametrize(
     ("protocol_type", "protocols"),
     [
