@@ -3,7 +3,8 @@
 Groups consume topics that are deleted and created again. Members leave, vanish, pause for longer
 than their session, return with the same instance id, or share one; some requests break the
 protocol. Administrators delete groups and offsets, and move leaders. Offsets of groups without
-members expire within seconds. The checkers of `cleaned-replicas` hold, too.
+members expire within seconds. In some worlds a client tries to change `__consumer_offsets`. The
+checkers of `cleaned-replicas` hold, too.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every group has consumed and committed every
 partition to its end
@@ -32,6 +33,7 @@ from simulations.groups.group_clients import (
 from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
 from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
 from simulations.groups.group_members import GroupMember
+from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
@@ -207,7 +209,11 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        return clients_of_groups(cluster_state, groups)
+        clients = clients_of_groups(cluster_state, groups)
+        draw = world.stream("intruder")
+        if draw.random() < SHARE:
+            clients.others.append(Intruder(cluster_state, "intruder", draw))
+        return clients
 
     with small_offsets_topic(groups):
         await play_settings(
@@ -215,7 +221,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             settings,
             lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
             clients_of,
-            ALL_CHECKERS,
+            (*ALL_CHECKERS, InternalTopicsAreProtected),
         )
 
 
@@ -266,7 +272,7 @@ GROUPS: Final = Scenario(
     "groups",
     "consumer groups: members that come and go, coordinators that move, offsets that expire",
     play,
-    ALL_CHECKERS,
+    (*ALL_CHECKERS, InternalTopicsAreProtected),
     gates=(
         "acknowledged records",
         "records processed",
@@ -289,6 +295,7 @@ GROUPS: Final = Scenario(
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        "intrusions refused",
         *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),

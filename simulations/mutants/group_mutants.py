@@ -15,7 +15,10 @@ from dataplane.coordinators.hosted_shard import HostedShard, State
 from dataplane.coordinators.loading import ShardLoader
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import Write
+from dataplane.handlers import produce, records
 from dataplane.handlers.groups import offsets
+from dataplane.partition import partition
+from metaquorum.controller import config_changes, topics
 from simulations.kernel.mutation import Mutant, all_of, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -311,6 +314,33 @@ def _deletion_ends_first() -> AbstractContextManager[None]:
     return swapped(GroupShard, "deletion_pieces", wrong)
 
 
+def _clients_write_to_it() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def check_writable(name: str) -> None: ...
+
+        return check_writable
+
+    return all_of(
+        swapped(produce, "check_writable", wrong),
+        swapped(records, "check_writable", wrong),
+        swapped(partition, "is_internal", lambda _: lambda name: False),
+    )
+
+
+def _clients_change_it() -> AbstractContextManager[None]:
+    """Let clients delete internal topics, and change their partitions and configs."""
+
+    def unchecked(_: Any) -> Any:
+        def check(*values: Any) -> None: ...
+
+        return check
+
+    return all_of(
+        swapped(topics, "check_not_internal", unchecked),
+        swapped(config_changes, "_check_internal", unchecked),
+    )
+
+
 GROUP_MUTANTS: Final = tuple(
     Mutant(name, about, "groups", found_as, apply)
     for name, about, found_as, apply in (
@@ -457,6 +487,18 @@ GROUP_MUTANTS: Final = tuple(
             "the deletion of a group is answered before all of its offsets are deleted",
             ("G3",),
             _deletion_ends_first,
+        ),
+        (
+            "clients-write-internal-topics",
+            "clients produce to internal topics and delete their records",
+            ("G6",),
+            _clients_write_to_it,
+        ),
+        (
+            "clients-change-internal-topics",
+            "clients delete internal topics, and change their partitions and configs",
+            ("G6",),
+            _clients_change_it,
         ),
     )
 )

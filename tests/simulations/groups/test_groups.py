@@ -16,6 +16,7 @@ from tests.dataplane.coordinators import test_runtime as runtime
 from tests.dataplane.coordinators.group import test_classic_group as group
 from tests.dataplane.coordinators.group import test_group_shard as shard
 from tests.dataplane.handlers import test_groups as handlers
+from tests.dataplane.handlers import test_internal_topics as internal_topics
 from wire.primitives.errors import ErrorCode
 
 
@@ -29,6 +30,11 @@ def a_write_is_answered_after_its_flush() -> None:
 def no_offsets_are_returned_of_a_group_that_is_being_deleted() -> None:
     with pytest.MonkeyPatch.context() as patch:
         handlers.test_no_offsets_are_returned_of_a_group_that_is_being_deleted(patch)
+
+
+def no_client_writes_to_an_internal_topic() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        internal_topics.test_no_client_writes_to_it(patch, is_fast=True)
 
 
 # Test of the coordinator that fails with each mutant.
@@ -87,6 +93,10 @@ FAILS: dict[str, Callable[[], None]] = {
         shard.test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits
     ),
     "deletion-ends-first": shard.test_the_next_coordinator_completes_a_deletion_in_parts,
+    "clients-write-internal-topics": no_client_writes_to_an_internal_topic,
+    "clients-change-internal-topics": (
+        internal_topics.test_it_is_neither_deleted_nor_given_partitions
+    ),
 }
 # Mutants that the simulator finds within few seeds.
 SHOWS_SOON = (
