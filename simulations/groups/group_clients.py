@@ -336,6 +336,19 @@ class GroupClient(ReplicaReader):
             checker = self.cluster_state.checker(CommitsAreReadBack)
             checker.removed(group_id, {(name, place.partition)}, asked_at)
 
+    async def delete_group(self, connection: ClientConnection, group_id: str) -> None:
+        message = DeleteGroupsRequest(groups_names=[group_id])
+        self._deletions[group_id] += 1
+        asked_at = self.cluster_state.world.now
+        response = await connection.call(ApiKey.DELETE_GROUPS, message)
+        code = ErrorCode(response.results[0].error_code)
+        # After any other error, a deletion in parts that has begun is completed later.
+        self._deletions[group_id] -= code in _WITHOUT_DELETION
+        self.say(f"deletes {group_id}: {code.name}")
+        if code is ErrorCode.NONE:
+            self.cluster_state.checker(CommitsAreReadBack).removed(group_id, None, asked_at)
+        self.cluster_state.world.count(f"delete group: {code.name}")
+
     def places(self) -> list[tuple[str, Place]]:
         """Return all partitions of the topics that should exist."""
         names, lasting = topic_names(), self.cluster_state.topic_outcomes.lasting
@@ -458,17 +471,7 @@ class GroupAdministrator(GroupClient):
     async def _delete_group(
         self, connection: ClientConnection, worker_id: int, group_id: str
     ) -> None:
-        message = DeleteGroupsRequest(groups_names=[group_id])
-        self._deletions[group_id] += 1
-        asked_at = self.cluster_state.world.now
-        response = await connection.call(ApiKey.DELETE_GROUPS, message)
-        code = ErrorCode(response.results[0].error_code)
-        # After any other error, a deletion in parts that has begun is completed later.
-        self._deletions[group_id] -= code in _WITHOUT_DELETION
-        self.say(f"deletes {group_id}: {code.name}")
-        if code is ErrorCode.NONE:
-            self.cluster_state.checker(CommitsAreReadBack).removed(group_id, None, asked_at)
-        self.cluster_state.world.count(f"delete group: {code.name}")
+        await self.delete_group(connection, group_id)
 
     async def _delete_offsets(
         self, connection: ClientConnection, worker_id: int, group_id: str
@@ -554,3 +557,31 @@ class LoneConsumer(GroupClient):
             await self.commit(connection, worker_id, self._group_id, Position(), {at: 0})
         elif drawn < 0.8:
             await self.delete_offset(connection, self._group_id, *at)
+
+
+class GroupDeleter(GroupClient):
+    """Commits several offsets of a group without members, and deletes the group with them."""
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.cluster_state.closing and not self.cluster_state.calm:
+            group_id = self._draw.choice(["brief-0", "brief-1"])
+            with suppress(*BROKEN):
+                worker_id = await self.coordinator(runtime, group_id)
+                async with self.connected(runtime, worker_id) as connection:
+                    while not self.cluster_state.calm:
+                        await self._work(connection, worker_id, group_id)
+                        await sleep(runtime.clock, self._draw.random() * 0.2)
+            await sleep(runtime.clock, RETRY_S)
+        self.done = True
+
+    async def _work(self, connection: ClientConnection, worker_id: int, group_id: str) -> None:
+        places, drawn = self.places()[:4], self._draw.random()
+        if not places:
+            return
+        if drawn < 0.4:
+            offsets = dict.fromkeys(places, 0)
+            await self.commit(connection, worker_id, group_id, Position(), offsets)
+        elif drawn < 0.7:
+            await self.delete_group(connection, group_id)
+        else:
+            await self.committed(connection, worker_id, group_id, places)

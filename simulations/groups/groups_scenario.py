@@ -27,6 +27,7 @@ from simulations.groups.group_clients import (
     EventsAdministrator,
     Group,
     GroupAdministrator,
+    GroupDeleter,
     LoneConsumer,
     lone_group,
 )
@@ -50,6 +51,7 @@ from simulations.replication.replication_scenario import (
 )
 
 FEW_FAULTS: Final = 8
+DELETERS: Final = 2  # clients that delete groups, where these are deleted in parts
 # Faults that move coordinators, the only ones of a part of the worlds.
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
@@ -210,6 +212,10 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
         clients = clients_of_groups(cluster_state, groups)
+        if groups.piece_offsets < PIECE_OFFSETS:
+            for number in range(DELETERS):
+                name = f"deleter-{number}"
+                clients.others.append(GroupDeleter(cluster_state, name, world.stream(name)))
         draw = world.stream("intruder")
         if draw.random() < SHARE:
             clients.others.append(Intruder(cluster_state, "intruder", draw))

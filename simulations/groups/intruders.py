@@ -33,6 +33,7 @@ SHARE: Final = 0.4  # of the worlds have an intruder
 _CONFIGS: Final = (("cleanup.policy", "delete"), ("unclean.leader.election.enable", "true"))
 _TOPIC: Final = 2  # type of a resource
 _TIMEOUT_MS: Final = 2000
+_STATES_SINCE: Final = 6  # version of DeleteTopics
 Attempt: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
 
 
@@ -115,9 +116,10 @@ class Intruder(GroupClient):
         self._answered(ApiKey.DELETE_RECORDS, "all records", code)
 
     async def _delete_topic(self, connection: ClientConnection) -> None:
+        has_states = connection.version(ApiKey.DELETE_TOPICS) >= _STATES_SINCE
         message = DeleteTopicsRequest(
-            topics=[DeleteTopicState(name=CONSUMER_OFFSETS)],
-            topic_names=[CONSUMER_OFFSETS],
+            topics=[DeleteTopicState(name=CONSUMER_OFFSETS)] if has_states else [],
+            topic_names=[] if has_states else [CONSUMER_OFFSETS],
             timeout_ms=_TIMEOUT_MS,
         )
         response = await connection.call(ApiKey.DELETE_TOPICS, message)
