@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS, CommittedOffsets
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
 from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import (
@@ -186,6 +187,14 @@ def test_offsets_of_consumed_topics_are_not_deleted() -> None:
     assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     assert coordinator.committed() == 5
     assert coordinator.committed("u") is None
+
+
+def test_a_subscription_that_ends_early_is_unknown() -> None:
+    whole = subscription("t", "u")
+    assert subscribed_topics(whole) == {"t", "u"}
+    of_topics = whole[:-4]  # without the length of the user data
+    assert subscribed_topics(of_topics) == {"t", "u"}
+    assert {subscribed_topics(of_topics[:end]) for end in range(len(of_topics))} == {None}
 
 
 def test_offsets_of_members_with_unknown_subscriptions_are_not_deleted() -> None:
