@@ -357,7 +357,7 @@ def _has_offset(files: Mapping[str, bytes | bytearray], offset: int) -> bool:
     return any(
         batch.base_offset <= offset <= batch.last_offset
         for name, data in files.items()
-        if name.endswith(LOG)
+        if LOG in name  # also one that a cleaned segment replaces
         for batch in naive_batches(bytes(data))
     )
 

@@ -564,13 +564,13 @@ class GroupDeleter(GroupClient):
 
     async def run(self, runtime: Runtime) -> None:
         while not self.cluster_state.closing and not self.cluster_state.calm:
-            group_id = self._draw.choice(["brief-0", "brief-1"])
+            group_id = "brief"
             with suppress(*BROKEN):
                 worker_id = await self.coordinator(runtime, group_id)
                 async with self.connected(runtime, worker_id) as connection:
                     while not self.cluster_state.calm:
                         await self._work(connection, worker_id, group_id)
-                        await sleep(runtime.clock, self._draw.random() * 0.2)
+                        await sleep(runtime.clock, self._draw.random() * 0.1)
             await sleep(runtime.clock, RETRY_S)
         self.done = True
 
@@ -578,10 +578,10 @@ class GroupDeleter(GroupClient):
         places, drawn = self.places()[:4], self._draw.random()
         if not places:
             return
-        if drawn < 0.4:
+        if drawn < 0.3:
             offsets = dict.fromkeys(places, 0)
             await self.commit(connection, worker_id, group_id, Position(), offsets)
-        elif drawn < 0.7:
+        elif drawn < 0.5:
             await self.delete_group(connection, group_id)
         else:
             await self.committed(connection, worker_id, group_id, places)

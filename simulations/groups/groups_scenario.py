@@ -51,7 +51,7 @@ from simulations.replication.replication_scenario import (
 )
 
 FEW_FAULTS: Final = 8
-DELETERS: Final = 2  # clients that delete groups, where these are deleted in parts
+DELETERS: Final = 3  # clients that delete groups, where these are deleted in parts
 # Faults that move coordinators, the only ones of a part of the worlds.
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")

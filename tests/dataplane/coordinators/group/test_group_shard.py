@@ -348,6 +348,42 @@ def test_the_next_coordinator_completes_a_deletion_in_parts() -> None:
     assert not large.shard.being_deleted
 
 
+def test_a_late_end_of_one_deletion_does_not_end_the_next_one() -> None:
+    """Its begin would stay the last record: the next coordinator would delete later commits."""
+    large = LargeGroup()
+    coordinator = large.coordinator
+    large.delete()
+    coordinator.commits_at_once = False
+    large.write()
+    large.shard.answer_deletion(GROUP, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    ends = len(coordinator.uncommitted)
+    large.write()  # again, because the first records are late
+    for _ in range(ends):
+        coordinator.commit_one()
+    assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+    coordinator.commit_all()
+    assert not large.shard.being_deleted
+    coordinator.commits_at_once = True
+    assert coordinator.commit(7).one == ALL
+    coordinator.fail_over()
+    assert not large.shard.being_deleted
+    assert coordinator.committed() == 7
+
+
+def test_deletions_are_numbered() -> None:
+    large = LargeGroup()
+    large.delete()
+    first = large.shard.deletion_number(GROUP)
+    assert first
+    large.write()
+    assert large.shard.deletion_number(GROUP) is None
+    for partition in range(MANY):
+        large.coordinator.commit(5, partition=partition)
+    large.answers.clear()
+    large.delete()
+    assert large.shard.deletion_number(GROUP) not in (None, first)
+
+
 def test_a_deletion_in_parts_that_does_not_begin_leaves_the_group_as_it_is() -> None:
     large = LargeGroup()
     outcome = large.shard.delete_group(GROUP, large.answers)
