@@ -29,7 +29,7 @@ from wire.primitives.types import ZERO_UUID
 from wire.protocol.apis import ApiKey
 from wire.records.records import Record, encode_batch
 
-SHARE: Final = 0.4  # of the worlds have an intruder
+SHARE: Final = 0.4  # share of the worlds with an intruder
 _CONFIGS: Final = (("cleanup.policy", "delete"), ("unclean.leader.election.enable", "true"))
 _TOPIC: Final = 2  # type of a resource
 _TIMEOUT_MS: Final = 2000
