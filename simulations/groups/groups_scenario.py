@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.group import committed_offsets
+from dataplane.coordinators.group import background_writes, committed_offsets
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics
@@ -165,7 +165,8 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
 
     The shortest segment and retention that operators can set would take hours to fill or to pass,
-    and a group that is deleted in parts would need hundreds of partitions.
+    and a group that is deleted in parts would need hundreds of partitions: each part waits for the
+    commit of the one before.
     """
 
     def more(right: Any) -> Any:
@@ -182,6 +183,7 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
         swapped(internal_topics, "_CONFIGS", more),
         swapped(CoordinatorConfigs, "update", shorten),
         swapped(committed_offsets, "PIECE_OFFSETS", lambda _: groups.piece_offsets),
+        swapped(background_writes, "MAX_WRITES", lambda most: min(most, groups.piece_offsets)),
     ):
         yield
 
