@@ -273,13 +273,20 @@ class GroupCoordinator:
         return await writes.wait_all()
 
     async def _delete_groups(self, shard: GroupShard) -> bool:
-        """Write the tombstones of the groups that are being deleted; return False if one failed."""
+        """Write the tombstones of the groups that are being deleted; return False if one failed.
+
+        A deletion may end meanwhile, if the records of an earlier attempt were late: the offsets
+        of the group are then new ones.
+        """
         is_done = True
         for group_id in list(shard.being_deleted):
+            number = shard.deletion_number(group_id)
             writes = BackgroundWrites(self.runtime, shard.index)
             for records in shard.deletion_pieces(group_id):
                 await self._let_others_run()
                 if not await writes.wait_room() or not self._is_active(shard):
+                    break
+                if shard.deletion_number(group_id) != number:
                     break
                 writes.write(records)
             if not await writes.wait_all():

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.classic_group import (
@@ -160,8 +161,10 @@ class GroupShard:
         self._persisted: set[str] = set()  # groups with a committed record
         # Records of each group that are appended and not committed yet.
         self._uncommitted: Counter[str] = Counter()
-        # Groups that are being deleted, and the callbacks of their requests while these wait.
-        self._being_deleted: set[str] = set()
+        # Groups that are being deleted, with the number of the deletion, and the callbacks of their
+        # requests while these wait.
+        self._being_deleted: dict[str, int] = {}
+        self._deletion_numbers = count(1)
         self._awaited_deletions: dict[str, DeletionCallback] = {}
         self._is_loaded = False
         self._loaded_at = 0.0  # until then no request was handled
@@ -372,6 +375,14 @@ class GroupShard:
         """Groups whose tombstones must be written."""
         return self._being_deleted
 
+    def deletion_number(self, group_id: str) -> int | None:
+        """Return a number of the deletion that has begun; None if none has, or it has ended."""
+        return self._being_deleted.get(group_id)
+
+    def _note_deletion(self, group_id: str) -> None:
+        if group_id not in self._being_deleted:
+            self._being_deleted[group_id] = next(self._deletion_numbers)
+
     def deletion_pieces(self, group_id: str) -> Iterator[list[CoordinatorRecord]]:
         """Yield the tombstones of a group that is being deleted; its own is the last.
 
@@ -451,7 +462,7 @@ class GroupShard:
             elif isinstance(key, GroupKey):
                 self._uncommitted[key.group] += 1
                 if key.group in self._awaited_deletions:
-                    self._being_deleted.add(key.group)
+                    self._note_deletion(key.group)
 
     def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
         """Write the group again, in its state of that time, if it has become empty.
@@ -526,14 +537,15 @@ class GroupShard:
             group.committed(now, metadata)
         elif is_last and group is not None and group.is_empty and not group.pending:
             self._forget(group)
-        if metadata is None and group_id in self._being_deleted:
-            self._being_deleted.discard(group_id)
+        # Records that follow are those of another attempt, or of another deletion.
+        if metadata is None and is_last and group_id in self._being_deleted:
+            del self._being_deleted[group_id]
             self.answer_deletion(group_id, NO_ERROR)
 
     def restore(self, now: float) -> Work[None]:
         for group_id, metadata in self._recorded.items():
             if metadata.is_being_deleted:
-                self._being_deleted.add(group_id)
+                self._note_deletion(group_id)
             else:
                 yield from self._create(group_id).restore(now, metadata, self._loaded_since)
             if len(metadata.members) > FORGOTTEN_ROWS:

@@ -1,11 +1,13 @@
 """The group APIs through a node, in every version that it serves."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
+from dataplane.coordinators.group import committed_offsets
 from dataplane.handlers.groups.admin import handle_list_groups
 from dataplane.handlers.groups.offsets import handle_offset_fetch
 from dataplane.network.client import Client
@@ -14,7 +16,14 @@ from dataplane.worker.context import Request
 from metaquorum.controller import features
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
-from tests.dataplane.serving import RawClient, Simulated, batch_of, produce_message, simulated
+from tests.dataplane.serving import (
+    RawClient,
+    Simulated,
+    append_unvalidated,
+    batch_of,
+    produce_message,
+    simulated,
+)
 from wire.messages.delete_groups import DeleteGroupsRequest
 from wire.messages.describe_groups import DescribeGroupsRequest
 from wire.messages.find_coordinator import FindCoordinatorRequest
@@ -43,6 +52,7 @@ from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesReques
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import ZERO_UUID
 from wire.protocol.apis import APIS, ApiKey
+from wire.records.records import Record, encode_batch
 
 CONFIGS = {
     "offsets_topic_num_partitions": 3,
@@ -112,12 +122,18 @@ class GroupClient:
         return answer
 
     async def sync(
-        self, joined: Any, assignments: dict[str, bytes] | None = None, *, version: int = 5
+        self,
+        joined: Any,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        instance_id: str | None = None,
+        version: int = 5,
     ) -> Any:
         asked = SyncGroupRequest(
             group_id="g",
             generation_id=joined.generation_id,
             member_id=joined.member_id,
+            group_instance_id=instance_id,
             protocol_type="consumer" if version >= 5 else None,
             protocol_name="range" if version >= 5 else None,
             assignments=[
@@ -157,12 +173,16 @@ class GroupClient:
         partitions: Sequence[int] = (0,),
         generation: int = -1,
         member_id: str = "",
+        instance_id: str | None = None,
         metadata: str | None = "note",
         version: int = 9,
     ) -> list[int]:
         rows = [
             OffsetCommitRequestPartition(
-                partition_index=index, committed_offset=offset, committed_metadata=metadata
+                partition_index=index,
+                committed_offset=offset,
+                committed_leader_epoch=7,
+                committed_metadata=metadata,
             )
             for index in partitions
         ]
@@ -170,6 +190,7 @@ class GroupClient:
             group_id=group_id,
             generation_id_or_member_epoch=generation,
             member_id=member_id,
+            group_instance_id=instance_id,
             topics=[OffsetCommitRequestTopic(name=topic, topic_id=topic_id, partitions=rows)],
         )
         answer = await self.call(ApiKey.OFFSET_COMMIT, asked, version)
@@ -419,7 +440,84 @@ def test_a_waiting_join_survives_idle_connections_and_ends_with_its_own() -> Non
     groups(scenario, connections_max_idle_ms=8000)
 
 
+def test_a_process_whose_instance_id_another_one_uses_is_fenced_by_every_request() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        first = await client.joined(instance_id="a")
+        await client.sync(first, {first.member_id: b"mine"}, instance_id="a")
+        assert await client.heartbeat(first, group_instance_id="a") == NONE
+        second = await client.joined(instance_id="a")
+        assert second.member_id != first.member_id
+        fenced = ErrorCode.FENCED_INSTANCE_ID
+        assert await client.heartbeat(first, group_instance_id="a") == fenced
+        assert (await client.sync(first, instance_id="a")).error_code == fenced
+        own = {"generation": first.generation_id, "member_id": first.member_id, "instance_id": "a"}
+        assert await client.commit(5, **own) == [fenced]
+        assert (await client.join(first.member_id, instance_id="a")).error_code == fenced
+        leaving = MemberIdentity(member_id=first.member_id, group_instance_id="a")
+        assert (await client.leave(leaving)).members[0].error_code == fenced
+        assert await client.heartbeat(second, group_instance_id="a") == NONE
+
+    groups(scenario)
+
+
+def test_heartbeats_are_accepted_while_the_coordinator_loads_and_other_requests_are_not() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        member = await client.stable()
+        index = node.worker.groups.partition_of("g")
+        partition = node.worker.replica_manager.by_name("__consumer_offsets", index)
+        state = partition.state
+        # Another worker is in sync and has not fetched the end of the log.
+        elected = replace(state, leader_epoch=state.leader_epoch + 1, replicas=(1, 2), isr=(1, 2))
+        partition.assign(elected)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"k", b"v")]))
+        partition.assign(replace(elected, leader_epoch=elected.leader_epoch + 1))
+        node.worker.groups.runtime.look()
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert await client.heartbeat(member) == NONE
+        assert (await client.sync(member)).error_code == loading
+        assert (await client.join(member.member_id)).error_code == loading
+        own = {"generation": member.generation_id, "member_id": member.member_id}
+        assert await client.commit(5, **own) == [loading]
+        asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+        (group,) = (await client.call(ApiKey.OFFSET_FETCH, asked, 9)).groups
+        assert group.error_code == loading
+        listed = await client.call(ApiKey.LIST_GROUPS, ListGroupsRequest(), 5)
+        assert listed.error_code == loading
+
+    groups(scenario)
+
+
 # Offsets
+
+
+def test_no_offsets_are_returned_of_a_group_that_is_being_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committed_offsets, "PIECE_OFFSETS", 1)
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 2)
+        assert await client.commit(5, partitions=(0, 1)) == [NONE, NONE]
+        answers: list[Any] = []
+        # Without the background task, which would continue at once.
+        node.worker.groups.call(
+            "g", lambda shard: shard.delete_group("g", answers.append), answers.append, print
+        )
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        one = OffsetFetchRequest(group_id="g", topics=None)
+        assert (await client.call(ApiKey.OFFSET_FETCH, one, 7)).error_code == loading
+        many = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+        assert (await client.call(ApiKey.OFFSET_FETCH, many, 9)).groups[0].error_code == loading
+        assert await client.commit(6) == [loading]
+        assert await client.listed() == {"g": "Dead"}
+        assert not answers
+
+    groups(scenario)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
@@ -534,6 +632,8 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
                 for row in each.partitions
             ]
             assert found == [(1, 5, "note", 0), *([] if is_all else [(0, -1, "", 0)])]
+            if version >= 5:
+                assert topics[0].partitions[0].committed_leader_epoch == 7
         if version >= 10:
             unknown = OffsetFetchRequestTopics(topic_id=b"x" * 16, partition_indexes=[0])
             asked = OffsetFetchRequest(

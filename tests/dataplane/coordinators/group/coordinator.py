@@ -101,11 +101,15 @@ class Coordinator:
 
     def commit_all(self) -> None:
         while self.uncommitted:
-            records, done = self.uncommitted.popleft()
-            for record in records:
-                self.log.append(record)
-                self.shard.replay(record, self.now)
-            done()
+            self.commit_one()
+
+    def commit_one(self) -> None:
+        """Commit the oldest write that is not committed."""
+        records, done = self.uncommitted.popleft()
+        for record in records:
+            self.log.append(record)
+            self.shard.replay(record, self.now)
+        done()
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with all timeouts in their order."""

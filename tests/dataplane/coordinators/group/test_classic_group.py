@@ -296,6 +296,14 @@ def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
     assert [each.metadata for each in leader.members] == [b"1", b"2", b"3"]
 
 
+def test_a_protocol_that_most_prefer_is_not_selected_if_one_member_does_not_support_it() -> None:
+    coordinator = Coordinator()
+    both, one = [("a", b"s"), ("b", b"s")], [("b", b"s")]
+    waiting = [coordinator.join(protocols=each) for each in (both, both, one)]
+    coordinator.wait(10)
+    assert {answers.one.protocol for answers in waiting} == {"b"}
+
+
 @pytest.mark.parametrize(
     ("protocol_type", "protocols"),
     [
@@ -362,6 +370,22 @@ def test_an_assignment_of_an_earlier_generation_is_not_applied() -> None:
     assert again.one.generation == 2
     assert coordinator.state == "CompletingRebalance"
     assert coordinator.sync(again.one, generation=1).one.code is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_a_late_record_of_an_earlier_generation_is_not_shown_in_place_of_a_pending_one() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    coordinator.sync(leader.one, {follower.one.member_id: b"old"})
+    coordinator.leave(leader.one.member_id)
+    again = coordinator.join(follower.one.member_id).one
+    syncing = coordinator.sync(again, {again.member_id: b"new"})
+    coordinator.commit_one()
+    assert not syncing
+    assert coordinator.state == "CompletingRebalance"
+    coordinator.commit_all()
+    assert syncing.one.assignment == b"new"
 
 
 def test_members_without_a_sync_are_removed_after_the_rebalance_timeout() -> None:
@@ -436,6 +460,21 @@ def test_another_coordinator_restores_members_generation_and_assignment() -> Non
     assert coordinator.state == "Empty"  # sessions begin when the group is loaded
 
 
+def test_another_coordinator_restores_timeouts_and_instance_ids() -> None:
+    coordinator = Coordinator()
+    waiting = [coordinator.join(instance_id=each, session_s=20, rebalance_s=40) for each in "ab"]
+    coordinator.wait(6)
+    first, second = (each.one for each in waiting)
+    coordinator.sync(first, {}, instance_id="a")
+    coordinator.fail_over()
+    members = coordinator.group.members
+    assert members.static_ids == {"a": first.member_id, "b": second.member_id}
+    assert {each.session_timeout_ms for each in members} == {20_000}
+    assert {each.rebalance_timeout_ms for each in members} == {40_000}
+    assert coordinator.group.protocol == "range"
+    assert coordinator.group.protocol_type == "consumer"
+
+
 def test_a_generation_without_an_assignment_does_not_survive_its_coordinator() -> None:
     coordinator = Coordinator()
     joined = coordinator.join()
@@ -479,6 +518,9 @@ def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance(
     assert coordinator.state == "Stable"
     coordinator.fail_over()
     assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.NONE
+    assert coordinator.sync(restarted.one, instance_id="b").one.assignment == b"2"
+    assert coordinator.join(instance_id="b").one.generation == 1
+    assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.FENCED_INSTANCE_ID
 
 
 def test_the_process_that_was_replaced_is_fenced() -> None:
@@ -509,6 +551,63 @@ def test_a_replaced_leader_may_keep_the_assignment() -> None:
     assert restarted.skip_assignment
     assert restarted.leader == restarted.member_id
     assert len(restarted.members) == 2
+    coordinator.fail_over()
+    assert coordinator.group.members.leader == restarted.member_id
+
+
+def test_a_static_member_that_restarts_before_the_assignment_begins_a_rebalance() -> None:
+    """An answer with this generation would record the assignments of an earlier one for it."""
+    coordinator = Coordinator()
+    first, second = (coordinator.join(instance_id=each) for each in "ab")
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    syncing = coordinator.sync(first.one, {second.one.member_id: b"all"}, instance_id="a")
+    restarted = coordinator.join(instance_id="b")
+    assert not restarted
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.state == "PreparingRebalance"
+    assert len(coordinator.uncommitted) == 1
+
+
+def test_a_static_member_that_restarts_with_another_protocol_begins_a_rebalance() -> None:
+    coordinator = Coordinator()
+    waiting = coordinator.join(instance_id="a", protocols=[("range", b"s"), ("sticky", b"s")])
+    coordinator.wait(3)
+    coordinator.sync(waiting.one, {}, instance_id="a")
+    assert coordinator.state == "Stable"
+    restarted = coordinator.join(instance_id="a", protocols=[("sticky", b"s")])
+    coordinator.wait(0)
+    assert restarted.one.generation == 2
+    assert restarted.one.protocol == "sticky"
+
+
+def test_an_id_of_a_dynamic_member_is_not_that_of_a_static_one() -> None:
+    coordinator = Coordinator()
+    given = coordinator.join(needs_member_id=True).one.member_id
+    refused = coordinator.join(given, instance_id="a").one
+    assert refused.code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_requests_of_a_member_that_is_removed_are_answered() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2)
+    joining = coordinator.join(first.member_id, protocols=[("range", b"other")])
+    assert not joining
+    assert coordinator.leave(first.member_id) is ErrorCode.NONE
+    assert joining.one.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.heartbeat(second) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_subscription_that_changes_before_the_assignment_begins_another_rebalance() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    assert leader.one.generation == 1
+    syncing = coordinator.sync(follower.one)
+    changed = coordinator.join(follower.one.member_id, protocols=[("range", b"other")])
+    assert not changed
+    assert coordinator.state == "PreparingRebalance"
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_an_older_replaced_leader_is_told_that_another_one_leads() -> None:
