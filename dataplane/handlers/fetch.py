@@ -35,6 +35,7 @@ from dataplane.fetch.sessions import (
 from dataplane.log.segments.files import ColdError
 from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
+from dataplane.replication.earlier_workers import EarlierFollowers
 from dataplane.replication.replica_authentication import fetch_claim_error
 from dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
@@ -125,10 +126,14 @@ class Fetches(LimitsFetches, KeepsSessions, Protocol):
     @property
     def isr_manager(self) -> FollowerContacts: ...
 
+    @property
+    def earlier_followers(self) -> EarlierFollowers: ...
+
 
 def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
     if (replica_id := replica_of(message)) >= 0:
-        if error := fetch_claim_error(request.client, message, worker.loader.image):
+        image, earlier = worker.loader.image, worker.earlier_followers
+        if error := fetch_claim_error(request.client, message, image, earlier):
             return _refuse_claim(message, error)
         worker.isr_manager.heard_from(replica_id)
     allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)

@@ -1,6 +1,7 @@
 """The client of one connection, as handlers see it: address, principal, SASL and quota state."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from dataplane.network.sasl_session import SaslSession
 from dataplane.partition.rejected_batches import RejectedBatches
@@ -11,6 +12,17 @@ from metaquorum.rpc.methods import ANONYMOUS
 NO_WORKER = -1
 
 
+class AcceptedClaim(Protocol):
+    """A worker id that the connection claims without a proof; see `EarlierFollowers`."""
+
+    worker_id: int
+    broker_epoch: int
+
+    def holds(self) -> bool:
+        """Return whether the claim is still accepted."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaProof:
     """`ReplicaAuthenticator` state of a connection: the worker id that it authenticated as."""
@@ -18,6 +30,7 @@ class ReplicaProof:
     worker_id: int = NO_WORKER
     has_begun: bool = False
     exchange: AcceptorHandshake | None = None  # the handshake in progress
+    unproven: AcceptedClaim | None = None  # accepted from an earlier worker
 
 
 class Client:
@@ -46,8 +59,14 @@ class Client:
 
     @property
     def is_follower(self) -> bool:
-        """Whether the connection authenticated as another worker of the cluster."""
-        return self.replica.worker_id != NO_WORKER
+        """Whether the connection authenticated as another worker of the cluster.
+
+        During an upgrade, whether it is accepted as one of an earlier version instead.
+        """
+        replica = self.replica
+        return replica.worker_id != NO_WORKER or (
+            replica.unproven is not None and replica.unproven.holds()
+        )
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"

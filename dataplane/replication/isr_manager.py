@@ -26,6 +26,7 @@ from dataplane.network.listeners import ReplicationListener
 from dataplane.partition.leader_state import UNKNOWN, IsrChange
 from dataplane.partition.partition import Partition, ReplicaContext
 from dataplane.replication import follower_state, truncation_ledger
+from dataplane.replication.earlier_workers import is_earlier
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.isr_log import IsrLog
 from dataplane.replication.replica_fetcher import (
@@ -313,10 +314,16 @@ class IsrManager:
             await fetcher.run()
 
     def _address(self, leader_id: int) -> LeaderAddress | None:
-        worker = self._loader.image.workers.get(leader_id)
+        image = self._loader.image
+        worker = image.workers.get(leader_id)
         for endpoint in () if worker is None else worker.endpoints:
             if worker is not None and endpoint.listener == self._between_workers.listener:
-                return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
+                return LeaderAddress(
+                    endpoint.host,
+                    endpoint.port,
+                    worker.broker_epoch,
+                    is_earlier=is_earlier(image, worker),
+                )
         return None
 
     def _address_of(self, worker_id: int) -> tuple[str, int] | None:

@@ -18,6 +18,16 @@ from wire.messages.authenticate_replica import (
 from wire.primitives.errors import WireError
 
 
+async def verifies_proofs(connection: BrokerConnection, deadline: float) -> bool:
+    """Negotiate versions, and return whether the other worker serves AuthenticateReplica.
+
+    Only for a worker that may be of an earlier version (`earlier_workers`): a proof would take
+    another round trip, and a worker that must prove its own id could omit that.
+    """
+    await connection.negotiate(deadline)
+    return AuthenticateReplicaRequest.API in connection.versions
+
+
 async def exchange_hellos(
     connection: BrokerConnection,
     endpoint: Endpoint | None,
@@ -27,13 +37,19 @@ async def exchange_hellos(
 ) -> DialerHandshake:
     """Exchange hellos with the worker dialed at `address`; the caller sends the proof next.
 
-    Raises HandshakeError if its hello is invalid or this node has no cluster secret.
+    Negotiates versions first if that was not done. Raises HandshakeError if its hello is invalid
+    or this node has no cluster secret.
     """
     if endpoint is None:
         raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
     dialing = prove(endpoint, worker_id, address)
     hello = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
-    _advance(dialing, await connection.negotiate_and_ask(hello, deadline))
+    if connection.versions:
+        await connection.send(hello, deadline)
+        answer = await connection.receive(deadline)
+    else:
+        answer = await connection.negotiate_and_ask(hello, deadline)
+    _advance(dialing, answer)
     return dialing
 
 

@@ -16,13 +16,17 @@ Every other request is handled in any state: the proof decides only what a reque
     >= 0                        that id                   not that of the metadata image stale
     >= 0                        that id                   that of the metadata image     a replica
     >= 0                        that id                   -, no fetch                    a replica
+    >= 0                        nothing; the worker of    that of the metadata image     a replica
+                                that id is an earlier     any other                      stale
+                                one: a fetch from v15
 
 refused: each partition answers TOPIC_AUTHORIZATION_FAILED, as in Kafka for a client without
 CLUSTER_ACTION. (Treating such a request as a consumer's would mislead a replica that this worker
 does not know.) ListOffsets alone answers such a request as a consumer's: followers send it without
 a replica id, and Kafka refuses no id there. stale: STALE_BROKER_EPOCH for the whole request.
 Either side may learn of a registration first, so the follower retries: one metadata delta later
-both have the same state.
+both have the same state. An earlier one: `earlier_workers` decides for which workers, and only
+during an upgrade.
 
 The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
 for a stream to a controller is refused here, and vice versa. Both hellos name the cluster and both
@@ -53,6 +57,7 @@ from metaquorum.channel.handshake import AcceptorHandshake, DialerHandshake, Hel
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from dataplane.replication.earlier_workers import EarlierFollowers
     from metaquorum.metadata.image import MetadataImage
     from wire.messages.fetch import FetchRequest
 
@@ -68,16 +73,22 @@ def claim_error(client: Client, replica_id: int) -> ErrorCode:
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-def fetch_claim_error(client: Client, message: FetchRequest, image: MetadataImage) -> ErrorCode:
-    """Return the error of a fetch's replica id and broker epoch; `image` is the current one."""
+def fetch_claim_error(
+    client: Client, message: FetchRequest, image: MetadataImage, earlier: EarlierFollowers
+) -> ErrorCode:
+    """Return the error of a fetch's replica id and broker epoch; `image` is the current one.
+
+    `earlier` accepts workers of an earlier version without a proof.
+    """
     state = message.replica_state
     if state is None or state.replica_id < 0:
         # Up to v14 a fetch has no broker epoch; workers send no such fetch.
         is_consumer = message.replica_id < 0
         return ErrorCode.NONE if is_consumer else ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    if code := claim_error(client, state.replica_id):
-        return code
     registered = image.workers.get(state.replica_id)
+    code = claim_error(client, state.replica_id)
+    if code and (registered is None or not earlier.accepts(client, registered)):
+        return code
     if registered is None or registered.broker_epoch != state.replica_epoch:
         return ErrorCode.STALE_BROKER_EPOCH
     return ErrorCode.NONE

@@ -35,8 +35,9 @@ from dataplane.replication import follower_state
 from dataplane.replication.followed_partitions import Followed, FollowedPartitions
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.leader_connection import LeaderConnection
-from dataplane.replication.leader_handshake import exchange_hellos, take_proof
+from dataplane.replication.leader_handshake import exchange_hellos, take_proof, verifies_proofs
 from metaquorum.channel import Endpoint, HandshakeError
+from metaquorum.channel.handshake import DialerHandshake
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
@@ -98,6 +99,7 @@ class LeaderAddress(NamedTuple):
     host: str
     port: int
     broker_epoch: int  # identifies the leader's process
+    is_earlier: bool = False  # may be of a version without proofs; see `earlier_workers`
 
 
 class FollowerEvents(NamedTuple):
@@ -265,17 +267,22 @@ class ReplicaFetcher:
         )
         self._connected_to = address
         try:
-            dialing = await exchange_hellos(
-                connection,
-                self._endpoint,
-                self.leader_id,
-                address[:2],
-                clock.monotonic() + SILENCE_S,
-            )
+            deadline = clock.monotonic() + SILENCE_S
+            dialing: DialerHandshake | None = None
+            if not address.is_earlier or await verifies_proofs(connection, deadline):
+                dialing = await exchange_hellos(
+                    connection, self._endpoint, self.leader_id, address[:2], deadline
+                )
             self._closed_at = None
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
             link = LeaderConnection(stream.connection, version, self._client_id)
-            link.prove_nowait(dialing.data_to_send(), partial(take_proof, dialing))
+            if dialing is not None:
+                link.prove_nowait(dialing.data_to_send(), partial(take_proof, dialing))
+            else:
+                log.info(
+                    "fetching from worker %d without a proof: it runs an earlier version",
+                    self.leader_id,
+                )
             self._polling = trio.CancelScope()
             while True:
                 await self._exchange(link)

@@ -16,7 +16,7 @@ folder has returned.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from wire.primitives.frozen import frozen
@@ -210,6 +210,9 @@ class Network(Protocol):
         """Listen on an address; port 0 chooses a free port. Raises OSError (EADDRINUSE etc.)."""
 
     async def connect(self, host: str, port: int) -> Connection: ...
+
+    async def addresses(self, host: str) -> Sequence[str]:
+        """Return the addresses of a host, in the form of `Connection.peer`. Raises OSError."""
 
 
 @frozen

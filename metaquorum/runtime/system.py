@@ -18,7 +18,7 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import outcome
@@ -562,6 +562,13 @@ class RealNetwork:
                 sock.close()
                 raise
         raise failure or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+
+    async def addresses(self, host: str) -> Sequence[str]:
+        try:
+            found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # IDNA cannot encode it
+            raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
+        return [str(address[0]) for *_, address in found]
 
 
 def real_runtime() -> Runtime:

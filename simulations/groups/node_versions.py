@@ -1,17 +1,21 @@
 """Versions of the software that the nodes of a cluster run while an operator upgrades them.
 
 An old version is the shipped code, but it registers, and founds the cluster with, the level of
-metadata.version before groups. A version takes effect when a process starts; no node returns to
-an old one.
+metadata.version before groups. Its workers prove no worker id to each other, do not serve
+AuthenticateReplica, and believe every replica id, as those before level 2. A version takes effect
+when a process starts; no node returns to an old one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, overload
 
 import dataplane.worker_server
 import metaquorum.controller_server
-from dataplane.handlers import api_versions
+from dataplane.handlers import api_versions, fetch
+from dataplane.network.replies import CloseConnectionError
+from dataplane.replication import isr_manager, replica_fetcher
+from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from metaquorum.controller import features
 from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
@@ -21,6 +25,8 @@ from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from simulations.kernel.machine import Machine, running_process
 from simulations.kernel.mutation import swapped
 from simulations.kernel.process import Process
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import Api, ApiKey
 
 OLD_LEVEL: Final = GROUPS_LEVEL - 1
 OLD_FEATURES: Final = tuple(
@@ -74,6 +80,22 @@ class _SupportedFeatures(Sequence[FeatureRange]):
         return self._versions.supported[index]
 
 
+class _ServedApis:
+    """The table of APIs, of which each process serves those of its version."""
+
+    def __init__(self, versions: NodeVersions, apis: Mapping[int, Api]) -> None:
+        self._versions = versions
+        self._apis = apis
+
+    def values(self) -> list[Api]:
+        is_old = self._versions.is_old_process(running_process.get())
+        return [
+            each
+            for each in self._apis.values()
+            if not (is_old and each.key == ApiKey.AUTHENTICATE_REPLICA)
+        ]
+
+
 @contextmanager
 def mixed_versions(versions: NodeVersions) -> Iterator[None]:
     """Let each process support, and register, the levels of its version while the block runs."""
@@ -97,7 +119,43 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
 
         return apply
 
+    def is_old() -> bool:
+        return versions.is_old_process(running_process.get())
+
+    def serves(right: Any) -> Any:
+        return _ServedApis(versions, right)
+
+    def closes(right: Any) -> Any:
+        def respond(*values: Any) -> bytes:
+            if is_old():
+                raise CloseConnectionError("AuthenticateReplica is not served")
+            token: bytes = right(*values)
+            return token
+
+        return respond
+
+    def believes(right: Any) -> Any:
+        def fetch_claim_error(*values: Any) -> ErrorCode:
+            return ErrorCode.NONE if is_old() else right(*values)
+
+        return fetch_claim_error
+
+    def takes_for_earlier(right: Any) -> Any:
+        return lambda *values: is_old() or right(*values)
+
+    def proves_nothing(right: Any) -> Any:
+        async def verifies_proofs(*values: Any) -> bool:
+            verifies = await right(*values)
+            return verifies and not is_old()
+
+        return verifies_proofs
+
     with (
+        swapped(api_versions, "APIS", serves),
+        swapped(ReplicaAuthenticator, "respond", closes),
+        swapped(fetch, "fetch_claim_error", believes),
+        swapped(isr_manager, "is_earlier", takes_for_earlier),
+        swapped(replica_fetcher, "verifies_proofs", proves_nothing),
         swapped(MetadataLoader, "apply", applies),
         swapped(features, "SUPPORTED_FEATURES", supports),
         swapped(api_versions, "SUPPORTED_FEATURES", supports),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dataplane.instruments.log_rate_limit import ADDRESS_LINES
 from dataplane.network.client import NO_WORKER, Client
 from dataplane.network.replies import CloseConnectionError
+from dataplane.replication.earlier_workers import EarlierFollowers
 from dataplane.replication.replica_authentication import (
     ReplicaAuthenticationError,
     ReplicaAuthenticator,
@@ -243,6 +244,7 @@ IMAGE = replace(
         OTHER: RegisterWorkerRecord(OTHER, bytes(16), EPOCH, (), "h", None, (), (), fenced=False)
     },
 )
+EARLIER = EarlierFollowers(RealNetwork(), LISTENER, lambda: 0.0, lambda: IMAGE)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +269,16 @@ def test_a_fetch_carries_exactly_the_broker_epoch_of_the_metadata(
     proves: int, replica_id: int, epoch: int, code: ErrorCode
 ) -> None:
     state = ReplicaState(replica_id=replica_id, replica_epoch=epoch)
-    assert fetch_claim_error(proven(proves), FetchRequest(replica_state=state), IMAGE) == code
+    asked = FetchRequest(replica_state=state)
+    assert fetch_claim_error(proven(proves), asked, IMAGE, EARLIER) == code
 
 
 def test_a_fetch_without_an_epoch_is_no_replicas() -> None:
     asked = FetchRequest(replica_id=OTHER)  # to v14
-    assert fetch_claim_error(proven(OTHER), asked, IMAGE) == E.TOPIC_AUTHORIZATION_FAILED
-    assert fetch_claim_error(proven(OTHER), FetchRequest(replica_id=-1), IMAGE) == E.NONE
+    error = fetch_claim_error(proven(OTHER), asked, IMAGE, EARLIER)
+    assert error == E.TOPIC_AUTHORIZATION_FAILED
+    asked = FetchRequest(replica_id=-1)
+    assert fetch_claim_error(proven(OTHER), asked, IMAGE, EARLIER) == E.NONE
 
 
 # Complete nodes

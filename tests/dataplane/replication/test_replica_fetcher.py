@@ -42,6 +42,7 @@ from wire.messages.fetch import (
     FetchRequest,
     FetchResponse,
     PartitionData,
+    ReplicaState,
 )
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
@@ -80,11 +81,12 @@ class Leader:
     def _size(self) -> int:
         return int(struct.unpack_from(">i", self._received)[0])
 
-    async def tell_versions(self) -> None:
+    async def tell_versions(self, *, without: ApiKey | None = None) -> None:
         version, _ = await self._frame(ApiKey.API_VERSIONS)
         keys = [
             ApiVersion(api_key=each.key, min_version=each.min_version, max_version=each.max_version)
             for each in APIS.values()
+            if each.key != without
         ]
         api = APIS[ApiKey.API_VERSIONS]
         message = ApiVersionsResponse(api_keys=keys)
@@ -160,15 +162,24 @@ Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[No
 
 
 def following(
-    scenario: Story, *, is_impostor: bool = False, events: FollowerEvents = NO_EVENTS
+    scenario: Story,
+    *,
+    is_impostor: bool = False,
+    events: FollowerEvents = NO_EVENTS,
+    is_earlier: bool = False,
+    verifies: bool = True,
 ) -> None:
+    """Run `scenario` with a fetcher and a leader, which the metadata call an earlier one or not.
+
+    `verifies`: whether it serves AuthenticateReplica.
+    """
     connections: list[Connection] = []
 
     async def accept(listener: Listener) -> Leader:
         connections.append(await listener.accept())
         leader = Leader(connections[-1])
-        await leader.tell_versions()
-        if not is_impostor:
+        await leader.tell_versions(without=None if verifies else ApiKey.AUTHENTICATE_REPLICA)
+        if verifies and not is_impostor:
             await leader.authenticate(listener.address)
         return leader
 
@@ -181,7 +192,7 @@ def following(
             1,
             runtime,
             CONFIG,
-            lambda: LeaderAddress(*listener.address, broker_epoch=7),
+            lambda: LeaderAddress(*listener.address, broker_epoch=7, is_earlier=is_earlier),
             events,
             endpoint(2, runtime=runtime),
             random.Random(0),
@@ -221,6 +232,37 @@ def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_
         assert asked.max_wait_ms == WAIT_MS
 
     following(scenario)
+
+
+def test_a_leader_of_an_earlier_version_is_sent_no_proof(tmp_path: Path) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        asked = await leader.asked()
+        assert partitions_in(asked) == [0]
+        assert asked.replica_state == ReplicaState(replica_id=2, replica_epoch=8)
+
+    following(scenario, is_earlier=True, verifies=False)
+
+
+def test_a_leader_with_an_old_registration_that_verifies_proofs_is_sent_one(tmp_path: Path) -> None:
+    """The follower may not have the registration of the upgraded leader yet."""
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        assert partitions_in(await leader.asked()) == [0]
+
+    following(scenario, is_earlier=True)
+
+
+def test_a_leader_that_must_prove_its_id_cannot_omit_the_proof(tmp_path: Path) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        assert await leader.token()
+
+    following(scenario, verifies=False)
 
 
 def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
