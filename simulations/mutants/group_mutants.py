@@ -314,6 +314,21 @@ def _deletion_ends_first() -> AbstractContextManager[None]:
     return swapped(GroupShard, "deletion_pieces", wrong)
 
 
+def _late_end_ends_next() -> AbstractContextManager[None]:
+    """Let any tombstone of a group end its deletion, also that of an earlier attempt."""
+
+    def wrong(right: Any) -> Any:
+        def _replay_group(self: Any, group_id: str, metadata: Any, now: float) -> None:
+            right(self, group_id, metadata, now)
+            if self._is_loaded and metadata is None and group_id in self._being_deleted:
+                del self._being_deleted[group_id]
+                self.answer_deletion(group_id, ErrorCode.NONE)
+
+        return _replay_group
+
+    return swapped(GroupShard, "_replay_group", wrong)
+
+
 def _clients_write_to_it() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
         def check_writable(name: str) -> None: ...
@@ -487,6 +502,12 @@ GROUP_MUTANTS: Final = tuple(
             "the deletion of a group is answered before all of its offsets are deleted",
             ("G3",),
             _deletion_ends_first,
+        ),
+        (
+            "late-deletion-ends-next",
+            "a late record of one deletion of a group ends the next deletion, which goes on",
+            ("G2", "G3"),
+            _late_end_ends_next,
         ),
         (
             "clients-write-internal-topics",

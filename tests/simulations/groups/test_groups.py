@@ -93,6 +93,7 @@ FAILS: dict[str, Callable[[], None]] = {
         shard.test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits
     ),
     "deletion-ends-first": shard.test_the_next_coordinator_completes_a_deletion_in_parts,
+    "late-deletion-ends-next": shard.test_a_late_end_of_one_deletion_does_not_end_the_next_one,
     "clients-write-internal-topics": no_client_writes_to_an_internal_topic,
     "clients-change-internal-topics": (
         internal_topics.test_it_is_neither_deleted_nor_given_partitions
