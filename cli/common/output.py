@@ -70,9 +70,15 @@ def show_rows(output: str, rows: Sequence[Row], columns: Sequence[Column]) -> No
 
 def show_data(output: str, data: Any) -> None:
     if output == "json":
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        click.echo(json_text(data))
     else:
         click.echo(yaml_text(data), nl=False)
+
+
+def json_text(data: Any) -> str:
+    """Return JSON in which characters that a terminal would interpret are escaped."""
+    lines = json.dumps(data, indent=2, ensure_ascii=False).split("\n")
+    return "\n".join(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def show_pairs(pairs: Iterable[tuple[str, Any]], indent: str = "") -> None:

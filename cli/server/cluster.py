@@ -66,7 +66,7 @@ class Cluster:
     """The nodes of one folder, and their processes."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder).absolute()
+        self.folder = Path(folder).resolve()
         self._file = self.folder / _STATE
         self._state: State | None = None
         if self._file.exists():

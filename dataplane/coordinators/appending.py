@@ -35,26 +35,29 @@ def encoded_batches(
     Raises KafkaError (MESSAGE_TOO_LARGE) if a record exceeds max.message.bytes or segment.bytes.
     """
     max_bytes = min(config.max_message_bytes, config.log.segment_bytes)
-    batches = []
-    for some in _divided(records, min(BATCH_BYTES, max_bytes - HEADER_BYTES)):
-        data = encode_pairs([(each.key, each.value) for each in some], timestamp_ms)
-        if len(data) > max_bytes:
-            raise KafkaError(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
-                f" segment.bytes of the topic, {max_bytes}",
-            )
-        batches.append(EncodedBatch(some, data))
-    return batches
+    if len(records) == 1:
+        return [_encoded(records, max_bytes, timestamp_ms)]
+    divided = _divided(records, min(BATCH_BYTES, max_bytes - HEADER_BYTES))
+    return [_encoded(some, max_bytes, timestamp_ms) for some in divided]
+
+
+def _encoded(
+    records: Sequence[CoordinatorRecord], max_bytes: int, timestamp_ms: int
+) -> EncodedBatch:
+    data = encode_pairs([each[:2] for each in records], timestamp_ms)
+    if len(data) > max_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
+            f" segment.bytes of the topic, {max_bytes}",
+        )
+    return EncodedBatch(records, data)
 
 
 def _divided(
     records: Sequence[CoordinatorRecord], max_bytes: int
 ) -> Iterator[Sequence[CoordinatorRecord]]:
     """Yield the records in runs of at most `max_bytes`; a larger record is alone in its run."""
-    if len(records) == 1:
-        yield records
-        return
     first = size_bytes = 0
     for index, record in enumerate(records):
         added = _RECORD_BYTES + len(record.key) + len(record.value or b"")

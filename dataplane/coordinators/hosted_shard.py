@@ -141,12 +141,6 @@ class HostedShard(Generic[S]):
             and plog.config.flush_messages > plog.unflushed_records
         )
 
-    def replay_at_once(self, records: Sequence[CoordinatorRecord], now: float) -> None:
-        self.shard.appended(records)
-        replay = self.shard.replay
-        for record in records:
-            replay(record, now)
-
     def appended(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
         self.pending_bytes += batch.size_bytes

@@ -109,6 +109,8 @@ class ShardLoader(Generic[S]):
             chunk = await self._read()
             if chunk is not None:
                 await slicer.finish(self._while_current(self._replayed(chunk)), 0)
+        if not hosted.is_current:
+            return  # its shard is being freed
         restored = hosted.shard.restore(self._parts.clock.monotonic())
         await slicer.finish(self._while_current(restored), 0)
 

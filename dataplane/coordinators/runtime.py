@@ -178,6 +178,7 @@ class CoordinatorRuntime(Generic[S]):
         hosted = self._hosted.get(index)
         if outcome is not None and hosted is not None and hosted.is_active:
             self._write(hosted, outcome, _nothing, _nothing)
+            self._arm(hosted)
 
     def _write(
         self,
@@ -212,7 +213,7 @@ class CoordinatorRuntime(Generic[S]):
         are not committed in time.
         """
         clock, partition = self._parts.clock, hosted.partition
-        code = self._refusal(hosted, records)
+        code = self._refusal(hosted, records) if self.pending_bytes else None
         if code is None:
             now_ms = clock.now_ms()
             try:
@@ -232,10 +233,9 @@ class CoordinatorRuntime(Generic[S]):
                 )
             else:
                 if hosted.is_committed_at_once(end_offset):
-                    hosted.replay_at_once(last.records, clock.monotonic())
+                    hosted.shard.replay_appended(last.records, clock.monotonic())
                     if committed is not None:
                         committed()
-                    self._arm(hosted)
                     return None
                 self._await_commit(hosted, last, end_offset, committed, failed)
         if code is not None:
@@ -247,12 +247,11 @@ class CoordinatorRuntime(Generic[S]):
         self, hosted: HostedShard[S], records: Sequence[CoordinatorRecord]
     ) -> ErrorCode | None:
         """Return the error if the uncommitted records have reached a memory limit."""
-        if self.pending_bytes:
-            added = pending_bytes(records)
-            if (
-                hosted.pending and hosted.pending_bytes + added > MAX_PENDING_BYTES
-            ) or self.pending_bytes + added > MAX_TOTAL_PENDING_BYTES:
-                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        added = pending_bytes(records)
+        if (
+            hosted.pending and hosted.pending_bytes + added > MAX_PENDING_BYTES
+        ) or self.pending_bytes + added > MAX_TOTAL_PENDING_BYTES:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return None
 
     def _write_batch(self, hosted: HostedShard[S], batch: EncodedBatch, now_ms: int) -> int:
@@ -347,7 +346,8 @@ class CoordinatorRuntime(Generic[S]):
             self._unload(hosted)
             return
         now = self._parts.clock.monotonic()
-        records = hosted.shard.due(now, self._parts.clock.now_ms())
+        slicer = self._parts.slicer
+        records = hosted.shard.due(now, self._parts.clock.now_ms(), lambda: slicer.is_over)
         if records:
             self._append(hosted, records, None, _nothing)
         self._arm(hosted)

@@ -58,6 +58,12 @@ class Shard(Protocol):
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""
 
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        """Apply records that were committed by their append: the same as `appended` and `replay`.
+
+        So are those of a partition with a single replica.
+        """
+
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         """Note records that were not appended, of an operation or of `due`."""
 
@@ -70,8 +76,11 @@ class Shard(Protocol):
     def loaded(self, now: float, now_ms: int) -> None:
         """Start the timers: the first operation may follow. Short, after `restore`."""
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
-        """Do what is due by `now`, and return the records to write for it."""
+    def due(self, now: float, now_ms: int, is_over: Callable[[], bool]) -> list[CoordinatorRecord]:
+        """Do what is due by `now`, and return the records to write for it.
+
+        The rest remains due once `is_over` returns true, which is called after every piece.
+        """
 
     def unload(self) -> Work[None]:
         """Answer all waiting requests with NOT_COORDINATOR, and free the state.

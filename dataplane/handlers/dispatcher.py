@@ -268,11 +268,20 @@ class Dispatcher:
         if type(handled) is CoroutineType:
             return _SlicedReply(self, asked, handled)
         if isinstance(handled, DelayedResponse):
-            return DelayedReply(handled, partial(self._reply_to_given, asked))
+            return self._delayed(asked, handled)
         answer = cast(Answer, handled)
         return self._reply(
             asked.route, asked.request, asked.correlation_id, asked.size_bytes, answer
         )
+
+    def _delayed(self, asked: _PendingRequest, delayed: DelayedResponse) -> DelayedReply:
+        """Return the reply that waits; one that may wait for minutes does so without its request.
+
+        The request may have the size of the largest frame, and no limit counts it any longer.
+        """
+        if delayed.may_outlast_idle:
+            self.discard(asked)
+        return DelayedReply(delayed, partial(self._reply_to_given, asked))
 
     def _reply_to_given(
         self, asked: _PendingRequest, given: Answer | Work[Answer]
@@ -300,7 +309,7 @@ class Dispatcher:
             if type(handled) is GeneratorType:
                 handled = await slicer.finish(handled, asked.size_bytes)
                 if isinstance(handled, DelayedResponse):
-                    return DelayedReply(handled, partial(self._reply_to_given, asked))
+                    return self._delayed(asked, handled)
                 if type(handled) is not CoroutineType:
                     return cast(Reply, handled)
             answer = await handled

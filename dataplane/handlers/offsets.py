@@ -52,6 +52,7 @@ _SINCE: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _READ_COMMITTED: Final = 1
+_CONSUMER: Final = -1  # replica id
 
 
 class LooksUpOffsets(ReadsPartitions, OpensBatches, FailsPartitions, Protocol):
@@ -101,7 +102,10 @@ class _Lookup:
         self.searches: list[tuple[ListOffsetsPartitionResponse, Partition, int, int]] = []
         self._worker = worker
         self._request = request
-        self._replica_id = message.replica_id
+        # A replica id without a proof is ignored, not refused: kafka-python 3.0.0 to 3.0.11 name
+        # replica 0 in each lookup, and Kafka answers them. Followers ask as consumers.
+        is_proven = not claim_error(request.client, message.replica_id)
+        self._replica_id = message.replica_id if is_proven else _CONSUMER
         self._committed = message.isolation_level == _READ_COMMITTED
 
     def row(
@@ -126,11 +130,9 @@ class _Lookup:
         """Return the partition of a row.
 
         Raises KafkaError if this worker is not its leader, or the lookup is not possible: an
-        unsupported timestamp, an unauthenticated replica id, or a new leader that is catching up.
+        unsupported timestamp, or a new leader that is catching up.
         """
         replica_id, version = self._replica_id, self._request.version
-        if error := claim_error(self._request.client, replica_id):
-            raise KafkaError(error)
         partition = self._worker.replica_manager.by_name(topic, data.partition_index)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)

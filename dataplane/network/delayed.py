@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Clock
 
 # The queue is cleaned when it holds more cancelled timers than this, and than half of all timers.
@@ -39,8 +40,8 @@ class DelayedResponse:
 
         `allows_pipelining`: whether later requests of the connection may be handled before this
         response is sent. `may_outlast_idle`: whether the response may take longer than
-        connections.max.idle.ms; its connection is then not idle, and the response is cancelled as
-        soon as the client closes the connection.
+        connections.max.idle.ms; its connection is then not idle, the arrays of its request are
+        freed, and the response is cancelled as soon as the client closes the connection.
         """
         self.allows_pipelining = allows_pipelining
         self.may_outlast_idle = may_outlast_idle
@@ -83,9 +84,14 @@ class Timer:
 
 
 class Timers:
-    """Timed calls, nearly all of which are cancelled before they are due. One task runs them."""
+    """Timed calls, nearly all of which are cancelled before they are due. One task runs them.
+
+    Clients choose when many of them are due, such as the ends of their sessions, and may choose the
+    same millisecond for all. So the calls of one step end with the slice of `slicer`, if it is set.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.slicer: TimeSlicer | None = None
         self._clock = clock
         self._queue: list[tuple[float, int, Timer]] = []
         self._numbers = count()
@@ -129,7 +135,9 @@ class Timers:
 
     def _call_due(self) -> bool:
         """Call due timers, at most CALLED_AT_ONCE. Return whether more may be due."""
-        now = self._clock.monotonic()
+        now, slicer = self._clock.monotonic(), self.slicer
+        if slicer is not None:
+            slicer.start()
         for _ in range(CALLED_AT_ONCE):
             if not self._queue or self._queue[0][0] > now:
                 return False
@@ -139,4 +147,6 @@ class Timers:
             else:
                 call, timer.call = timer.call, None
                 call()
+                if slicer is not None and slicer.is_over:
+                    break
         return True

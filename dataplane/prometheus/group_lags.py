@@ -37,6 +37,7 @@ from wire.primitives.errors import KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 
 MAX_LAGS: Final = 1000  # rows of a page: the largest lags
+MAX_GROUP_LENGTH: Final = 255  # characters; groups with a longer id, of up to 32 kB, have no rows
 MAX_OFFSETS_LOOKED_AT: Final = 100_000
 MAX_PARTITIONS: Final = 20_000  # partitions in the requests for log ends
 MAX_ROWS: Final = 4000  # rows in one request
@@ -124,14 +125,16 @@ class GroupLags:
         for shard in list(self._worker.groups.shards.values()):
             offsets = shard.offsets
             all_count += offsets.offset_count
-            for group, topic, partition in offsets.committed_places():
+            for number, (group, topic, partition) in enumerate(offsets.committed_places(), 1):
                 if len(positions) >= MAX_OFFSETS_LOOKED_AT:
                     break
+                if number % SLICE_ROWS == 0:
+                    await slices.rest()
+                if len(group) > MAX_GROUP_LENGTH:
+                    continue
                 value = offsets.fetch(group, topic, partition, self._topic_id(topic))
                 if value is not None:
                     positions.append(Position(group, topic, partition, value.offset))
-                if len(positions) % SLICE_ROWS == 0:
-                    await slices.rest()
         return positions, max(0, all_count - len(positions))
 
     def _topic_id(self, name: str) -> Uuid:

@@ -22,9 +22,11 @@ Every other request is handled in any state: the proof decides only what a reque
 
 refused: each partition answers TOPIC_AUTHORIZATION_FAILED, as in Kafka for a client without
 CLUSTER_ACTION. (Treating such a request as a consumer's would mislead a replica that this worker
-does not know.) stale: STALE_BROKER_EPOCH for the whole request. Either side may learn of a
-registration first, so the follower retries: one metadata delta later both have the same state.
-An earlier one: `earlier_workers` decides for which workers, and only during an upgrade.
+does not know.) ListOffsets alone answers such a request as a consumer's: followers send it without
+a replica id, and Kafka refuses no id there. stale: STALE_BROKER_EPOCH for the whole request.
+Either side may learn of a registration first, so the follower retries: one metadata delta later
+both have the same state. An earlier one: `earlier_workers` decides for which workers, and only
+during an upgrade.
 
 The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
 for a stream to a controller is refused here, and vice versa. Both hellos name the cluster and both

@@ -67,6 +67,17 @@ def in_pieces(
     return done
 
 
+def each_once(rows: Iterable[A]) -> Work[list[A]]:
+    """Return the rows without repetitions, in their order.
+
+    A response then is at most as large as the state that it shows, however often a short request
+    names a part of it.
+    """
+    once: dict[A, None] = {}
+    yield from in_pieces(rows, lambda row: once.setdefault(row))
+    return list(once)
+
+
 def pieces(rows: Sequence[A]) -> Iterator[Sequence[A]]:
     for first in range(0, len(rows), PIECE_ROWS):
         yield rows[first : first + PIECE_ROWS]

@@ -96,6 +96,7 @@ class Worker:
         self.timers = Timers(runtime.clock)
         self.long_polls = LongPolls(self.timers)
         self.slicer = TimeSlicer(runtime.clock.cpu_s, call_after=self.timers.call_after)
+        self.timers.slicer = self.slicer
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"),
             runtime.random,

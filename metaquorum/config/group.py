@@ -42,7 +42,8 @@ GROUP_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         268_435_456,
         Range(1 << 20),
         "Maximum memory for the members, subscriptions and assignments of all groups that a worker"
-        " coordinates. The clients of one host can use at most half of it.",
+        " coordinates. The clients of one host can use at most half of it. New members beyond it"
+        " are refused; known ones can use twice as much.",
     ),
     worker_config(
         "offset.metadata.max.bytes",

@@ -16,6 +16,9 @@ from dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
 )
+from dataplane.log.segments.names import LOG
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from simulations.checkers.log_files import naive_batches
 from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.groups.group_log import (
     Attempt,
@@ -24,6 +27,8 @@ from simulations.groups.group_log import (
     GroupChecker,
     Written,
 )
+from simulations.harness.node import log_folder
+from simulations.kernel.storage import Inode
 from simulations.replication.replica_checkers import AcknowledgedStays
 from simulations.replication.replicas import Place
 from wire.primitives.types import ZERO_UUID
@@ -100,7 +105,8 @@ class CommitsAreCurrent(GroupChecker):
     """A commit that a coordinator writes is of a member of the group's current generation.
 
     Without a generation, the group must have no members: if one of them commits in the same
-    generation before and after, at the same coordinator, it had.
+    generation before and after, at the same coordinator, it had. None is written of a group whose
+    deletion has begun.
     """
 
     invariant = "G2"
@@ -117,6 +123,15 @@ class CommitsAreCurrent(GroupChecker):
         group: Written[GroupMetadataValue] | None,
     ) -> None:
         if attempt is None:
+            return
+        if group is not None and group.value is not None and group.value.is_being_deleted:
+            self.compare(
+                False,
+                "{}: a commit is written at {}, after the deletion has begun at {}",
+                attempt.group,
+                written.name,
+                group.name,
+            )
             return
         if attempt.generation < 0:
             self._simple[attempt.group] = attempt, written, group
@@ -188,13 +203,28 @@ class CommitsAreReadBack(GroupChecker):
         )
         self._learn(OffsetKey(attempt.group, attempt.topic, attempt.place.partition), written)
 
-    def removed(self, group: str, places: Collection[tuple[str, int]] | None) -> None:
-        """Note an acknowledged deletion of offsets; `places` is None for all of the group."""
+    def removed(
+        self, group: str, places: Collection[tuple[str, int]] | None, asked_at: float
+    ) -> None:
+        """Check an acknowledged deletion of offsets; `places` is None for all of the group.
+
+        Every offset that a client knew when it asked is deleted.
+        """
         records = self.cluster_state.checker(GenerationsGrow).records(group)
         for key, written in records.offsets.items():
             if key.group == group and (places is None or (key.topic, key.partition) in places):
                 tombstones = [each for each in written if each.value is None and each.is_committed]
-                self._learn(key, max(tombstones, key=lambda each: each.offset, default=None))
+                last = max(tombstones, key=lambda each: each.offset, default=None)
+                floor = self._floor(key, asked_at)
+                if floor is not None and floor.value is not None:
+                    self.compare(
+                        last is not None and last.offset > floor.offset,
+                        "{}: the deletion of {} (at {}) was acknowledged, but it is not deleted",
+                        key,
+                        floor.value.metadata,
+                        floor.name,
+                    )
+                self._learn(key, last)
 
     def _learn(self, key: OffsetKey, written: Written[OffsetValue] | None) -> None:
         if written is not None:
@@ -292,6 +322,68 @@ def _topic_ids(
     return {None if topic is None else topic.topic_id for topic in topics}
 
 
+class CommitsAreDurable(GroupChecker):
+    """With flush.messages=1, an acknowledged commit is synced on the coordinator's disk.
+
+    The checker reads the simulated medium. A record that compaction has removed does not count.
+    """
+
+    invariant = "R6"
+
+    def acknowledged(self, attempt: Attempt, before: CoordinatorRole, now: CoordinatorRole) -> None:
+        written = attempt.written
+        if written is None or not written.history.is_flushed:
+            return
+        is_same = before.leader_epoch == now.leader_epoch == written.name.leader_epoch
+        if not is_same or not now.is_current:
+            return
+        storage = self.cluster_state.members[now.worker_id].supervisor.machine.storage
+        folder = log_folder(storage, CONSUMER_OFFSETS, written.history.place.partition)
+        nodes = storage.folder(folder).entries
+        files = {name: node for name, node in nodes.items() if isinstance(node, Inode)}
+        if _has_offset({name: node.data for name, node in files.items()}, written.offset):
+            synced = {n: node.durable for n, node in storage.durable_files(folder).items()}
+            self.compare(
+                _has_offset(synced, written.offset),
+                "{}: the commit {} at {} is acknowledged but not synced",
+                attempt.group,
+                attempt.metadata,
+                written.name,
+            )
+
+
+def _has_offset(files: Mapping[str, bytes | bytearray], offset: int) -> bool:
+    """Return whether the segment files of a log contain the offset."""
+    return any(
+        batch.base_offset <= offset <= batch.last_offset
+        for name, data in files.items()
+        if LOG in name  # also one that a cleaned segment replaces
+        for batch in naive_batches(bytes(data))
+    )
+
+
+class DeletionsAreWhole(GroupChecker):
+    """No offset of a group is returned between the begin and the end of its deletion in parts.
+
+    The offsets of which no tombstone is written yet would be a part of what the group had.
+    """
+
+    invariant = "G3"
+
+    def read(
+        self, group: str, begun: Written[GroupMetadataValue] | None, before: CoordinatorRole
+    ) -> None:
+        """Check an answer without error; `begun`: the deletion when the coordinator was asked."""
+        if before.is_current:
+            now = self.cluster_state.checker(GenerationsGrow).deletion_of(group)
+            self.compare(
+                begun is None or begun is not now,
+                "{}: offsets are returned, although its deletion has begun at {}",
+                group,
+                begun and begun.name,
+            )
+
+
 class OffsetsBelongToTopics(GroupChecker):
     """An offset of a deleted topic is not returned for a later topic of the same name."""
 
@@ -360,7 +452,7 @@ class LiveGroupsKeepOffsets(GroupChecker):
         members = [] if group is None or group.value is None else group.value.members
         if not members:
             self.world.count("offsets of groups without members removed")
-        subscribed = {topic for m in members for topic in subscribed_topics(m.subscription) or ()}
+        subscribed = {topic for m in members for topic in subscribed_topics([m.subscription]) or ()}
         self.compare(
             key.topic not in subscribed,
             "{}: {} is removed, while {} subscribe to the topic",
@@ -459,6 +551,8 @@ GROUP_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     OneOwner,
     CommitsAreCurrent,
     CommitsAreReadBack,
+    CommitsAreDurable,
+    DeletionsAreWhole,
     OffsetsBelongToTopics,
     LiveGroupsKeepOffsets,
     CoordinatorsKnowTheirRole,

@@ -12,8 +12,10 @@ from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.groups.group_checkers import (
+    CommitsAreDurable,
     CommitsAreReadBack,
     CoordinatorsKnowTheirRole,
+    DeletionsAreWhole,
     LiveGroupsKeepOffsets,
     NothingIsSkipped,
     OffsetRead,
@@ -60,6 +62,12 @@ _FETCH_GROUPS_SINCE: Final = 8
 _IDS_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch
 _FETCH_ERROR_SINCE: Final = 2
 _LEAVE_MANY_SINCE: Final = 3
+# Outcomes of DeleteGroups after which nothing is deleted any longer.
+_WITHOUT_DELETION: Final = (
+    ErrorCode.NONE,
+    ErrorCode.GROUP_ID_NOT_FOUND,
+    ErrorCode.NON_EMPTY_GROUP,
+)
 # Versions with group.instance.id.
 STATIC_SINCE: Final[Mapping[ApiKey, int]] = {
     ApiKey.JOIN_GROUP: 5,
@@ -205,6 +213,9 @@ class GroupClient(ReplicaReader):
             if code is ErrorCode.NONE:
                 self.accepted(group_id, before)
                 self.cluster_state.checker(CommitsAreReadBack).acknowledged(attempts[at])
+                self.cluster_state.checker(CommitsAreDurable).acknowledged(
+                    attempts[at], before, self.log.role(group_id, worker_id)
+                )
                 progress = self.cluster_state.checker(NothingIsSkipped).of(group_id, at[1])
                 progress.committed = max(progress.committed, offsets[at])
         shown = [(str(at[1]), offsets[at], code.name) for at, code in outcome.items()]
@@ -262,11 +273,15 @@ class GroupClient(ReplicaReader):
                 groups=[OffsetFetchRequestGroup(group_id=group_id, topics=topics)]
             )
         asked_at, before = self.cluster_state.world.now, self.log.role(group_id, worker_id)
+        deletion = self.log.deletion_of(group_id)
         response = await connection.call(ApiKey.OFFSET_FETCH, message)
         of_group = response if version < _FETCH_GROUPS_SINCE else response.groups[0]
         if of_group.error_code:
             raise EOFError(ErrorCode(of_group.error_code).name)
         rows = [row for topic in of_group.topics for row in topic.partitions]
+        if not any(row.error_code for row in rows):
+            checker = self.cluster_state.checker(DeletionsAreWhole)
+            checker.read(group_id, deletion, before)
         found: dict[tuple[str, Place], int] = {}
         for (name, place), row in zip(places, rows, strict=True):
             code = ErrorCode(row.error_code)
@@ -311,6 +326,7 @@ class GroupClient(ReplicaReader):
         topic = OffsetDeleteRequestTopic(name=name, partitions=[row])
         message = OffsetDeleteRequest(group_id=group_id, topics=[topic])
         self._deletions[group_id] += 1
+        asked_at = self.cluster_state.world.now
         response = await connection.call(ApiKey.OFFSET_DELETE, message)
         self._deletions[group_id] -= 1
         codes = [response.error_code]
@@ -318,7 +334,20 @@ class GroupClient(ReplicaReader):
         self.cluster_state.world.count(f"delete offset: {ErrorCode(max(codes)).name}")
         if not any(codes):
             checker = self.cluster_state.checker(CommitsAreReadBack)
-            checker.removed(group_id, {(name, place.partition)})
+            checker.removed(group_id, {(name, place.partition)}, asked_at)
+
+    async def delete_group(self, connection: ClientConnection, group_id: str) -> None:
+        message = DeleteGroupsRequest(groups_names=[group_id])
+        self._deletions[group_id] += 1
+        asked_at = self.cluster_state.world.now
+        response = await connection.call(ApiKey.DELETE_GROUPS, message)
+        code = ErrorCode(response.results[0].error_code)
+        # After any other error, a deletion in parts that has begun is completed later.
+        self._deletions[group_id] -= code in _WITHOUT_DELETION
+        self.say(f"deletes {group_id}: {code.name}")
+        if code is ErrorCode.NONE:
+            self.cluster_state.checker(CommitsAreReadBack).removed(group_id, None, asked_at)
+        self.cluster_state.world.count(f"delete group: {code.name}")
 
     def places(self) -> list[tuple[str, Place]]:
         """Return all partitions of the topics that should exist."""
@@ -442,15 +471,7 @@ class GroupAdministrator(GroupClient):
     async def _delete_group(
         self, connection: ClientConnection, worker_id: int, group_id: str
     ) -> None:
-        message = DeleteGroupsRequest(groups_names=[group_id])
-        self._deletions[group_id] += 1
-        response = await connection.call(ApiKey.DELETE_GROUPS, message)
-        self._deletions[group_id] -= 1
-        code = ErrorCode(response.results[0].error_code)
-        self.say(f"deletes {group_id}: {code.name}")
-        if code is ErrorCode.NONE:
-            self.cluster_state.checker(CommitsAreReadBack).removed(group_id, None)
-        self.cluster_state.world.count(f"delete group: {code.name}")
+        await self.delete_group(connection, group_id)
 
     async def _delete_offsets(
         self, connection: ClientConnection, worker_id: int, group_id: str
@@ -536,3 +557,31 @@ class LoneConsumer(GroupClient):
             await self.commit(connection, worker_id, self._group_id, Position(), {at: 0})
         elif drawn < 0.8:
             await self.delete_offset(connection, self._group_id, *at)
+
+
+class GroupDeleter(GroupClient):
+    """Commits several offsets of a group without members, and deletes the group with them."""
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.cluster_state.closing and not self.cluster_state.calm:
+            group_id = "brief"
+            with suppress(*BROKEN):
+                worker_id = await self.coordinator(runtime, group_id)
+                async with self.connected(runtime, worker_id) as connection:
+                    while not self.cluster_state.calm:
+                        await self._work(connection, worker_id, group_id)
+                        await sleep(runtime.clock, self._draw.random() * 0.1)
+            await sleep(runtime.clock, RETRY_S)
+        self.done = True
+
+    async def _work(self, connection: ClientConnection, worker_id: int, group_id: str) -> None:
+        places, drawn = self.places()[:4], self._draw.random()
+        if not places:
+            return
+        if drawn < 0.3:
+            offsets = dict.fromkeys(places, 0)
+            await self.commit(connection, worker_id, group_id, Position(), offsets)
+        elif drawn < 0.5:
+            await self.delete_group(connection, group_id)
+        else:
+            await self.committed(connection, worker_id, group_id, places)

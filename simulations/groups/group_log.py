@@ -132,7 +132,8 @@ class Records:
 class GenerationsGrow(WatchingChecker):
     """Generations in a group's records grow; one generation has one assignment.
 
-    Also: a group is deleted without members only. Keeps the records for the other checkers.
+    Also: a group is deleted without members only, and nothing is recorded of a group whose deletion
+    has begun. Keeps the records for the other checkers.
     """
 
     invariant = "G1"
@@ -155,6 +156,15 @@ class GenerationsGrow(WatchingChecker):
             return Records()
         place = Place(topic.topic_id, partition_of(group, len(topic.partitions)))
         return self._records.setdefault(place, Records())
+
+    def deletion_of(self, group: str) -> Written[GroupMetadataValue] | None:
+        """Return the record of the deletion in parts of a group that has begun, and has not ended.
+
+        None unless it is committed, and the last record of the group.
+        """
+        last = next(reversed(self.records(group).groups.get(group, [])), None)
+        is_begun = last is not None and last.value is not None and last.value.is_being_deleted
+        return last if last is not None and is_begun and last.is_committed else None
 
     def role(self, group: str, worker_id: int) -> CoordinatorRole:
         """Return the role of the worker for the group at this moment."""
@@ -265,9 +275,19 @@ class GenerationsGrow(WatchingChecker):
         written.deletions = 0 if before is None else before.deletions
         of_group.append(written)
         self.world.count("group records written")
-        if value is None:
-            written.deletions += 1
-            self.world.count("groups deleted or expired")
+        is_over = value is None or value.is_being_deleted
+        if old is not None and old.is_being_deleted:
+            self.compare(
+                is_over,
+                "{} is recorded at {}, although its deletion has begun at {}",
+                group,
+                written.name,
+                before and before.name,
+            )
+        if is_over:
+            written.deletions += value is None
+            name = "groups deleted or expired" if value is None else "deletions in parts"
+            self.world.count(name)
             if old is not None and self.is_strict:
                 self.compare(
                     not old.members,
@@ -276,6 +296,7 @@ class GenerationsGrow(WatchingChecker):
                     written.name,
                     [member.member_id for member in old.members],
                 )
+        if value is None or value.is_being_deleted:
             return
         self.compare(
             old is None

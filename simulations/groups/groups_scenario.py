@@ -3,7 +3,8 @@
 Groups consume topics that are deleted and created again. Members leave, vanish, pause for longer
 than their session, return with the same instance id, or share one; some requests break the
 protocol. Administrators delete groups and offsets, and move leaders. Offsets of groups without
-members expire within seconds. The checkers of `cleaned-replicas` hold, too.
+members expire within seconds. In some worlds a client tries to change `__consumer_offsets`. The
+checkers of `cleaned-replicas` hold, too.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every group has consumed and committed every
 partition to its end
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from dataplane.coordinators.group import background_writes, committed_offsets
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
@@ -24,12 +27,14 @@ from simulations.groups.group_clients import (
     EventsAdministrator,
     Group,
     GroupAdministrator,
+    GroupDeleter,
     LoneConsumer,
     lone_group,
 )
 from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
 from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
 from simulations.groups.group_members import GroupMember
+from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
@@ -46,6 +51,7 @@ from simulations.replication.replication_scenario import (
 )
 
 FEW_FAULTS: Final = 8
+DELETERS: Final = 3  # clients that delete groups, where these are deleted in parts
 # Faults that move coordinators, the only ones of a part of the worlds.
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
@@ -64,6 +70,7 @@ class GroupsSettings:
     least_workers: int  # live before the first coordinator is asked for
     retention_ms: int  # after which offsets of groups without members expire
     topic_configs: dict[str, str] = field(default_factory=dict)
+    piece_offsets: int = PIECE_OFFSETS  # a group with more offsets is deleted in parts
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -157,7 +164,9 @@ NARROW_WORLDS: Final[
 def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
 
-    The shortest segment and retention that operators can set would take hours to fill or to pass.
+    The shortest segment and retention that operators can set would take hours to fill or to pass,
+    and a group that is deleted in parts would need hundreds of partitions: each part waits for the
+    commit of the one before.
     """
 
     def more(right: Any) -> Any:
@@ -173,6 +182,8 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
     with (
         swapped(internal_topics, "_CONFIGS", more),
         swapped(CoordinatorConfigs, "update", shorten),
+        swapped(committed_offsets, "PIECE_OFFSETS", lambda _: groups.piece_offsets),
+        swapped(background_writes, "MAX_WRITES", lambda most: min(most, groups.piece_offsets)),
     ):
         yield
 
@@ -190,6 +201,7 @@ class GroupClients(Clients):
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings groups"))
     groups = draw_groups(world.stream("groups"))
+    groups.piece_offsets = world.stream("pieces of groups").choice([1, PIECE_OFFSETS])
     draw = world.stream("narrow groups")
     if draw.random() < NARROW:
         purpose = draw.choice([*NARROW_WORLDS])
@@ -201,7 +213,15 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        return clients_of_groups(cluster_state, groups)
+        clients = clients_of_groups(cluster_state, groups)
+        if groups.piece_offsets < PIECE_OFFSETS:
+            for number in range(DELETERS):
+                name = f"deleter-{number}"
+                clients.others.append(GroupDeleter(cluster_state, name, world.stream(name)))
+        draw = world.stream("intruder")
+        if draw.random() < SHARE:
+            clients.others.append(Intruder(cluster_state, "intruder", draw))
+        return clients
 
     with small_offsets_topic(groups):
         await play_settings(
@@ -209,7 +229,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             settings,
             lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
             clients_of,
-            ALL_CHECKERS,
+            (*ALL_CHECKERS, InternalTopicsAreProtected),
         )
 
 
@@ -260,7 +280,7 @@ GROUPS: Final = Scenario(
     "groups",
     "consumer groups: members that come and go, coordinators that move, offsets that expire",
     play,
-    ALL_CHECKERS,
+    (*ALL_CHECKERS, InternalTopicsAreProtected),
     gates=(
         "acknowledged records",
         "records processed",
@@ -276,12 +296,14 @@ GROUPS: Final = Scenario(
         "members that pause",
         "delete group: NONE",
         "groups deleted or expired",
+        "deletions in parts",
         "offsets of groups without members removed",
         "offsets of deleted topics removed",
         "topics made again",
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        "intrusions refused",
         *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),

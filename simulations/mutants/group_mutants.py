@@ -15,8 +15,12 @@ from dataplane.coordinators.hosted_shard import HostedShard, State
 from dataplane.coordinators.loading import ShardLoader
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import Write
+from dataplane.handlers import produce, records
+from dataplane.handlers.groups import offsets
+from dataplane.partition import partition
+from metaquorum.controller import config_changes, topics
 from simulations.kernel.mutation import Mutant, all_of, swapped
-from wire.primitives.errors import ErrorCode
+from wire.primitives.errors import ErrorCode, KafkaError
 
 
 def _accepted(code: ErrorCode) -> AbstractContextManager[None]:
@@ -215,6 +219,128 @@ def _tombstones_not_loaded() -> AbstractContextManager[None]:
     return swapped(GroupShard, "replay", wrong)
 
 
+def _answered_unflushed() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def is_committed_at_once(self: Any, end_offset: int) -> bool:
+            return not self.pending and end_offset <= self.partition.high_watermark
+
+        return is_committed_at_once
+
+    return all_of(
+        swapped(HostedShard, "needs_flush", lambda _: property(lambda self: False)),
+        swapped(HostedShard, "is_committed_at_once", wrong),
+    )
+
+
+def _replacement_unassigned() -> AbstractContextManager[None]:
+    """Record no assignments when another process takes the place of a static member."""
+
+    def wrong(right: Any) -> Any:
+        def _replace(self: Any, *values: Any) -> Any:
+            outcome = right(self, *values)
+            if isinstance(outcome, Persist):
+                for member in outcome.metadata.members:
+                    member.assignment = b""
+            return outcome
+
+        return _replace
+
+    return swapped(ClassicGroup, "_replace", wrong)
+
+
+def _live_group_expires() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def expire(self: Any, group_id: str, *values: Any) -> Any:
+            is_kept = group_id not in self._persisted or self.offsets.has_group(group_id)
+            if is_kept or self.groups[group_id].is_empty:
+                return right(self, group_id, *values)
+            return Write([group_shard._group_record(group_id, None)], None)
+
+        return expire
+
+    return swapped(GroupShard, "expire", wrong)
+
+
+def _deletion_not_resumed() -> AbstractContextManager[None]:
+    """Take a group that the last coordinator was deleting for one without members."""
+
+    def wrong(right: Any) -> Any:
+        def restore(self: Any, now: float) -> Any:
+            for metadata in self._recorded.values():
+                metadata.is_being_deleted = False
+            yield from right(self, now)
+
+        return restore
+
+    return swapped(GroupShard, "restore", wrong)
+
+
+def _deletion_shown_in_parts() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _offsets(worker: Any, group_id: str) -> Any:
+            try:
+                return right(worker, group_id)
+            except KafkaError:
+                return worker.groups.shard(group_id).offsets
+
+        return _offsets
+
+    return swapped(offsets, "_offsets", wrong)
+
+
+def _commits_during_deletion() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _check_commit(self: Any, now: float, request: Any) -> ErrorCode:
+            if request.group_id in self.being_deleted:
+                return ErrorCode.NONE
+            found: ErrorCode = right(self, now, request)
+            return found
+
+        return _check_commit
+
+    return swapped(GroupShard, "_check_commit", wrong)
+
+
+def _deletion_ends_first() -> AbstractContextManager[None]:
+    """Delete the record of a group before its offsets."""
+
+    def wrong(right: Any) -> Any:
+        def deletion_pieces(self: Any, group_id: str) -> Any:
+            *pieces, last = right(self, group_id)
+            yield from (last, *pieces)
+
+        return deletion_pieces
+
+    return swapped(GroupShard, "deletion_pieces", wrong)
+
+
+def _clients_write_to_it() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def check_writable(name: str) -> None: ...
+
+        return check_writable
+
+    return all_of(
+        swapped(produce, "check_writable", wrong),
+        swapped(records, "check_writable", wrong),
+        swapped(partition, "is_internal", lambda _: lambda name: False),
+    )
+
+
+def _clients_change_it() -> AbstractContextManager[None]:
+    """Let clients delete internal topics, and change their partitions and configs."""
+
+    def unchecked(_: Any) -> Any:
+        def check(*values: Any) -> None: ...
+
+        return check
+
+    return all_of(
+        swapped(topics, "check_not_internal", unchecked),
+        swapped(config_changes, "_check_internal", unchecked),
+    )
+
+
 GROUP_MUTANTS: Final = tuple(
     Mutant(name, about, "groups", found_as, apply)
     for name, about, found_as, apply in (
@@ -319,6 +445,60 @@ GROUP_MUTANTS: Final = tuple(
             "a new coordinator returns offsets that were deleted",
             ("G3",),
             _tombstones_not_loaded,
+        ),
+        (
+            "group-answered-unflushed",
+            "a coordinator answers before the flush that flush.messages requires",
+            ("R6",),
+            _answered_unflushed,
+        ),
+        (
+            "replacement-unassigned",
+            "the record of a replaced static member has no assignments",
+            ("G1",),
+            _replacement_unassigned,
+        ),
+        (
+            "live-group-expires",
+            "a group without offsets expires although it has members",
+            ("G1",),
+            _live_group_expires,
+        ),
+        (
+            "deletion-not-resumed",
+            "a new coordinator keeps a group of which the last one had deleted a part",
+            ("G1", "G2", "G3"),
+            _deletion_not_resumed,
+        ),
+        (
+            "deletion-shown-in-parts",
+            "offsets of a group that is being deleted are returned until each one is deleted",
+            ("G3",),
+            _deletion_shown_in_parts,
+        ),
+        (
+            "commits-during-deletion",
+            "a commit for a group that is being deleted is accepted",
+            ("G2",),
+            _commits_during_deletion,
+        ),
+        (
+            "deletion-ends-first",
+            "the deletion of a group is answered before all of its offsets are deleted",
+            ("G3",),
+            _deletion_ends_first,
+        ),
+        (
+            "clients-write-internal-topics",
+            "clients produce to internal topics and delete their records",
+            ("G6",),
+            _clients_write_to_it,
+        ),
+        (
+            "clients-change-internal-topics",
+            "clients delete internal topics, and change their partitions and configs",
+            ("G6",),
+            _clients_change_it,
         ),
     )
 )

@@ -5,6 +5,7 @@ broker epochs and log end offsets. A *late process* has the cluster's secret and
 worker, but the metadata have another broker epoch for that worker: the process was paused while its
 successor registered. The fetches of neither may count for the ISR or the high watermark:
 `ClaimsAreRefused` checks the responses, the other checkers of replication check the effects.
+ListOffsets answers a stranger as it does a consumer.
 `LiesStayOut` checks that no log contains a batch with a false header.
 """
 
@@ -230,8 +231,9 @@ class ReplicaAttacker(ReplicaClient):
             replica_id=replica_id, topics=[ListOffsetsTopic(name=name, partitions=[asked])]
         )
         answer = await connection.call(ApiKey.LIST_OFFSETS, message)
-        codes = [answer.topics[0].partitions[0].error_code]
-        self._check_refused(place, f"ListOffsets as {replica_id} by a stranger", codes)
+        row = answer.topics[0].partitions[0]  # a consumer's answer
+        names = [ErrorCode(row.error_code).name]
+        self._count(place, f"ListOffsets as {replica_id} by a stranger", names)
 
     async def _epoch_end(
         self, connection: ClientConnection, name: str, place: Place, replica_id: int
@@ -246,10 +248,13 @@ class ReplicaAttacker(ReplicaClient):
 
     def _check_refused(self, place: Place, claim: str, codes: list[int], rows: Any = ()) -> None:
         names = [ErrorCode(code).name for code in codes]
+        self._count(place, claim, names)
+        history = self.cluster_state.cluster_history.history(*place)
+        self._checker.claimed(history, claim, names, any(bytes(row.records or b"") for row in rows))
+
+    def _count(self, place: Place, claim: str, names: list[str]) -> None:
         self.say(f"{claim} for {place}: {names}")
         is_late = claim.endswith("late process")
         self.cluster_state.world.count(
             "claims of late processes" if is_late else "claims of strangers"
         )
-        history = self.cluster_state.cluster_history.history(*place)
-        self._checker.claimed(history, claim, names, any(bytes(row.records or b"") for row in rows))

@@ -270,6 +270,7 @@ class FaultyDisk(RealDisk):
     def __init__(self) -> None:
         self.faults: dict[str, tuple[str, int]] = {}  # action to (part of the path, errno)
         self.synced: list[str] = []
+        self.refused: list[str] = []  # paths of the actions that have failed
 
     def fail(self, action: str, path_part: str, number: int) -> None:
         """Make `action` fail from now on: open, write, sync, rename, sync_dir or read."""
@@ -278,6 +279,7 @@ class FaultyDisk(RealDisk):
     def check(self, action: str, path: str) -> None:
         path_part, number = self.faults.get(action, ("", 0))
         if number and path_part in path:
+            self.refused.append(path)
             raise OSError(number, os.strerror(number), path)
 
     def open(self, path: str, *, create: bool = False) -> File:

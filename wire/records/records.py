@@ -99,6 +99,8 @@ MAX_DECOMPRESSED_BYTES: Final = 1 << 27
 _MIN_VARLONG: Final = -(1 << 63)
 _MAX_VARLONG: Final = (1 << 63) - 1
 _NULL: Final = b"\x01"  # the varint of -1, the length of an absent key or value
+_NO_HEADERS: Final = b"\0"
+_NULL_AND_NO_HEADERS: Final = _NULL + _NO_HEADERS
 
 
 @dataclass(slots=True)
@@ -430,22 +432,15 @@ def encode_pairs(
     parts: list[bytes] = []
     count = 0
     for key, value in pairs:
-        record = b"".join(
-            (
-                b"\0\0",  # attributes, and the difference of the timestamp
-                varint(count),
-                *_field(key),
-                *_field(value),
-                b"\0",  # headers
-            )
-        )
+        # The first two bytes: attributes, and the difference of the timestamp.
+        record = b"\0\0" + varint(count) + (_NULL if key is None else varint(len(key)) + key)
+        if value is None:
+            record += _NULL_AND_NO_HEADERS
+        else:
+            record += varint(len(value)) + value + _NO_HEADERS
         parts += (varint(len(record)), record)
         count += 1
     return pack_plain_batch(b"".join(parts), count, timestamp_ms)
-
-
-def _field(value: bytes | None) -> tuple[bytes, bytes]:
-    return (_NULL, b"") if value is None else (varint(len(value)), value)
 
 
 def _encode_record(out: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:

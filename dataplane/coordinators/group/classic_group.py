@@ -17,8 +17,10 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
@@ -27,12 +29,13 @@ from dataplane.coordinators.group.members import (
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
 from dataplane.coordinators.group.rebalancing import (
+    MAX_MEMBERS,
     GroupLimits,
     GroupState,
     Persist,
     Rebalancing,
 )
-from dataplane.coordinators.group.record_formats import GroupMetadataValue
+from dataplane.coordinators.group.record_formats import GroupMetadataValue, MemberMetadata
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
@@ -51,6 +54,8 @@ from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
+# Members from which on a group keeps the topics of all of them: reading them takes a millisecond.
+LARGE_GROUP: Final = 100
 # Returns, at a monotonic time, until when a quota mutes, or muted, the client.
 MutedUntil: TypeAlias = Callable[[float], float]
 
@@ -74,7 +79,7 @@ class ClassicGroup:
         self.client_host = client_host
         self.limits = limits
         self.members = GroupMembers(memory)
-        self.history = RebalanceHistory(rebalance_times)
+        self.history = RebalanceHistory(rebalance_times, partial(memory.use, client_host))
         self.sessions = Sessions(
             self.members, memory, timeouts, self._session_ended, self._pending_ended
         )
@@ -82,6 +87,7 @@ class ClassicGroup:
             limits, self.members, self.sessions, timeouts, wall_ms, write, self.history
         )
         self._write = write
+        self._subscribed: tuple[int, str, frozenset[str] | None] = (-1, "", None)
 
     @property
     def state(self) -> GroupState:
@@ -112,6 +118,24 @@ class ClassicGroup:
     def protocol_type(self) -> str:
         return self.members.protocol_type or ""
 
+    @property
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Topics of all members of a consumer group; None if they are unknown.
+
+        They are those of the protocol of the last generation, as in Kafka.
+        """
+        protocol, version = self.protocol, self.members.version
+        if not len(self.members):
+            return frozenset()
+        if protocol is None:
+            return None
+        if self._subscribed[:2] == (version, protocol):
+            return self._subscribed[2]
+        topics = subscribed_topics([member.metadata_of(protocol) for member in self.members])
+        if len(self.members) >= LARGE_GROUP:
+            self._subscribed = version, protocol, topics
+        return topics
+
     # JoinGroup
 
     def join(
@@ -129,10 +153,15 @@ class ClassicGroup:
         """
         if self.state is GroupState.DEAD:
             return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
-        if not self._has_room_for(request.member_id):
+        if not (
+            self._has_room_for(request.member_id, request.instance_id)
+            and self.members.has_room_for(request)
+        ):
             self._remove(now, request.member_id, "the group is full")
-            return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
-        if not self.members.supports(request):
+            if request.member_id in self.pending:  # the others wait for it no longer
+                self.sessions.end_pending(request.member_id, now)
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if not self.members.supports(request, is_empty=self.is_empty):
             return _refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request)
         if not request.member_id:
             return self._join_new(now, request, new_id(), callback, muted_until)
@@ -148,8 +177,18 @@ class ClassicGroup:
         member.muted_until = muted_until
         return self._join_again(now, member, request, callback)
 
-    def _has_room_for(self, member_id: str) -> bool:
+    def member_of(self, request: JoinRequest) -> GroupMember | None:
+        """Return the member that sends the request, or that a static one replaces."""
+        member_id = request.member_id
+        if not member_id and request.instance_id is not None:
+            member_id = self.members.static_ids.get(request.instance_id, "")
+        return self.members.by_id.get(member_id)
+
+    def _has_room_for(self, member_id: str, instance_id: str | None) -> bool:
         most, known = self.limits.max_size, self.members.by_id.get(member_id)
+        is_known = known is not None or instance_id in self.members.static_ids
+        if not is_known and len(self.members) >= MAX_MEMBERS:
+            return False
         if self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
@@ -169,8 +208,8 @@ class ClassicGroup:
             if request.instance_id in self.members.static_ids:
                 return self._replace(now, request, member_id, callback, muted_until)
         elif request.needs_member_id:
-            if len(self.pending) >= self.limits.max_pending:
-                return _refused(ErrorCode.GROUP_MAX_SIZE_REACHED, request)
+            if len(self.pending) >= self.limits.max_pending:  # until they join or time out
+                return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
             self.sessions.add_pending(
                 now, member_id, request.client_host, request.session_timeout_ms
             )
@@ -205,6 +244,7 @@ class ClassicGroup:
         if self.state is GroupState.STABLE and is_same and self.members.leader != member.member_id:
             return self.rebalancing.joined(member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)  # with its new timeout
         self.members.wait_join(member, callback)
         is_leader = self.members.leader == member.member_id
         cause = "the leader has joined again" if is_leader else "a member has joined again"
@@ -229,8 +269,8 @@ class ClassicGroup:
         leader_before = self.members.leader or ""
         member = self.rebalancing.replace(request.instance_id, member_id)
         member.muted_until = muted_until
-        self.sessions.hear(now, member)
         self.members.update(member, request)
+        self.sessions.hear(now, member)
         is_stable = self.state is GroupState.STABLE
         if is_stable and self.members.select_protocol() == self.protocol:
             answer = self.rebalancing.joined(member)
@@ -366,6 +406,8 @@ class ClassicGroup:
         for number, persisted in enumerate(metadata.members):
             if number % PIECE_ROWS == PIECE_ROWS - 1:
                 yield
+            if self._is_repeated(persisted):
+                continue
             member = GroupMember.restored(
                 persisted, metadata.protocol_type, metadata.protocol or ""
             )
@@ -373,6 +415,11 @@ class ClassicGroup:
             self.members.add(member, metadata.protocol_type)
             self.sessions.hear(now, member)
         rebalancing.restored(metadata)
+
+    def _is_repeated(self, persisted: MemberMetadata) -> bool:
+        """Return whether an earlier member of a record has an id of this one: no coordinator's."""
+        instance_id = persisted.group_instance_id
+        return persisted.member_id in self.members or instance_id in self.members.static_ids
 
     def close(self, code: ErrorCode) -> Work[None]:
         """Answer all waiting requests with an error, and end all timeouts, in pieces."""

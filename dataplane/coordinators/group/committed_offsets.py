@@ -48,6 +48,8 @@ from wire.primitives.types import ZERO_UUID, Uuid
 MAX_PENDING_OFFSETS: Final = 200_000
 # Offsets of one piece of a group: their tombstones are encoded and appended in some milliseconds.
 PIECE_OFFSETS: Final = 256
+# Bytes of the group id in the keys of one piece.
+PIECE_ID_BYTES: Final = 256 << 10
 
 # Current id of the topic of a name, ZERO_UUID if there is none.
 TopicIdOf: TypeAlias = Callable[[str], Uuid]
@@ -58,6 +60,13 @@ _Topics: TypeAlias = dict[str, dict[int, bytes]]
 _NO_TOPICS: Final[_Topics] = {}
 # The only offset of a group is kept as bytes: partition, length of the topic, topic, value.
 _PLACE: Final = Struct(">iH")
+
+
+def piece_rows(group: str) -> int:
+    """Return the number of offsets of one piece of the group: fewer if its id is long."""
+    if len(group) * PIECE_OFFSETS * 4 <= PIECE_ID_BYTES:
+        return PIECE_OFFSETS
+    return max(1, min(PIECE_OFFSETS, PIECE_ID_BYTES // len(group.encode())))
 
 
 class ExpiredOffsets(NamedTuple):
@@ -118,6 +127,19 @@ class CommittedOffsets:
         check_offset_value(value)
         if self._pending:
             self._committed(group, topic, partition)
+        self._set(group, topic, partition, value)
+
+    def replay_appended(self, key: OffsetKey, value: bytes | None) -> None:
+        """Apply a record that this coordinator has encoded, and that its append has committed.
+
+        It was not counted by `appended`.
+        """
+        if value is None:
+            self._remove(*key)
+        else:
+            self._set(*key, value)
+
+    def _set(self, group: str, topic: str, partition: int, value: bytes) -> None:
         groups = self._groups.bucket(group)
         topics = groups.get(group)
         if topics is None:
@@ -351,7 +373,8 @@ class CommittedOffsets:
 
     def is_large(self, group: str) -> bool:
         """Return whether the group has more offsets than one piece."""
-        return len(list(islice(self._places(group), PIECE_OFFSETS + 1))) > PIECE_OFFSETS
+        most = piece_rows(group)
+        return len(list(islice(self._places(group), most + 1))) > most
 
     def place_pieces(self, group: str) -> Iterator[list[Place]]:
         """Yield the places of the group's offsets, committed or pending, in pieces; at least one.
@@ -359,6 +382,7 @@ class CommittedOffsets:
         Offsets may change between two steps. Those that existed at the first step are yielded, some
         of them after they were removed.
         """
+        most = piece_rows(group)
         pending = dict(self._pending.get(group, {}))
         topics = list(self._topics(group).items())
         places = chain(
@@ -370,8 +394,8 @@ class CommittedOffsets:
                 if (topic, partition) not in pending
             ),
         )
-        yield list(islice(places, PIECE_OFFSETS))
-        while piece := list(islice(places, PIECE_OFFSETS)):
+        yield list(islice(places, most))
+        while piece := list(islice(places, most)):
             yield piece
 
     def _places(self, group: str) -> Iterator[Place]:

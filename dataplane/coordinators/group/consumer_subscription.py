@@ -4,29 +4,51 @@ The coordinator does not interpret the metadata of members, with one exception: 
 that a group consumes do not expire (KIP-211). Other protocol types are never decoded.
 """
 
+from collections.abc import Iterable
 from struct import Struct, error
 from typing import Final
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
-# A subscription with more topics than this counts as one of all topics.
-MAX_TOPICS: Final = 10_000
+# Topics of all different subscriptions of a group: one with more counts as one of all topics.
+MAX_TOPICS: Final = 20_000
+# Subscriptions with which another one is compared before it is decoded.
+_COMPARED: Final = 8
 
 
-def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topics; None if the metadata is not a consumer's, or has too many topics."""
+def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+    """Return the topics of all subscriptions of a group.
+
+    None if one of them is not a consumer's, or they have too many topics: the group may subscribe
+    to any topic. Most members have the same subscription, which is decoded once.
+    """
+    topics: set[str] = set()
+    decoded: list[bytes] = []  # the bytes of the last ones that differ, without versions
+    left = MAX_TOPICS
     try:
-        version = _INT16.unpack_from(metadata)[0]
-        count = _INT32.unpack_from(metadata, 2)[0]
-        if version < 0 or not 0 <= count <= MAX_TOPICS:
-            return None
-        at, topics = 6, set()
-        for _ in range(count):
-            end = at + 2 + _INT16.unpack_from(metadata, at)[0]
-            if not at + 2 <= end <= len(metadata):
+        for metadata in subscriptions:
+            if _INT16.unpack_from(metadata)[0] < 0:
                 return None
-            topics.add(metadata[at + 2 : end].decode())
-            at = end
+            if any(metadata.startswith(known, 2) for known in decoded):
+                continue
+            count = _INT32.unpack_from(metadata, 2)[0]
+            left -= count
+            if count < 0 or left < 0:
+                return None
+            end = _decode(metadata, count, topics)
+            decoded = [metadata[2:end], *decoded[: _COMPARED - 1]]
     except (error, ValueError):
         return None
     return frozenset(topics)
+
+
+def _decode(metadata: bytes, count: int, topics: set[str]) -> int:
+    """Add the topics, and return the position after them. Raises ValueError or struct.error."""
+    at = 6
+    for _ in range(count):
+        end = at + 2 + _INT16.unpack_from(metadata, at)[0]
+        if not at + 2 <= end <= len(metadata):
+            raise ValueError("the subscription ends within a topic")
+        topics.add(metadata[at + 2 : end].decode())
+        at = end
+    return at

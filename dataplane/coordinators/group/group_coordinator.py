@@ -16,6 +16,7 @@ MAX_WRITES uncommitted writes. If one fails, they try again: with the next check
 after a time that doubles up to MAX_RETRY_S.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from metaquorum.config.resolution import Configs
@@ -39,12 +41,14 @@ from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # Groups and offsets between two checks of the time slice.
 PLACES_PER_SLICE_CHECK: Final = 64
-# Longest group id in bytes of UTF-8: the records have 16 bits for its length.
-MAX_GROUP_ID_BYTES: Final = 32_767
+# Longest group id and member id in bytes of UTF-8: the records have 16 bits for their lengths.
+MAX_ID_BYTES: Final = 32_767
 
 
 class CoordinatorParts(RuntimeParts, Protocol):
@@ -125,6 +129,14 @@ class GroupCoordinator:
 
     def _loaded(self, shard: GroupShard) -> None:
         self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
+        if shard.unreadable_count:
+            log.warning(
+                "skipped %d malformed records of %s-%d; the first: %s",
+                shard.unreadable_count,
+                CONSUMER_OFFSETS,
+                shard.index,
+                shard.first_problem,
+            )
         self._unchecked.add(shard)
         if shard.being_deleted:
             self._deleting.add(shard)
@@ -139,10 +151,9 @@ class GroupCoordinator:
         Raises KafkaError: INVALID_GROUP_ID, UNSUPPORTED_VERSION if the cluster's metadata.version
         is too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
-        if len(group_id) * 4 > MAX_GROUP_ID_BYTES and len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        if _is_too_long(group_id):
             raise KafkaError(
-                ErrorCode.INVALID_GROUP_ID,
-                f"the group id has more than {MAX_GROUP_ID_BYTES} bytes",
+                ErrorCode.INVALID_GROUP_ID, f"the group id has more than {MAX_ID_BYTES} bytes"
             )
         image = self._parts.image
         if image is not self._image:
@@ -151,7 +162,7 @@ class GroupCoordinator:
 
     def new_member_id(self, name: str) -> str:
         """Return a member id never used before; `name`: the client id or the instance id."""
-        return f"{name}-{self._new_id()}"
+        return member_id_of(name, self._new_id())
 
     def shard(self, group_id: str) -> GroupShard:
         """Return the shard of a group. Raises KafkaError unless this worker coordinates it."""
@@ -262,13 +273,20 @@ class GroupCoordinator:
         return await writes.wait_all()
 
     async def _delete_groups(self, shard: GroupShard) -> bool:
-        """Write the tombstones of the groups that are being deleted; return False if one failed."""
+        """Write the tombstones of the groups that are being deleted; return False if one failed.
+
+        A deletion may end meanwhile, if the records of an earlier attempt were late: the offsets
+        of the group are then new ones.
+        """
         is_done = True
         for group_id in list(shard.being_deleted):
+            number = shard.deletion_number(group_id)
             writes = BackgroundWrites(self.runtime, shard.index)
             for records in shard.deletion_pieces(group_id):
                 await self._let_others_run()
                 if not await writes.wait_room() or not self._is_active(shard):
+                    break
+                if shard.deletion_number(group_id) != number:
                     break
                 writes.write(records)
             if not await writes.wait_all():
@@ -285,6 +303,10 @@ class GroupCoordinator:
     async def _let_others_run(self) -> None:
         await self._parts.slicer.pause()
         await trio.lowlevel.checkpoint()
+
+
+def _is_too_long(text: str) -> bool:
+    return len(text) * 4 > MAX_ID_BYTES and len(text.encode()) > MAX_ID_BYTES
 
 
 def _partition_count(image: MetadataImage) -> int:

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.classic_group import (
@@ -38,9 +39,8 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted
+from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -69,8 +69,10 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
     SyncRequest,
+    member_id_of,
+    text_bytes,
 )
-from dataplane.coordinators.group.timeouts import Timeouts
+from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -80,8 +82,10 @@ from wire.primitives.types import Uuid
 MAX_PROTOCOLS: Final = 64
 # Seconds until the record of an empty group that could not be appended is written again.
 WRITE_RETRY_S: Final = 5.0
-# Memory of a group without members.
+# Memory of a group without members, its id and its last rebalances.
 GROUP_BYTES: Final = 2000
+# Latest time that fits a record: a client may ask to retain an offset without an end.
+MAX_TIMESTAMP_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
 A = TypeVar("A")
 # Called with the answer to a request for a deletion.
@@ -89,6 +93,11 @@ DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
 
 
 def _ignore(code: ErrorCode) -> None: ...
+
+
+def group_bytes(group_id: str) -> int:
+    """Return the memory of a group without members and without rebalances."""
+    return GROUP_BYTES + text_bytes(group_id)
 
 
 @dataclass(slots=True)
@@ -141,7 +150,8 @@ class GroupShard:
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
         self._topic_id_of = topic_id_of
-        self.unreadable_count = 0  # records with a known key and a malformed value
+        self.unreadable_count = 0  # malformed records, which are skipped
+        self.first_problem = ""  # the reason of the first of them
         self._memory = memory
         self._wall_ms = wall_ms
         self._new_id = new_id
@@ -151,8 +161,10 @@ class GroupShard:
         self._persisted: set[str] = set()  # groups with a committed record
         # Records of each group that are appended and not committed yet.
         self._uncommitted: Counter[str] = Counter()
-        # Groups that are being deleted, and the callbacks of their requests while these wait.
-        self._being_deleted: set[str] = set()
+        # Groups that are being deleted, with the number of the deletion, and the callbacks of their
+        # requests while these wait.
+        self._being_deleted: dict[str, int] = {}
+        self._deletion_numbers = count(1)
         self._awaited_deletions: dict[str, DeletionCallback] = {}
         self._is_loaded = False
         self._loaded_at = 0.0  # until then no request was handled
@@ -179,17 +191,24 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._memory.has_room(request.client_host, _size_of(request)):
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
+        if not self._has_memory(group, request):
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if group is None:
             group = self._create(request.group_id, request.client_host)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
 
+    def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
+        member = group.member_of(request) if group is not None else None
+        if member is None:
+            return self._memory.has_room(request.client_host, _size_of(request))
+        added = protocols_bytes(request.protocols) - protocols_bytes(member.protocols)
+        return self._memory.has_room(request.client_host, added, is_known=True)
+
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
-        return drawn or f"{request.instance_id or request.client_id}-{self._new_id()}"
+        return drawn or member_id_of(request.instance_id or request.client_id, self._new_id())
 
     def sync(
         self, now: float, request: SyncRequest, callback: SyncCallback
@@ -197,11 +216,12 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
-        assigned_bytes = sum(map(len, request.assignments.values()))
         leader = group.members.by_id.get(request.member_id)
-        host = "" if leader is None else leader.client_host
-        if not self._memory.has_room(host, assigned_bytes):
-            return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if leader is not None and request.assignments:
+            added = sum(map(len, request.assignments.values()))
+            added -= sum(len(each.assignment) for each in group.members)
+            if not self._memory.has_room(leader.client_host, added, is_known=True):
+                return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.metadata)
@@ -254,7 +274,8 @@ class GroupShard:
         if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
-        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        retention_ms = request.retention_ms
+        expires_ms = min(now_ms + retention_ms, MAX_TIMESTAMP_MS) if retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for each in request.offsets:
@@ -302,7 +323,7 @@ class GroupShard:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and not group.is_empty and group.protocol_type != CONSUMER:
             return ErrorCode.NON_EMPTY_GROUP
-        subscribed = _subscribed(group) if group is not None else frozenset()
+        subscribed = group.subscribed_topics if group is not None else frozenset()
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
         for topic, partition in places:
@@ -353,6 +374,14 @@ class GroupShard:
     def being_deleted(self) -> Collection[str]:
         """Groups whose tombstones must be written."""
         return self._being_deleted
+
+    def deletion_number(self, group_id: str) -> int | None:
+        """Return a number of the deletion that has begun; None if none has, or it has ended."""
+        return self._being_deleted.get(group_id)
+
+    def _note_deletion(self, group_id: str) -> None:
+        if group_id not in self._being_deleted:
+            self._being_deleted[group_id] = next(self._deletion_numbers)
 
     def deletion_pieces(self, group_id: str) -> Iterator[list[CoordinatorRecord]]:
         """Yield the tombstones of a group that is being deleted; its own is the last.
@@ -419,8 +448,10 @@ class GroupShard:
     def next_due(self) -> float:
         return self._timeouts.next_due
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
-        self._timeouts.run(now)
+    def due(
+        self, now: float, now_ms: int, is_over: Callable[[], bool] = is_never_over
+    ) -> list[CoordinatorRecord]:
+        self._timeouts.run(now, is_over)
         return self._take()
 
     def appended(self, records: Iterable[CoordinatorRecord]) -> None:
@@ -431,7 +462,7 @@ class GroupShard:
             elif isinstance(key, GroupKey):
                 self._uncommitted[key.group] += 1
                 if key.group in self._awaited_deletions:
-                    self._being_deleted.add(key.group)
+                    self._note_deletion(key.group)
 
     def refused(self, records: Iterable[CoordinatorRecord], now: float) -> None:
         """Write the group again, in its state of that time, if it has become empty.
@@ -460,16 +491,29 @@ class GroupShard:
                     return self._replay_long(key.group, record.value or b"")
                 value = None if record.value is None else decode_group_value(record.value)
                 self._replay_group(key.group, value, now)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         return None
+
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        for record in records:
+            key = record.decoded_key
+            if isinstance(key, OffsetKey):
+                self.offsets.replay_appended(key, record.value)
+            else:
+                self.appended((record,))
+                self.replay(record, now)
+
+    def _skip(self, error: MalformedRecordError) -> None:
+        self.unreadable_count += 1
+        self.first_problem = self.first_problem or str(error)
 
     def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
         """Replay a group of many members while the shard is loading."""
         try:
             metadata = yield from decode_long_group_value(value)
-        except MalformedRecordError:
-            self.unreadable_count += 1
+        except MalformedRecordError as error:
+            self._skip(error)
         else:
             self._replay_group(group_id, metadata, 0.0)
 
@@ -493,20 +537,22 @@ class GroupShard:
             group.committed(now, metadata)
         elif is_last and group is not None and group.is_empty and not group.pending:
             self._forget(group)
-        if metadata is None and group_id in self._being_deleted:
-            self._being_deleted.discard(group_id)
+        # Records that follow are those of another attempt, or of another deletion.
+        if metadata is None and is_last and group_id in self._being_deleted:
+            del self._being_deleted[group_id]
             self.answer_deletion(group_id, NO_ERROR)
 
     def restore(self, now: float) -> Work[None]:
         for group_id, metadata in self._recorded.items():
             if metadata.is_being_deleted:
-                self._being_deleted.add(group_id)
+                self._note_deletion(group_id)
             else:
                 yield from self._create(group_id).restore(now, metadata, self._loaded_since)
             if len(metadata.members) > FORGOTTEN_ROWS:
                 yield from emptied(metadata.members)
             yield
         yield from emptied(self._recorded)
+        yield from self._keys.emptied()
 
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True
@@ -542,12 +588,13 @@ class GroupShard:
             self.statistics.rebalance_times,
             host,
         )
-        self._memory.use(host, GROUP_BYTES)
+        self._memory.use(host, group_bytes(group_id))
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        self._memory.use(group.client_host, -GROUP_BYTES)
+        group.history.clear()
+        self._memory.use(group.client_host, -group_bytes(group.group_id))
 
     def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
         self._outbox.append(_group_record(group_id, metadata))
@@ -577,7 +624,10 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
 
 
 def _size_of(request: JoinRequest) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in request.protocols) + GROUP_BYTES
+    """Return the memory of a new member, in a group that may be new."""
+    ids = (request.client_id, request.instance_id or "", request.new_member_id)
+    texts = sum(map(text_bytes, ids))
+    return group_bytes(request.group_id) + texts + protocols_bytes(request.protocols)
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:
@@ -592,17 +642,5 @@ def _retention_of(group: ClassicGroup | None) -> OffsetRetention | None:
         is_empty=group.is_empty,
         is_stable=group.state is GroupState.STABLE,
         state_timestamp_ms=group.state_timestamp_ms if group.state_timestamp_ms >= 0 else None,
-        subscribed=_subscribed(group),
+        subscribed=group.subscribed_topics,
     )
-
-
-def _subscribed(group: ClassicGroup) -> frozenset[str] | None:
-    """Return the topics of all members of a consumer group; None if they are unknown."""
-    topics: set[str] = set()
-    for member in group.members:
-        for protocol in member.protocols:
-            subscribed = subscribed_topics(protocol.metadata)
-            if subscribed is None:
-                return None
-            topics |= subscribed
-    return frozenset(topics)

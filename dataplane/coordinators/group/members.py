@@ -6,17 +6,19 @@ member id, and requests with the old one are fenced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dataplane.coordinators.group.record_formats import MemberMetadata
 from dataplane.coordinators.group.requests import (
+    NO_MEMBER,
     JoinAnswer,
     JoinCallback,
     JoinRequest,
     Protocol,
     SyncAnswer,
     SyncCallback,
+    text_bytes,
 )
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -24,10 +26,22 @@ from wire.primitives.errors import ErrorCode
 # Memory of a member without its ids, protocols and assignment.
 MEMBER_BYTES: Final = 1000
 NEVER: Final = float("-inf")
+# Metadata of all members of a group, for all protocols: the leader's JoinGroup is answered with all
+# of it for one protocol. That has to fit one record, by default of 1 MB.
+MAX_METADATA_BYTES: Final = 8 << 20
 
 
 def never_muted(now: float) -> float:
     return NEVER
+
+
+def metadata_bytes(protocols: Sequence[Protocol]) -> int:
+    return sum([len(each.metadata) for each in protocols])
+
+
+def protocols_bytes(protocols: Sequence[Protocol]) -> int:
+    """Return the memory of the protocols of a member."""
+    return sum([text_bytes(each.name) + len(each.metadata) + 100 for each in protocols])
 
 
 class GroupMember:
@@ -106,9 +120,8 @@ class GroupMember:
 
     @property
     def size_bytes(self) -> int:
-        texts = len(self.member_id) + len(self.client_id) + len(self.instance_id or "")
-        protocols = sum(len(each.name) + len(each.metadata) + 100 for each in self.protocols)
-        return MEMBER_BYTES + texts + protocols + len(self.assignment)
+        texts = sum(map(text_bytes, (self.member_id, self.client_id, self.instance_id or "")))
+        return MEMBER_BYTES + texts + protocols_bytes(self.protocols) + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
@@ -135,16 +148,21 @@ class GroupMember:
 
 
 class GroupMemory:
-    """Memory of all groups of one worker, of which the clients of one host get at most half."""
+    """Memory of all groups of one worker, of which the clients of one host get at most half.
+
+    Known members may use twice as much: after a failover, a worker has the groups of another one,
+    too, and their members must be able to rebalance.
+    """
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._by_host: dict[str, int] = {}
 
-    def has_room(self, host: str, size_bytes: int) -> bool:
-        most = self.limit_bytes()
-        return (
+    def has_room(self, host: str, size_bytes: int, *, is_known: bool = False) -> bool:
+        """Return whether a host may use `size_bytes` more, for a known member or a new one."""
+        most = 2 * self.limit_bytes() if is_known else self.limit_bytes()
+        return size_bytes <= 0 or (
             self.used_bytes + size_bytes <= most
             and self._by_host.get(host, 0) + size_bytes <= most // 2
         )
@@ -169,6 +187,8 @@ class GroupMembers:
         self.protocol_type: str | None = None
         self.leader: str | None = None
         self.joined_count = 0  # members whose JoinGroup waits
+        self.version = 0  # changes with the members and their protocols
+        self.metadata_bytes = 0  # in the protocols of the members
         self._supported: Counter[str] = Counter()  # members by protocol name
 
     def __len__(self) -> int:
@@ -204,7 +224,8 @@ class GroupMembers:
 
     def refuse(self, member: GroupMember, code: ErrorCode) -> None:
         """Answer the waiting requests of a member with an error."""
-        self.answer_join(member, JoinAnswer(code, member.member_id))
+        member_id = NO_MEMBER if code is ErrorCode.UNKNOWN_MEMBER_ID else member.member_id
+        self.answer_join(member, JoinAnswer(code, member_id))
         member.answer_sync(SyncAnswer(code))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -219,11 +240,14 @@ class GroupMembers:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
-    def supports(self, request: JoinRequest) -> bool:
-        """Return whether the request's protocols fit to those of the members."""
+    def supports(self, request: JoinRequest, *, is_empty: bool) -> bool:
+        """Return whether the request's protocols fit to those of the members.
+
+        A group that is not in the state EMPTY keeps its type of protocol, also without members.
+        """
         if not request.protocol_type or not request.protocols:
             return False
-        if not self.by_id:
+        if is_empty:
             return True
         everyone = len(self.by_id)
         return request.protocol_type == self.protocol_type and any(
@@ -306,8 +330,19 @@ class GroupMembers:
         self.leader = joined.member_id
         return True
 
+    def has_room_for(self, request: JoinRequest) -> bool:
+        """Return whether the metadata of the request's member, in place of its last, fits."""
+        known = self.by_id.get(request.member_id)
+        if known is None and request.instance_id is not None:
+            known = self.by_id.get(self.static_ids.get(request.instance_id, ""))
+        before = 0 if known is None else metadata_bytes(known.protocols)
+        after = metadata_bytes(request.protocols)
+        return self.metadata_bytes - before + after <= MAX_METADATA_BYTES
+
     def _count(self, member: GroupMember, by: int) -> None:
+        self.version += 1
         self._use(member, by * member.size_bytes)
+        self.metadata_bytes += by * metadata_bytes(member.protocols)
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by
             if not self._supported[name]:

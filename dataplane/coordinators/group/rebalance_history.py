@@ -1,14 +1,18 @@
 """The last rebalances of a group: why they began, and how long they took. Plain state."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from dataplane.coordinators.group.members import GroupMember
+from dataplane.coordinators.group.requests import NAME_LENGTH, text_bytes
 from dataplane.instruments.histogram import Histogram
 
 KEPT: Final = 16
 REASON_LENGTH: Final = 255  # characters of a client's own words, as Kafka keeps
+# Memory of a rebalance without the names of its member and the reason.
+REBALANCE_BYTES: Final = 300
 
 
 @dataclass(slots=True)
@@ -24,13 +28,22 @@ class Rebalance:
     ended: float | None = None
     generation: int = -1
 
+    @property
+    def size_bytes(self) -> int:
+        texts = self.member_id, self.client_id, self.client_host, self.reason
+        return REBALANCE_BYTES + sum(map(text_bytes, texts))
+
 
 class RebalanceHistory:
-    """The last rebalances of one group; all completed ones are recorded in `times`."""
+    """The last rebalances of one group; all completed ones are recorded in `times`.
 
-    def __init__(self, times: Histogram) -> None:
+    `use` is called with the memory that it uses in addition; negative if it uses less.
+    """
+
+    def __init__(self, times: Histogram, use: Callable[[int], object]) -> None:
         self._times = times
-        self.rebalances: deque[Rebalance] = deque(maxlen=KEPT)
+        self._use = use
+        self.rebalances: deque[Rebalance] = deque()  # at most KEPT
 
     def begin(self, now: float, cause: str, member: GroupMember | None, reason: str) -> None:
         """Note a rebalance. One that begins before the last has ended is the same one."""
@@ -38,11 +51,19 @@ class RebalanceHistory:
             return
         names = ("", "", "")
         if member is not None:
-            names = member.member_id, member.client_id, member.client_host
+            names = member.member_id, member.client_id[:NAME_LENGTH], member.client_host
+        if len(self.rebalances) == KEPT:
+            self._use(-self.rebalances.popleft().size_bytes)
         self.rebalances.append(Rebalance(cause, *names, reason[:REASON_LENGTH], now))
+        self._use(self.rebalances[-1].size_bytes)
 
     def end(self, now: float, generation: int) -> None:
         if self.rebalances and self.rebalances[-1].ended is None:
             last = self.rebalances[-1]
             last.ended, last.generation = now, generation
             self._times.record(now - last.began, now)
+
+    def clear(self) -> None:
+        """Forget all rebalances."""
+        while self.rebalances:
+            self._use(-self.rebalances.popleft().size_bytes)

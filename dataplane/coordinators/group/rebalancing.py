@@ -51,8 +51,16 @@ from dataplane.coordinators.group.sessions import Sessions
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
 from wire.primitives.errors import ErrorCode
 
+# Shortest wait of the first rebalance, also with group.initial.rebalance.delay.ms=0: members that
+# start together then share the first generation, and need no second rebalance. In Kafka, the change
+# between two threads takes about as long.
+LEAST_DELAY_S: Final = 0.003
 # Shortest time for which absent static members are awaited again: clients choose the timeout.
 LEAST_WAIT_S: Final = 1.0
+MAX_GENERATION: Final = 2**31 - 1
+# Most members of a group: those of more would not fit one record with their assignments (by default
+# 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
+MAX_MEMBERS: Final = 4000
 
 
 class GroupState(Enum):
@@ -185,12 +193,10 @@ class Rebalancing:
             self._refuse_syncs(ErrorCode.REBALANCE_IN_PROGRESS)
         self._is_first = self.state is GroupState.EMPTY
         self._turn(GroupState.PREPARING_REBALANCE)
-        delay_s = self.limits.initial_rebalance_delay_s
         if self._is_first:
             self._has_new_members = False
+            delay_s = self._first_delay_s
             self._first_ends_at = now + max(self._members.rebalance_timeout_s, delay_s)
-            # Also without a delay: requests that have arrived already are handled first, so that
-            # members that start together share the first generation.
             self._wait(now + delay_s, self._delay_ended)
             return
         if not self._complete_if_all_joined(now):
@@ -200,10 +206,13 @@ class Rebalancing:
         left_s = self._first_ends_at - now
         if self._has_new_members and left_s > 0:
             self._has_new_members = False
-            delay_s = min(self.limits.initial_rebalance_delay_s, left_s)
-            self._wait(now + delay_s, self._delay_ended)
+            self._wait(now + min(self._first_delay_s, left_s), self._delay_ended)
             return
         self._complete(now)
+
+    @property
+    def _first_delay_s(self) -> float:
+        return max(self.limits.initial_rebalance_delay_s, LEAST_DELAY_S)
 
     def _complete_if_all_joined(self, now: float) -> bool:
         if not self._sessions.pending and self._members.joined_count == len(self._members):
@@ -217,12 +226,14 @@ class Rebalancing:
             if member.join is None and not member.is_static:
                 self.remove(member.member_id)
         if len(self._members) and not self._members.elect_leader():
-            # Only static members are left, and none has joined: their sessions will end.
+            # Only static members are left, and none has joined: their sessions will end. One that
+            # joins is not kept waiting (in Kafka it is, in the first rebalance of a group).
+            self._is_first = False
             timeout_s = max(self._members.rebalance_timeout_s, LEAST_WAIT_S)
             self._wait(now + timeout_s, self._complete)
             return
         self._is_first = self._is_assigned = False
-        self.generation += 1
+        self.generation = self.generation + 1 if self.generation < MAX_GENERATION else 1
         if not len(self._members):
             self.protocol = None
             self._turn(GroupState.EMPTY)

@@ -30,7 +30,7 @@ from struct import error as LayoutError  # noqa: N812
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import Work, emptied
 from wire.primitives.errors import WireError
 from wire.primitives.types import ZERO_UUID, Uuid
 from wire.schema import codec
@@ -45,8 +45,10 @@ OFFSET_VERSION: Final = 4
 EXPIRING_OFFSET_VERSION: Final = 1
 GROUP_VERSION: Final = 3
 DELETED_GROUP_VERSION: Final = 4
-# Pairs of group and topic that a KeyDecoder remembers: at most some 10 MB.
+# Pairs of group and topic that a KeyDecoder remembers, and the bytes of the longest keys with them:
+# some 10 MB.
 MAX_CACHED_NAMES: Final = 20_000
+MAX_CACHED_KEY_BYTES: Final = 512
 # Values of groups above this size are decoded in pieces: some 100 members with assignments.
 LONG_VALUE_BYTES: Final = 16_384
 
@@ -57,8 +59,10 @@ _ONE_TOPIC_ID: Final = b"\x01\x00\x10"  # one tagged field, of tag 0 and 16 byte
 _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
 _INT64: Final = Layout(">q")
+_VERSION_LENGTH: Final = Layout(">hh")
 _VERSION_OFFSET: Final = Layout(">hq")
 _VERSION_OFFSET_EPOCH: Final = Layout(">hqi")
+_HEAD_OF_4: Final = Layout(">hqiB")
 
 
 class MalformedRecordError(ValueError):
@@ -132,8 +136,12 @@ def encode_key(key: RecordKey) -> bytes:
     """Return the bytes of a key. Raises ValueError if a name is too long."""
     if isinstance(key, GroupKey):
         return _INT16.pack(GROUP_KEY_VERSION) + _string("group", key.group)
-    head = _INT16.pack(OFFSET_KEY_VERSION) + _string("group", key.group)
-    return head + _string("topic", key.topic) + _INT32.pack(key.partition)
+    group_id, topic_name, partition = key
+    group, topic = group_id.encode(), topic_name.encode()
+    if len(group) > _MAX_STRING_BYTES or len(topic) > _MAX_STRING_BYTES:
+        return _string("group", group_id) + _string("topic", topic_name)  # one of them raises
+    head = _VERSION_LENGTH.pack(OFFSET_KEY_VERSION, len(group)) + group
+    return head + _INT16.pack(len(topic)) + topic + _INT32.pack(partition)
 
 
 def decode_key(key: bytes) -> RecordKey | None:
@@ -176,11 +184,15 @@ class KeyDecoder:
         if names is not None:
             return OffsetKey(names[0], names[1], _INT32.unpack_from(key, len(key) - 4)[0])
         decoded = decode_key(key)
-        if isinstance(decoded, OffsetKey):
+        if isinstance(decoded, OffsetKey) and len(key) <= MAX_CACHED_KEY_BYTES:
             if len(self._names) >= self._max_names:
                 self._names.clear()
             self._names[key[:-4]] = (decoded.group, decoded.topic)
         return decoded
+
+    def emptied(self) -> Work[None]:
+        """Forget all names, in pieces."""
+        return emptied(self._names)
 
 
 def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
@@ -189,6 +201,12 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
     A field that the version does not have is dropped, as by Kafka: version 1 has no leader epoch
     and no topic id. Raises ValueError if the metadata is too long.
     """
+    offset, leader_epoch, text, commit_timestamp_ms, expire_timestamp_ms, topic_id = value
+    if version is None and expire_timestamp_ms == -1 and topic_id != ZERO_UUID:
+        metadata = text.encode()
+        if len(metadata) < 0x7F:  # its length is one byte; nearly all values are such
+            head = _HEAD_OF_4.pack(OFFSET_VERSION, offset, leader_epoch, len(metadata) + 1)
+            return head + metadata + _INT64.pack(commit_timestamp_ms) + _ONE_TOPIC_ID + topic_id
     if version is None:
         version = EXPIRING_OFFSET_VERSION if value.expire_timestamp_ms != -1 else OFFSET_VERSION
     if version >= 3:

@@ -10,6 +10,22 @@ from wire.primitives.frozen import frozen
 NO_GENERATION: Final = -1
 NO_MEMBER: Final = ""
 NO_ERROR: Final = ErrorCode.NONE
+# Characters of a client's name in the ids and the history of its members. A name may have 32 kB:
+# with more of it, a member id would not fit a response, neither its own nor the leader's.
+NAME_LENGTH: Final = 255
+
+
+def member_id_of(name: str, drawn: str) -> str:
+    """Return the id of a new member; `name`: its instance id or client id, of which the beginning.
+
+    `drawn` is a text that is used once.
+    """
+    return f"{name[:NAME_LENGTH]}-{drawn}"
+
+
+def text_bytes(text: str) -> int:
+    """Return the memory of the characters of a text, at most: a single one widens all others."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 @frozen

@@ -17,9 +17,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dataplane.coordinators.group.members import GroupMember, GroupMembers, GroupMemory
+from dataplane.coordinators.group.requests import text_bytes
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
 
-# Memory of an id that was given to a new member.
+# Memory of an id that was given to a new member, without its characters.
 PENDING_BYTES: Final = 600
 
 
@@ -28,6 +29,11 @@ class PendingMember(NamedTuple):
 
     client_host: str
     ends: Timeout
+
+
+def pending_bytes(member_id: str) -> int:
+    """Return the memory of an id that was given to a new member."""
+    return PENDING_BYTES + text_bytes(member_id)
 
 
 class Sessions:
@@ -56,12 +62,17 @@ class Sessions:
         self._sessions: dict[str, Timeout] = {}
 
     def hear(self, now: float, member: GroupMember) -> None:
-        """Note a request of the member, and watch its session."""
+        """Note a request of the member, and watch its session, whose timeout may have changed."""
         member.heard_at = now
-        if member.member_id not in self._sessions:
-            self._sessions[member.member_id] = self._timeouts.at(
-                member.session_ends_at(now), partial(self._session_ended, member.member_id)
-            )
+        ends_at = member.session_ends_at(now)
+        session = self._sessions.get(member.member_id)
+        if session is not None:
+            if session.due <= ends_at:
+                return  # a timeout that is due earlier is moved then
+            session.cancel()
+        self._sessions[member.member_id] = self._timeouts.at(
+            ends_at, partial(self._session_ended, member.member_id)
+        )
 
     def forget(self, member_id: str) -> None:
         """End the session of a member that is removed. Idempotent."""
@@ -87,7 +98,7 @@ class Sessions:
         """Wait for the member to join with the id that it was given."""
         ends = self._timeouts.at(now + timeout_ms / 1000, partial(self.end_pending, member_id))
         self.pending[member_id] = PendingMember(host, ends)
-        self._memory.use(host, PENDING_BYTES)
+        self._memory.use(host, pending_bytes(member_id))
 
     def end_pending(self, member_id: str, now: float) -> None:
         """Forget a pending member that does not join."""
@@ -99,7 +110,7 @@ class Sessions:
         pending = self.pending.pop(member_id, None)
         if pending is not None:
             pending.ends.cancel()
-            self._memory.use(pending.client_host, -PENDING_BYTES)
+            self._memory.use(pending.client_host, -pending_bytes(member_id))
 
     def forget_all_pending(self) -> None:
         """Forget the ids that were given and not used yet: their owners join as new members."""

@@ -1,5 +1,6 @@
 """Timeouts of one shard: calls that are due at a time, most of which are cancelled. Plain state."""
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -12,6 +13,10 @@ from dataplane.scheduling.time_slices import Work, emptied
 CALLED_AT_ONCE: Final = 64
 # The queue is cleaned when it holds more cancelled timeouts than this, and than half of all.
 LEAST_CANCELLED: Final = 1000
+
+
+def is_never_over() -> bool:
+    return False
 
 
 class Timeout:
@@ -63,20 +68,27 @@ class Timeouts:
             heapify(self._queue)
             self._cancelled = 0
 
-    def run(self, now: float) -> None:
+    def run(self, now: float, is_over: Callable[[], bool] = is_never_over) -> None:
         """Make the calls that are due, in the order of their times, at most CALLED_AT_ONCE.
 
         Timeouts that these calls add wait for the next `run`, also if they are due: other tasks run
-        in between.
+        in between. So do the other timeouts once `is_over` returns true.
         """
-        due: list[Timeout] = []
+        due: deque[tuple[float, int, Timeout]] = deque()
         while len(due) < CALLED_AT_ONCE and self.next_due <= now:
-            due.append(heappop(self._queue)[2])
-            due[-1].is_queued = False
-        for timeout in due:
+            due.append(heappop(self._queue))
+            due[-1][2].is_queued = False
+        while due:
+            timeout = due.popleft()[2]
             call, timeout.call = timeout.call, None
             if call is not None:  # an earlier call may have cancelled it
                 call(now)
+                if is_over():
+                    break
+        for entry in due:
+            if entry[2].call is not None:
+                entry[2].is_queued = True
+                heappush(self._queue, entry)
 
     def close(self) -> Work[None]:
         """Free the timeouts, in pieces; no call is made from now on."""

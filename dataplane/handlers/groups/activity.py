@@ -12,7 +12,7 @@ from dataplane.coordinators.group.members import NEVER, GroupMember
 from dataplane.coordinators.group.rebalance_history import Rebalance
 from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.handlers.groups.asking import HasGroups
-from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.scheduling.time_slices import Work, each_once, in_pieces
 from dataplane.worker.capabilities import HasClock
 from dataplane.worker.context import Request
 from wire.messages.describe_group_activity import (
@@ -36,7 +36,7 @@ def handle_describe_group_activity(
     worker: DescribesActivity, request: Request, message: DescribeGroupActivityRequest
 ) -> Work[DescribeGroupActivityResponse]:
     response = DescribeGroupActivityResponse()
-    for group_id in message.groups:
+    for group_id in (yield from each_once(message.groups)):
         response.groups.append((yield from _describe(worker, group_id)))
         yield
     return response

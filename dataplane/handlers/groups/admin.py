@@ -13,7 +13,7 @@ from dataplane.handlers.groups.asking import (
     HasGroups,
     settled,
 )
-from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.scheduling.time_slices import Work, each_once, in_pieces
 from dataplane.worker.context import Request
 from wire.messages.delete_groups import (
     DeletableGroupResult,
@@ -49,12 +49,13 @@ def handle_list_groups(
     if types and CLASSIC not in types:
         return response
     for shard in list(worker.groups.shards.values()):
+        rows: list[ListedGroup] = []
         for group_ids in shard.group_id_pieces():
             listed = yield from in_pieces(group_ids, partial(_listed, shard))
-            response.groups += [
-                each for each in listed if not states or each.group_state.lower() in states
-            ]
+            rows += [each for each in listed if not states or each.group_state.lower() in states]
             yield
+        if worker.groups.shards.get(shard.index) is shard:  # else another worker lists them
+            response.groups += rows
     return response
 
 
@@ -78,7 +79,7 @@ def handle_describe_groups(
     worker: CoordinatesGroups, request: Request, message: DescribeGroupsRequest
 ) -> Work[DescribeGroupsResponse]:
     response = DescribeGroupsResponse()
-    for group_id in message.groups:
+    for group_id in (yield from each_once(message.groups)):
         described = yield from _describe(worker, request.version, group_id)
         if message.include_authorized_operations:
             described.authorized_operations = GROUP_OPERATIONS
@@ -148,8 +149,7 @@ class _Deletions:
 def handle_delete_groups(
     worker: CoordinatesGroups, request: Request, message: DeleteGroupsRequest
 ) -> Work[Message | GroupResponse]:
-    once: dict[str, None] = {}
-    yield from in_pieces(message.groups_names, lambda group_id: once.setdefault(group_id))
+    once = yield from each_once(message.groups_names)
     if not once:
         return DeleteGroupsResponse()
     deletions = _Deletions(

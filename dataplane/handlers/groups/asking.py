@@ -7,7 +7,7 @@ coordinator.
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from dataplane.coordinators.group.group_shard import GroupShard
@@ -76,17 +76,35 @@ def ask(
     loading, or its log cannot be written. `response`: the one to complete, if the operation itself
     completes it later.
     """
-    waiting = GroupResponse() if response is None else response
+    asked = _Asked(answered, failed, GroupResponse() if response is None else response)
     try:
-        worker.groups.call(
-            group_id,
-            operation,
-            lambda answer: waiting.answer(answered(answer)),
-            lambda code: waiting.answer(failed(code)),
-        )
+        worker.groups.call(group_id, operation, asked.succeed, asked.fail)
     except KafkaError as error:
         return failed(error.code)
+    waiting = asked.response
     return waiting.complete() if waiting.is_ready else waiting
+
+
+class _Asked(Generic[T]):
+    """Makes the response to a request from its outcome. A closure for each costs more time."""
+
+    __slots__ = ("_answered", "_failed", "response")
+
+    def __init__(
+        self,
+        answered: Callable[[T], Answer],
+        failed: Callable[[ErrorCode], Answer],
+        response: GroupResponse,
+    ) -> None:
+        self._answered = answered
+        self._failed = failed
+        self.response = response
+
+    def succeed(self, answer: T) -> None:
+        self.response.answer(self._answered(answer))
+
+    def fail(self, code: ErrorCode) -> None:
+        self.response.answer(self._failed(code))
 
 
 def settled(outcome: Answer | GroupResponse) -> Work[Message | GroupResponse]:

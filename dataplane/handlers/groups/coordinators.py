@@ -13,9 +13,9 @@ request for a group has the topic created.
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
-from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS, partition_of
 from dataplane.network.worker_addresses import WorkerAddress
-from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
@@ -104,7 +104,9 @@ def _respond(
 
 
 def _respond_to_all(keys: list[str], find: Find) -> Work[FindCoordinatorResponse]:
-    return FindCoordinatorResponse(coordinators=(yield from in_pieces(keys, find)))
+    is_long = any(len(key) > REMEMBERED_CHARACTERS for key in keys)
+    found = yield from in_pieces(keys, find, 1 if is_long else PIECE_ROWS)
+    return FindCoordinatorResponse(coordinators=found)
 
 
 def _always(found: Coordinator) -> Find:

@@ -4,6 +4,7 @@ A waiting JoinGroup or SyncGroup may take longer than connections.max.idle.ms. I
 ends, the coordinator drops it: the member stays until its session ends, or joins again.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,7 @@ from dataplane.handlers.groups.asking import (
     drop,
     settled,
 )
+from dataplane.handlers.groups.parts import write_in_parts
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.context import Request
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -50,6 +52,9 @@ _PROTOCOL_TYPE_SINCE: Final = 7  # in JoinGroup; protocol_name is nullable from 
 _SKIP_ASSIGNMENT_SINCE: Final = 9  # KIP-814
 _SYNC_PROTOCOL_SINCE: Final = 5  # KIP-559
 _LEAVE_MANY_SINCE: Final = 3  # KIP-345
+# Members that leave in one step. All of a request cause one rebalance: those that are still to
+# leave have not joined it.
+LEAVE_ROWS: Final = 256
 
 
 # JoinGroup
@@ -61,6 +66,14 @@ def handle_join_group(
     group_id, version = message.group_id, request.version
     if not group_id:
         return _join_refused(version, message.member_id, ErrorCode.INVALID_GROUP_ID)
+    new_id = message.member_id
+    if not new_id:
+        try:
+            new_id = worker.groups.new_member_id(
+                message.group_instance_id or request.client_id or ""
+            )
+        except KafkaError as error:
+            return _join_refused(version, "", error.code)
     session_ms, rebalance_ms = message.session_timeout_ms, message.rebalance_timeout_ms
     join = JoinRequest(
         group_id,
@@ -77,14 +90,13 @@ def handle_join_group(
             Protocol(each.name, each.metadata) for each in message.protocols[: MAX_PROTOCOLS + 1]
         ),
         message.reason or "",
-        new_member_id=message.member_id
-        or worker.groups.new_member_id(message.group_instance_id or request.client_id or ""),
+        new_member_id=new_id,
         needs_member_id=version >= _MEMBER_ID_REQUIRED_SINCE,
         may_skip_assignment=version >= _SKIP_ASSIGNMENT_SINCE,
         principal=request.client.principal,
     )
     response = GroupResponse(may_outlast_idle=True)
-    response.on_drop = partial(_drop_join, worker, group_id, join.new_member_id)
+    response.on_drop = partial(_drop_join, worker, group_id, new_id)
 
     def operation(shard: GroupShard) -> JoinAnswer | Write[JoinAnswer | None] | None:
         return shard.join(
@@ -266,17 +278,26 @@ def _leave(worker: CoordinatesGroups, message: LeaveGroupRequest) -> Work[Messag
         members,
         lambda each: LeavingMember(each.member_id, each.group_instance_id, each.reason or ""),
     )
-    outcome = ask(
-        worker,
-        group_id,
-        lambda shard: shard.leave(worker.clock.monotonic(), group_id, leaving),
-        lambda codes: _left(members, codes),
-        lambda code: LeaveGroupResponse(error_code=code),
+
+    def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
+        if refused is not ErrorCode.NONE:
+            return LeaveGroupResponse(error_code=refused)
+        return _left(members, codes)
+
+    return (
+        yield from write_in_parts(
+            worker,
+            group_id,
+            leaving,
+            lambda shard, part: shard.leave(worker.clock.monotonic(), group_id, part),
+            finished,
+            even_without_rows=True,
+            part_rows=LEAVE_ROWS,
+        )
     )
-    return (yield from settled(outcome))
 
 
-def _left(members: list[MemberIdentity], codes: list[ErrorCode]) -> Work[Message]:
+def _left(members: list[MemberIdentity], codes: Iterator[ErrorCode]) -> Work[Message]:
     rows = yield from in_pieces(
         zip(members, codes, strict=True),
         lambda row: MemberResponse(

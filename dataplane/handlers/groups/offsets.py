@@ -1,14 +1,15 @@
 """OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
 
-A long request is handled in parts, in slices of the event loop: a commit of more than MAX_ROWS
-offsets is several writes, each of which checks the member's generation.
+A long request is handled in parts, in slices of the event loop: a commit of more offsets than
+PIECE_OFFSETS is several writes, each of which checks the member's generation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
+from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.group.record_formats import OffsetValue
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
@@ -72,7 +73,8 @@ def handle_offset_commit(
     worker: CoordinatesGroups, request: Request, message: OffsetCommitRequest
 ) -> Answer | GroupResponse | Work[Message | GroupResponse]:
     commit = _Commit(worker, request.version, message)
-    if row_count(message.topics, _partitions_of) > PIECE_ROWS:
+    is_long = piece_rows(message.group_id) < PIECE_ROWS
+    if is_long or row_count(message.topics, _partitions_of) > PIECE_ROWS:
         return commit.in_parts()
     return commit.at_once()
 
@@ -84,7 +86,16 @@ def _partitions_of(topic: OffsetCommitRequestTopic) -> list[OffsetCommitRequestP
 class _Commit:
     """One OffsetCommit: nearly all commit a few offsets, in one step; long ones in parts."""
 
-    __slots__ = ("_has_ids", "_image", "_message", "_offsets", "_renamed", "_unknown", "_worker")
+    __slots__ = (
+        "_checked",
+        "_has_ids",
+        "_image",
+        "_message",
+        "_offsets",
+        "_renamed",
+        "_unknown",
+        "_worker",
+    )
 
     def __init__(
         self, worker: CoordinatesGroups, version: int, message: OffsetCommitRequest
@@ -99,43 +110,37 @@ class _Commit:
         is_old = version < _COMMIT_GROUP_NOT_FOUND_SINCE
         self._renamed = _RENAMED_IN_OLD if is_old else _RENAMED
         self._offsets: list[OffsetToCommit] = []
+        self._checked: list[ErrorCode] = []  # the errors of all rows, if they are handled at once
 
     def at_once(self) -> Answer | GroupResponse:
-        topics = self._message.topics
-        checked = []
-        for topic in topics:
+        for topic in self._message.topics:
             image = self._topic(topic)
-            checked.append([self._check(image, row) for row in topic.partitions])
-
-        def of_all(code: ErrorCode) -> list[ErrorCode]:
-            return [code] * len(self._offsets)
-
-        def operation(shard: GroupShard) -> Write[list[ErrorCode]] | list[ErrorCode]:
-            outcome = self._operate(self._offsets, shard)
-            return of_all(outcome) if isinstance(outcome, ErrorCode) else outcome
-
-        def answered(codes: list[ErrorCode]) -> Answer:
-            left = iter(codes)
-            return OffsetCommitResponse(
-                topics=[
-                    OffsetCommitResponseTopic(
-                        name=topic.name,
-                        topic_id=topic.topic_id,
-                        partitions=[
-                            self._row(row, code, left)
-                            for row, code in zip(topic.partitions, of_topic, strict=True)
-                        ],
-                    )
-                    for topic, of_topic in zip(topics, checked, strict=True)
-                ]
-            )
-
-        def failed(code: ErrorCode) -> Answer:
-            return answered(of_all(code))
-
+            for row in topic.partitions:
+                self._checked.append(self._check(image, row))
         if not self._offsets:
-            return answered([])
-        return ask(self._worker, self._message.group_id, operation, answered, failed)
+            return self._answered([])
+        group_id = self._message.group_id
+        return ask(self._worker, group_id, self._commit_all, self._answered, self._failed)
+
+    def _commit_all(self, shard: GroupShard) -> Write[list[ErrorCode]] | list[ErrorCode]:
+        outcome = self._operate(self._offsets, shard)
+        return self._of_all(outcome) if isinstance(outcome, ErrorCode) else outcome
+
+    def _of_all(self, code: ErrorCode) -> list[ErrorCode]:
+        return [code] * len(self._offsets)
+
+    def _answered(self, codes: list[ErrorCode]) -> Answer:
+        checked, left = iter(self._checked), iter(codes)
+        response = OffsetCommitResponse()
+        for topic in self._message.topics:
+            rows = [self._row(row, next(checked), left) for row in topic.partitions]
+            response.topics.append(
+                OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+            )
+        return response
+
+    def _failed(self, code: ErrorCode) -> Answer:
+        return self._answered(self._of_all(code))
 
     def in_parts(self) -> Work[Message | GroupResponse]:
         topics = self._message.topics
@@ -261,7 +266,7 @@ def handle_offset_delete(
             places,
             lambda shard, part: shard.delete_offsets(message.group_id, part),
             finished,
-            even_without_rows=any(image.topic(topic.name) for topic in message.topics),
+            even_without_rows=True,
         )
     )
 
@@ -301,16 +306,33 @@ def handle_offset_fetch(
     """Return committed offsets, -1 where none is committed.
 
     Below the level of metadata.version that groups need, nothing is committed: consumers that
-    assign their partitions themselves, and name a group because they must, continue as before.
+    assign their partitions themselves, and name a group because they must, continue as before. An
+    offset that a request names several times is returned once: a value may have 4096 characters.
     """
+    shown = _Shown()
     if request.version < _FETCH_GROUPS_SINCE:
-        return (yield from _of_one_group(worker, request.version, message))
+        return (yield from _of_one_group(worker, request.version, message, shown))
     groups = []
-    for group in message.groups:
-        groups.append((yield from _of_group(worker, request.version, group)))
-        if len(groups) % PIECE_ROWS == 0:
+    for number, group in enumerate(message.groups, 1):
+        if group.topics is not None or shown.is_new(group.group_id):
+            groups.append((yield from _of_group(worker, request.version, group, shown)))
+        if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
             yield
     return OffsetFetchResponse(groups=groups)
+
+
+class _Shown:
+    """Set of the groups and the single offsets that a response has already."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: set[object] = set()
+
+    def is_new(self, what: object) -> bool:
+        count = len(self._seen)
+        self._seen.add(what)
+        return len(self._seen) > count
 
 
 def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
@@ -339,48 +361,60 @@ def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: Commit
 
 
 def _of_one_group(
-    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest
+    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest, shown: _Shown
 ) -> Work[OffsetFetchResponse]:
     group_id, image = message.group_id, worker.image
     asked = message.topics
     try:
         offsets = _offsets(worker, group_id)
     except KafkaError as error:
-        if version >= _FETCH_ERROR_SINCE:
-            return OffsetFetchResponse(error_code=error.code)
-        code = error.code
-        failed = yield from each_of(
-            asked or (),
-            lambda topic: topic.partition_indexes,
-            lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
-        )
-        return OffsetFetchResponse(
-            topics=[
-                OffsetFetchResponseTopic(name=topic.name, partitions=rows) for topic, rows in failed
-            ]
-        )
+        return (yield from _refused(version, asked or (), error.code))
     if asked is None:
         asked = [
             OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
             for name, indexes in offsets.places(group_id)
         ]
 
-    def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition:
+    def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition | None:
+        if not shown.is_new((topic.name, index)):
+            return None
         topic_id = _topic_id(image, topic.name)
         value = offsets.fetch(group_id, topic.name, index, topic_id)
         return _row(OffsetFetchResponsePartition, index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
-        return OffsetFetchResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        return (yield from _refused(version, asked, ErrorCode.NOT_COORDINATOR))
+    topics = yield from in_pieces(
+        rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=_new(each[1]))
+    )
+    return OffsetFetchResponse(topics=topics)
+
+
+def _refused(
+    version: int, asked: Iterable[OffsetFetchRequestTopic], code: ErrorCode
+) -> Work[OffsetFetchResponse]:
+    """Return the response with an error of the coordinator: in old versions, of each partition."""
+    if version >= _FETCH_ERROR_SINCE:
+        return OffsetFetchResponse(error_code=code)
+    rows = yield from each_of(
+        asked,
+        lambda topic: topic.partition_indexes,
+        lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
+    )
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )
     return OffsetFetchResponse(topics=topics)
 
 
+def _new(rows: list[R | None]) -> list[R]:
+    """Return the rows that the response does not have yet."""
+    return [row for row in rows if row is not None]
+
+
 def _of_group(
-    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup
+    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup, shown: _Shown
 ) -> Work[OffsetFetchResponseGroup]:
     group_id, image = group.group_id, worker.image
     response = OffsetFetchResponseGroup(group_id=group_id)
@@ -401,7 +435,10 @@ def _of_group(
         if has_ids:
             asked = [topic for topic in asked if topic.topic_id != ZERO_UUID]
 
-    def found(topic: OffsetFetchRequestTopics, index: int) -> OffsetFetchResponsePartitions:
+    def found(topic: OffsetFetchRequestTopics, index: int) -> OffsetFetchResponsePartitions | None:
+        key = topic.topic_id if has_ids else topic.name
+        if not is_all and not shown.is_new((group_id, key, index)):
+            return None
         if has_ids:
             name = image.topic_names.get(topic.topic_id)
             if name is None:
@@ -415,9 +452,10 @@ def _of_group(
     if not _is_coordinator_of(worker, group_id, offsets):
         response.error_code = ErrorCode.NOT_COORDINATOR
         return response
-    for number, (topic, partitions) in enumerate(rows):
+    for number, (topic, all_partitions) in enumerate(rows):
         if number % PIECE_ROWS == 0:
             yield
+        partitions = _new(all_partitions)
         if is_all:
             partitions = [each for each in partitions if each.committed_offset >= 0]
             if not partitions:

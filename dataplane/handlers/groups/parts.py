@@ -2,6 +2,10 @@
 
 A commit of 100,000 offsets would otherwise hold the event loop for a second. Every part checks the
 group again, so that a rebalance between two parts refuses the rest of a commit.
+
+The key of each record has the id of the group, of up to 32 kB, which the request has only once. So
+that a short request does not write gigabytes, the number of rows is limited by the size of the id.
+In Kafka, all records of a request must fit one batch (`max.message.bytes`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +13,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from dataplane.coordinators.group.committed_offsets import piece_rows
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
@@ -18,8 +23,8 @@ from wire.schema.message import Message
 
 R = TypeVar("R")
 
-# Rows of one part: some milliseconds.
-MAX_ROWS: Final = 256
+# Bytes of the group id in all records of a request.
+MAX_ID_BYTES: Final = 16 << 20
 # Error of each row, or of all.
 Codes: TypeAlias = list[ErrorCode] | ErrorCode
 # Makes the response of the error of each row, and the first error of all rows of a part.
@@ -30,8 +35,8 @@ Operation: TypeAlias = Callable[[GroupShard, Sequence[R]], Write[list[ErrorCode]
 class _Parts(Generic[R]):
     """Outcomes of the parts of one request, which may arrive in any order."""
 
-    def __init__(self, rows: Sequence[R], finished: Finished) -> None:
-        self.parts = [rows[at : at + MAX_ROWS] for at in range(0, len(rows) or 1, MAX_ROWS)]
+    def __init__(self, rows: Sequence[R], finished: Finished, part_rows: int) -> None:
+        self.parts = [rows[at : at + part_rows] for at in range(0, len(rows) or 1, part_rows)]
         self.response = GroupResponse()
         self._codes: list[Codes] = [[] for _ in self.parts]
         self._left = len(self.parts)
@@ -57,14 +62,20 @@ def write_in_parts(
     finished: Finished,
     *,
     even_without_rows: bool = False,
+    part_rows: int | None = None,
 ) -> Work[Message | GroupResponse]:
     """Run the operation on parts of `rows`; return the response made of the error of each row.
 
-    Without rows, the operation runs only with `even_without_rows`, to check the group.
+    Without rows, the operation runs only with `even_without_rows`, to check the group. If the id of
+    the group is too long for their number, all have the error RECORD_LIST_TOO_LARGE. `part_rows` is
+    given for an operation that does not write a record for each row.
     """
     if not rows and not even_without_rows:
         return (yield from settled(finished(iter(()), ErrorCode.NONE)))
-    parts = _Parts(rows, finished)
+    if part_rows is None and len(rows) * len(group_id.encode()) > MAX_ID_BYTES:
+        code = ErrorCode.RECORD_LIST_TOO_LARGE
+        return (yield from settled(finished(repeat(code, len(rows)), code)))
+    parts = _Parts(rows, finished, part_rows or piece_rows(group_id))
     for number, part in enumerate(parts.parts):
         if number:
             yield

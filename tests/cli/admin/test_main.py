@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.admin.main import COMMANDS, main
-from cli.common.output import printable, size_text, yaml_text
+from cli.common.output import json_text, printable, size_text, yaml_text
+from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin.running import Admin, environment
 from tests.nodes import (
     PATIENCE_S,
@@ -764,6 +765,14 @@ def test_yaml_of_a_list_and_of_nothing(node: Peer) -> None:
 
 def test_a_terminal_is_not_obeyed_by_what_brokers_say() -> None:
     assert printable("a\x1b[31mb\n\u009b") == r"a\x1b[31mb\x0a\x9b"
+
+
+def test_json_has_no_character_that_a_terminal_would_interpret() -> None:
+    data = {"group": "a\x1b[31mb\n\u009b\u202e\x7fü"}
+    text = json_text(data)
+    assert json.loads(text) == data
+    assert not UNSAFE.search(text.replace("\n", ""))
+    assert "ü" in text
 
 
 def test_sizes_for_people() -> None:

@@ -88,6 +88,18 @@ def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
     assert cluster("pids") == "\n"
 
 
+def test_a_folder_has_its_nodes_under_each_of_its_names(cluster: Command, tmp_path: Path) -> None:
+    """`stop` used to forget nodes that were started under another name, and left them running."""
+    cluster.start()
+    running = cluster("pids")
+    link = tmp_path / "link"
+    link.symlink_to(cluster.folder)
+    for name in (tmp_path / "cluster" / ".." / "cluster", link):
+        other = Command(name)
+        assert other("pids") == running
+    assert other("stop") == "stopped 1\n"
+
+
 def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Command) -> None:
     started = cluster.start("--nodes", "3")
     addresses = [f"127.0.0.1:{cluster.port + number}" for number in range(3)]

@@ -184,6 +184,7 @@ def test_offsets_of_a_topic_that_a_live_group_does_not_subscribe_to_are_deleted(
 def test_offsets_of_an_absent_group_cannot_be_deleted(new: NewSetup) -> None:
     setup = new("absent")
     assert deleted(setup, setup.topic, 0).error_code == E.GROUP_ID_NOT_FOUND
+    assert deleted(setup, "absent", 0).error_code == E.GROUP_ID_NOT_FOUND
 
 
 def test_delete_groups_removes_only_groups_without_members(new: NewSetup) -> None:

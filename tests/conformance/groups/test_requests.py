@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,11 @@ def topic(peer: Peer) -> str:
 def new(peer: Peer, topic: str) -> Iterator[NewSetup]:
     with ExitStack() as opened:
         yield lambda state: new_setup(peer.bootstrap, topic, state, opened)
+
+
+def codes(left: Any) -> list[E]:
+    """Return the error codes of the members that a LeaveGroup names."""
+    return [E(row.error_code) for row in left.members]
 
 
 @pytest.mark.parametrize("version", range(JoinGroupRequest.VERSIONS.last + 1))
@@ -143,6 +149,28 @@ def test_a_waiting_sync_ends_with_the_next_rebalance(new: NewSetup) -> None:
     waiting = setup.send(sync(setup.group, generation, setup.other))
     setup.call(leave(setup.group, (setup.member, None)))
     assert waiting.answer().error_code == E.REBALANCE_IN_PROGRESS
+
+
+def test_a_waiting_join_ends_when_its_member_leaves(new: NewSetup) -> None:
+    setup = new("preparing")
+    assert setup.waiting is not None
+    assert codes(setup.call(leave(setup.group, (setup.other, None)))) == [E.NONE]
+    ended = setup.waiting.answer()
+    assert (ended.error_code, ended.member_id) == (E.UNKNOWN_MEMBER_ID, "")
+    assert setup.call(join(setup.group, setup.member)).generation_id == setup.generation + 1
+
+
+def test_a_rebalance_that_lost_its_members_keeps_its_protocol_type(new: NewSetup) -> None:
+    setup = new("stable")
+    setup.other = setup.new_member_id()  # awaited
+    waiting = setup.send(join(setup.group, setup.member))
+    setup.wait_rebalance()
+    assert codes(setup.call(leave(setup.group, (setup.member, None)))) == [E.NONE]
+    assert waiting.answer().error_code == E.UNKNOWN_MEMBER_ID
+    assert setup.state() == "PreparingRebalance"
+    refused = setup.call(join(setup.group, protocol_type="connect"))
+    assert refused.error_code == E.INCONSISTENT_GROUP_PROTOCOL
+    assert setup.call(join(setup.group, setup.other)).generation_id == setup.generation + 1
 
 
 def test_a_follower_that_joins_again_unchanged_stays_in_the_generation(new: NewSetup) -> None:

@@ -20,6 +20,7 @@ from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work
+from tests.dataplane.replication.replicas import state as state_of
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import (
     FaultyDisk,
@@ -45,7 +46,7 @@ class Register:
         self.values: dict[bytes, bytes] = {}
         self.replayed = 0
         self.in_flight = 0
-        self.is_loaded = self.is_unloaded = False
+        self.is_restored = self.is_loaded = self.is_unloaded = False
         self.next_due = inf
         self.due_records: list[CoordinatorRecord] = []
         self.refused_records: list[CoordinatorRecord] = []
@@ -62,16 +63,22 @@ class Register:
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         self.in_flight += len(records)
 
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        self.appended(records)
+        for record in records:
+            self.replay(record, now)
+
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         self.refused_records += records
 
     def restore(self, now: float) -> Work[None]:
+        self.is_restored = True
         yield
 
     def loaded(self, now: float, now_ms: int) -> None:
         self.is_loaded = True
 
-    def due(self, now: float, now_ms: int) -> list[CoordinatorRecord]:
+    def due(self, now: float, now_ms: int, is_over: Callable[[], bool]) -> list[CoordinatorRecord]:
         self.next_due = inf
         return self.due_records
 
@@ -220,6 +227,33 @@ def test_a_write_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed(
     together(scenario)
 
 
+@in_trio
+async def test_a_write_of_a_deposed_leader_is_refused_although_its_offset_is_committed(
+    tmp_path: Path,
+) -> None:
+    """The next leader may have committed another record at that offset."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create(TOPIC)
+        partition = served.worker.replica_manager.by_name(TOPIC, 0)
+        coordinator = Coordinator(served.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            partition.assign(state_of(1, 1, (1, 2)))
+            coordinator.runtime.look()
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            shard = coordinator.runtime.shard(0)
+            answer = coordinator.put(b"a", b"1")
+            partition.assign(state_of(2, 2, (1, 2)))
+            partition.follow_to(partition.log.log_end_offset)
+            while not answer.values:
+                await trio.lowlevel.checkpoint()
+            assert answer.values == [ErrorCode.NOT_COORDINATOR]
+            assert shard.values == {}
+
+
 def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create(TOPIC, (1,))
@@ -273,13 +307,15 @@ def test_a_write_that_is_not_committed_in_time_fails_and_is_replayed_later() -> 
         coordinator = Coordinator(cluster.worker(1), time_limit_s=0.5)
         async with coordinating(coordinator):
             await cluster.until(lambda: coordinator.state == "ACTIVE")
-            await cluster.kill(2)  # the ISR does not shrink at once
-            partition = cluster.replica(1, TOPIC)
+            links = ("node-1", "node-2"), ("node-2", "node-1")
+            for link in links:
+                cluster.world.internet.cut(*link)  # the ISR does not shrink at once
             answer = coordinator.put(b"a", b"1")
             await cluster.until(lambda: answer.values)
-            if partition.high_watermark < partition.log.log_end_offset:
-                assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-                assert coordinator.values == {}
+            assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+            assert coordinator.values == {}
+            for link in links:
+                cluster.world.internet.heal(*link)
             await cluster.until(lambda: coordinator.values == {b"a": b"1"})
 
     together(scenario, broker_session_timeout_ms=9000)
@@ -405,6 +441,77 @@ def test_batches_are_not_larger_than_the_topic_allows() -> None:
     simulated(scenario)
 
 
+def test_a_write_of_several_batches_is_answered_when_the_last_one_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosted_shard, "REPLAYED_AT_ONCE", 1)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, max_message_bytes=2000)
+        coordinator = Coordinator(node.worker)
+        seen: list[int] = []
+        async with coordinating(coordinator):
+            await until(node, lambda: coordinator.state == "ACTIVE")
+            records = [CoordinatorRecord(b"%04d" % number, b"1") for number in range(500)]
+            coordinator.runtime.call(
+                0,
+                lambda _: Write(records, 1),
+                lambda _: seen.append(len(coordinator.values)),
+                seen.append,
+            )
+            await until(node, lambda: seen)
+            assert seen == [500]
+
+    simulated(scenario)
+
+
+@in_trio
+async def test_a_write_is_answered_after_the_flush_that_the_topic_asks_for(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create(TOPIC, flush_messages=1)
+        coordinator = Coordinator(served.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            for number in range(2):
+                disk.synced.clear()
+                answer = coordinator.put(b"a", b"%d" % number)
+                while not answer.values:
+                    assert coordinator.values.get(b"a") != b"%d" % number
+                    await trio.lowlevel.checkpoint()
+                assert answer.values == [b"%d" % number]
+                assert any(path.endswith(".log") for path in disk.synced)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "state"),
+    [
+        (errno.EIO, ErrorCode.NOT_COORDINATOR, "NOT_COORDINATOR"),
+        (errno.ENOSPC, ErrorCode.COORDINATOR_NOT_AVAILABLE, "ACTIVE"),
+    ],
+)
+@in_trio
+async def test_a_write_that_the_disk_refuses_fails_and_a_failed_directory_takes_no_other(
+    tmp_path: Path, number: int, code: ErrorCode, state: str
+) -> None:
+    disk, folders = FaultyDisk(), [tmp_path / "a", tmp_path / "b"]
+    async with serving(tmp_path / "data", disk=disk, log_dirs=folders) as served:
+        client = await served.connect()
+        await client.create(TOPIC)
+        coordinator = Coordinator(served.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            shard = coordinator.runtime.shard(0)
+            disk.fail("write", f"/{TOPIC}-0/", number)
+            assert coordinator.put(b"a", b"1").values == [code]
+            assert shard.values == {}
+            assert coordinator.state == state
+
+
 # Loads of one node
 
 
@@ -448,6 +555,27 @@ def test_a_load_that_waits_for_a_commit_does_not_delay_others(
     simulated(scenario)
 
 
+def test_a_shard_whose_leadership_ends_during_its_load_is_not_restored() -> None:
+    """Its state is freed meanwhile: members that it would add would stay in the memory count."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        await cluster.kill(2)
+        partition = cluster.replica(1, TOPIC)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            waiting = coordinator.runtime._hosted[0].shard
+            await cluster.world.sleep(0.1)
+            epoch = partition.leader_epoch
+            partition.assign(replace(partition.state, leader=2, leader_epoch=epoch + 1))
+            coordinator.runtime.look()
+            await cluster.world.sleep(0.1)
+            assert (waiting.is_unloaded, waiting.is_restored) == (True, False)
+
+    together(scenario)
+
+
 def test_loads_during_compaction_see_the_last_value_of_each_key() -> None:
     async def scenario(node: Simulated) -> None:
         client = await node.connect()
@@ -486,7 +614,7 @@ async def test_a_transient_failure_of_reads_delays_the_load(
         disk.fail("read", f"/{TOPIC}-0", errno.ENFILE)
         coordinator = Coordinator(served.worker)
         async with coordinating(coordinator):
-            for _ in range(200):
+            while len(disk.refused) < 3:
                 await trio.lowlevel.checkpoint()
                 assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
             disk.faults.clear()

@@ -1,11 +1,14 @@
 """The group APIs through a node, in every version that it serves."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
+from dataplane.coordinators.group import committed_offsets
+from dataplane.handlers.groups.admin import handle_list_groups
 from dataplane.handlers.groups.offsets import handle_offset_fetch
 from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import at_once
@@ -13,7 +16,14 @@ from dataplane.worker.context import Request
 from metaquorum.controller import features
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
-from tests.dataplane.serving import RawClient, Simulated, batch_of, produce_message, simulated
+from tests.dataplane.serving import (
+    RawClient,
+    Simulated,
+    append_unvalidated,
+    batch_of,
+    produce_message,
+    simulated,
+)
 from wire.messages.delete_groups import DeleteGroupsRequest
 from wire.messages.describe_groups import DescribeGroupsRequest
 from wire.messages.find_coordinator import FindCoordinatorRequest
@@ -42,6 +52,7 @@ from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesReques
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import ZERO_UUID
 from wire.protocol.apis import APIS, ApiKey
+from wire.records.records import Record, encode_batch
 
 CONFIGS = {
     "offsets_topic_num_partitions": 3,
@@ -111,12 +122,18 @@ class GroupClient:
         return answer
 
     async def sync(
-        self, joined: Any, assignments: dict[str, bytes] | None = None, *, version: int = 5
+        self,
+        joined: Any,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        instance_id: str | None = None,
+        version: int = 5,
     ) -> Any:
         asked = SyncGroupRequest(
             group_id="g",
             generation_id=joined.generation_id,
             member_id=joined.member_id,
+            group_instance_id=instance_id,
             protocol_type="consumer" if version >= 5 else None,
             protocol_name="range" if version >= 5 else None,
             assignments=[
@@ -156,12 +173,16 @@ class GroupClient:
         partitions: Sequence[int] = (0,),
         generation: int = -1,
         member_id: str = "",
+        instance_id: str | None = None,
         metadata: str | None = "note",
         version: int = 9,
     ) -> list[int]:
         rows = [
             OffsetCommitRequestPartition(
-                partition_index=index, committed_offset=offset, committed_metadata=metadata
+                partition_index=index,
+                committed_offset=offset,
+                committed_leader_epoch=7,
+                committed_metadata=metadata,
             )
             for index in partitions
         ]
@@ -169,6 +190,7 @@ class GroupClient:
             group_id=group_id,
             generation_id_or_member_epoch=generation,
             member_id=member_id,
+            group_instance_id=instance_id,
             topics=[OffsetCommitRequestTopic(name=topic, topic_id=topic_id, partitions=rows)],
         )
         answer = await self.call(ApiKey.OFFSET_COMMIT, asked, version)
@@ -277,6 +299,17 @@ def test_a_member_joins_in_every_version(version: int) -> None:
         assert refused.protocol_name == (None if version >= 7 else "")
         empty = await client.join(group_id="", version=version)
         assert empty.error_code == ErrorCode.INVALID_GROUP_ID
+
+    groups(scenario)
+
+
+def test_a_member_with_the_longest_instance_id_has_a_member_id_that_fits_responses() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        joined = await client.join(instance_id="i" * 32_767)
+        assert joined.error_code == NONE
+        assert len(joined.member_id) < 300
+        assert len(joined.members) == 1
 
     groups(scenario)
 
@@ -407,7 +440,84 @@ def test_a_waiting_join_survives_idle_connections_and_ends_with_its_own() -> Non
     groups(scenario, connections_max_idle_ms=8000)
 
 
+def test_a_process_whose_instance_id_another_one_uses_is_fenced_by_every_request() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        first = await client.joined(instance_id="a")
+        await client.sync(first, {first.member_id: b"mine"}, instance_id="a")
+        assert await client.heartbeat(first, group_instance_id="a") == NONE
+        second = await client.joined(instance_id="a")
+        assert second.member_id != first.member_id
+        fenced = ErrorCode.FENCED_INSTANCE_ID
+        assert await client.heartbeat(first, group_instance_id="a") == fenced
+        assert (await client.sync(first, instance_id="a")).error_code == fenced
+        own = {"generation": first.generation_id, "member_id": first.member_id, "instance_id": "a"}
+        assert await client.commit(5, **own) == [fenced]
+        assert (await client.join(first.member_id, instance_id="a")).error_code == fenced
+        leaving = MemberIdentity(member_id=first.member_id, group_instance_id="a")
+        assert (await client.leave(leaving)).members[0].error_code == fenced
+        assert await client.heartbeat(second, group_instance_id="a") == NONE
+
+    groups(scenario)
+
+
+def test_heartbeats_are_accepted_while_the_coordinator_loads_and_other_requests_are_not() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        member = await client.stable()
+        index = node.worker.groups.partition_of("g")
+        partition = node.worker.replica_manager.by_name("__consumer_offsets", index)
+        state = partition.state
+        # Another worker is in sync and has not fetched the end of the log.
+        elected = replace(state, leader_epoch=state.leader_epoch + 1, replicas=(1, 2), isr=(1, 2))
+        partition.assign(elected)
+        append_unvalidated(partition, encode_batch([Record(0, 1, b"k", b"v")]))
+        partition.assign(replace(elected, leader_epoch=elected.leader_epoch + 1))
+        node.worker.groups.runtime.look()
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert await client.heartbeat(member) == NONE
+        assert (await client.sync(member)).error_code == loading
+        assert (await client.join(member.member_id)).error_code == loading
+        own = {"generation": member.generation_id, "member_id": member.member_id}
+        assert await client.commit(5, **own) == [loading]
+        asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+        (group,) = (await client.call(ApiKey.OFFSET_FETCH, asked, 9)).groups
+        assert group.error_code == loading
+        listed = await client.call(ApiKey.LIST_GROUPS, ListGroupsRequest(), 5)
+        assert listed.error_code == loading
+
+    groups(scenario)
+
+
 # Offsets
+
+
+def test_no_offsets_are_returned_of_a_group_that_is_being_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committed_offsets, "PIECE_OFFSETS", 1)
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 2)
+        assert await client.commit(5, partitions=(0, 1)) == [NONE, NONE]
+        answers: list[Any] = []
+        # Without the background task, which would continue at once.
+        node.worker.groups.call(
+            "g", lambda shard: shard.delete_group("g", answers.append), answers.append, print
+        )
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        one = OffsetFetchRequest(group_id="g", topics=None)
+        assert (await client.call(ApiKey.OFFSET_FETCH, one, 7)).error_code == loading
+        many = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+        assert (await client.call(ApiKey.OFFSET_FETCH, many, 9)).groups[0].error_code == loading
+        assert await client.commit(6) == [loading]
+        assert await client.listed() == {"g": "Dead"}
+        assert not answers
+
+    groups(scenario)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
@@ -522,6 +632,8 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
                 for row in each.partitions
             ]
             assert found == [(1, 5, "note", 0), *([] if is_all else [(0, -1, "", 0)])]
+            if version >= 5:
+                assert topics[0].partitions[0].committed_leader_epoch == 7
         if version >= 10:
             unknown = OffsetFetchRequestTopics(topic_id=b"x" * 16, partition_indexes=[0])
             asked = OffsetFetchRequest(
@@ -534,7 +646,7 @@ def test_offsets_are_fetched_in_every_version(version: int) -> None:
     groups(scenario)
 
 
-@pytest.mark.parametrize("version", [7, 9])
+@pytest.mark.parametrize("version", [1, 7, 9])
 def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(version: int) -> None:
     """The shard is emptied: its rows would show that nothing was committed."""
 
@@ -543,7 +655,8 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         await client.client.create("t", 200)
         assert await client.commit(5, partitions=range(200)) == [NONE] * 200
         if version < 8:
-            asked = OffsetFetchRequest(group_id="g", topics=None)
+            rows = [OffsetFetchRequestTopic(name="t", partition_indexes=list(range(200)))]
+            asked = OffsetFetchRequest(group_id="g", topics=rows if version == 1 else None)
         else:
             asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
         request = Request(version, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
@@ -551,6 +664,10 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
         next(work)
         node.worker.groups.close()
         answer = at_once(work)
+        if version == 1:
+            codes = [row.error_code for row in answer.topics[0].partitions]
+            assert codes == [ErrorCode.NOT_COORDINATOR] * 200
+            return
         found = answer if version < 8 else answer.groups[0]
         assert (found.error_code, found.topics) == (ErrorCode.NOT_COORDINATOR, [])
 
@@ -600,10 +717,12 @@ def test_offsets_are_deleted_unless_a_member_consumes_the_topic() -> None:
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ]
         assert (await client.committed(), await client.committed(topic="u")) == ({0: 5}, {})
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h", partition=1))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
-        answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id="h"))
-        assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("t", group_id="h", partition=1), asked("t", group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+        for request in (asked("absent", group_id="h"), asked(group_id="h")):
+            answer = await client.call(ApiKey.OFFSET_DELETE, request)
+            assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
         answer = await client.call(ApiKey.OFFSET_DELETE, asked("t", group_id=""))
         assert answer.error_code == ErrorCode.INVALID_GROUP_ID
 
@@ -676,6 +795,22 @@ def test_groups_are_listed_in_every_version(version: int) -> None:
             assert await client.listed(version, types_filter=["consumer"]) == {}
 
     groups(scenario)
+
+
+def test_groups_are_not_listed_by_a_coordinator_that_has_ended_meanwhile() -> None:
+    """The shard is emptied: groups would be shown without their members."""
+
+    async def scenario(node: Simulated) -> None:
+        client = await GroupClient.connect(node)
+        await client.client.create("t", 1)
+        await client.stable()
+        request = Request(5, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
+        work = handle_list_groups(node.worker, request, ListGroupsRequest())
+        next(work)
+        node.worker.groups.close()
+        assert at_once(work).groups == []
+
+    groups(scenario, offsets_topic_num_partitions=1)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_GROUPS))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
@@ -208,5 +209,25 @@ def test_the_largest_of_many_lags_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         samples = await page_of(worker, lags)
         assert len(lags_in(samples)) == 1
         assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 2
+
+    together(scenario, **CONFIGS)
+
+
+def test_groups_with_long_ids_have_no_rows() -> None:
+    """A thousand of them would make a page of 60 MB."""
+
+    async def scenario(cluster: Together) -> None:
+        worker, client = await with_topics(cluster)
+        count = len(worker.image.topic("__consumer_offsets").partitions)
+        long = next(
+            "l" * length
+            for length in range(256, 10_000)
+            if partition_of("l" * length, count) == partition_of("g", count)
+        )
+        for group_id in ("g", long):
+            await client.commit(1, topic="t1", group_id=group_id)
+        samples = await page_of(worker, GroupLags(worker))
+        assert lags_in(samples) == {("g", "t1"): 2}
+        assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 1
 
     together(scenario, **CONFIGS)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,7 +15,27 @@ from simulations.runner.runs import run_seed
 from tests.dataplane.coordinators import test_runtime as runtime
 from tests.dataplane.coordinators.group import test_classic_group as group
 from tests.dataplane.coordinators.group import test_group_shard as shard
+from tests.dataplane.handlers import test_groups as handlers
+from tests.dataplane.handlers import test_internal_topics as internal_topics
 from wire.primitives.errors import ErrorCode
+
+
+def a_write_is_answered_after_its_flush() -> None:
+    with TemporaryDirectory() as folder:
+        runtime.test_a_write_is_answered_after_the_flush_that_the_topic_asks_for(
+            tmp_path=Path(folder)
+        )
+
+
+def no_offsets_are_returned_of_a_group_that_is_being_deleted() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        handlers.test_no_offsets_are_returned_of_a_group_that_is_being_deleted(patch)
+
+
+def no_client_writes_to_an_internal_topic() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        internal_topics.test_no_client_writes_to_it(patch, is_fast=True)
+
 
 # Test of the coordinator that fails with each mutant.
 FAILS: dict[str, Callable[[], None]] = {
@@ -60,6 +82,21 @@ FAILS: dict[str, Callable[[], None]] = {
     ),
     "live-group-deleted": shard.test_a_deleted_group_leaves_nothing,
     "tombstones-not-loaded": shard.test_a_deleted_group_leaves_nothing,
+    "group-answered-unflushed": a_write_is_answered_after_its_flush,
+    "replacement-unassigned": (
+        group.test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance
+    ),
+    "live-group-expires": shard.test_the_record_of_a_live_group_without_offsets_does_not_expire,
+    "deletion-not-resumed": shard.test_the_next_coordinator_completes_a_deletion_in_parts,
+    "deletion-shown-in-parts": no_offsets_are_returned_of_a_group_that_is_being_deleted,
+    "commits-during-deletion": (
+        shard.test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits
+    ),
+    "deletion-ends-first": shard.test_the_next_coordinator_completes_a_deletion_in_parts,
+    "clients-write-internal-topics": no_client_writes_to_an_internal_topic,
+    "clients-change-internal-topics": (
+        internal_topics.test_it_is_neither_deleted_nor_given_partitions
+    ),
 }
 # Mutants that the simulator finds within few seeds.
 SHOWS_SOON = (

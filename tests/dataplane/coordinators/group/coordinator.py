@@ -49,6 +49,7 @@ class Coordinator:
         self.log: list[CoordinatorRecord] = []  # committed
         self.uncommitted: deque[tuple[list[CoordinatorRecord], Callable[[], object]]] = deque()
         self.commits_at_once = True
+        self._appends = 0
         self.now = 100.0
         self.topic_ids: dict[str, bytes] = {"t": TOPIC_ID}
         self._ids = count(1)
@@ -86,6 +87,13 @@ class Coordinator:
         return self._take(outcome, Answers())
 
     def _append(self, records: list[CoordinatorRecord], done: Callable[[], object]) -> None:
+        self._appends += 1
+        if self.commits_at_once and not self.uncommitted and self._appends % 2:
+            # As with a single replica. It must not differ from the other way.
+            self.log += records
+            self.shard.replay_appended(records, self.now)
+            done()
+            return
         self.shard.appended(records)
         self.uncommitted.append((records, done))
         if self.commits_at_once:
@@ -93,11 +101,15 @@ class Coordinator:
 
     def commit_all(self) -> None:
         while self.uncommitted:
-            records, done = self.uncommitted.popleft()
-            for record in records:
-                self.log.append(record)
-                self.shard.replay(record, self.now)
-            done()
+            self.commit_one()
+
+    def commit_one(self) -> None:
+        """Commit the oldest write that is not committed."""
+        records, done = self.uncommitted.popleft()
+        for record in records:
+            self.log.append(record)
+            self.shard.replay(record, self.now)
+        done()
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with all timeouts in their order."""

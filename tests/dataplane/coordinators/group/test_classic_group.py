@@ -4,11 +4,13 @@ from math import inf
 
 import pytest
 
+from dataplane.coordinators.group import classic_group, members
 from dataplane.coordinators.group.group_shard import GroupConfigs
-from dataplane.coordinators.group.rebalancing import Awaited, GroupLimits
+from dataplane.coordinators.group.rebalance_history import KEPT
+from dataplane.coordinators.group.rebalancing import LEAST_DELAY_S, Awaited, GroupLimits
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
-from tests.dataplane.coordinators.group.coordinator import Coordinator
+from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
 from wire.primitives.errors import ErrorCode
 
 
@@ -51,8 +53,8 @@ def test_the_initial_delay_is_extended_while_members_arrive_up_to_the_rebalance_
 def test_without_a_delay_members_that_arrive_together_share_the_first_generation() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(initial_rebalance_delay_s=0)))
     joins = [coordinator.join() for _ in range(3)]
-    assert joins == [[], [], []]  # the requests that have arrived are handled first
-    coordinator.wait(0)
+    assert joins == [[], [], []]
+    coordinator.wait(2 * LEAST_DELAY_S)  # the second time because of the members after the first
     assert [join.one.generation for join in joins] == [1, 1, 1]
 
 
@@ -62,7 +64,7 @@ def test_the_first_generation_does_not_wait_for_pending_members(delay_s: int) ->
     pending = coordinator.join(needs_member_id=True, session_s=30)
     assert pending.one.code is ErrorCode.MEMBER_ID_REQUIRED
     first = coordinator.join()
-    coordinator.wait(delay_s)
+    coordinator.wait(max(delay_s, LEAST_DELAY_S))
     assert first.one.generation == 1
     second = coordinator.join(pending.one.member_id)
     coordinator.join(first.one.member_id)
@@ -187,6 +189,24 @@ def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
     assert not third
 
 
+def test_a_shorter_session_timeout_applies_at_once() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, session_s=1800)
+    again = [coordinator.join(each.member_id, session_s=10) for each in (first, second)]
+    coordinator.assign([each.one for each in again])
+    coordinator.wait(11)
+    assert coordinator.heartbeat(first) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_shorter_session_timeout_of_a_restarted_static_member_applies_at_once() -> None:
+    coordinator = Coordinator()
+    coordinator.stable(instance_id="i", session_s=1800)
+    restarted = coordinator.join(instance_id="i", session_s=10).one
+    assert coordinator.heartbeat(restarted) is ErrorCode.NONE
+    coordinator.wait(11)
+    assert coordinator.heartbeat(restarted) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_muted_member_keeps_its_session() -> None:
     coordinator = Coordinator()
     (member,) = coordinator.stable(session_s=10)
@@ -224,7 +244,24 @@ def test_a_pending_member_holds_a_rebalance_up_until_its_session_would_end() -> 
 def test_pending_members_are_bounded() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=2)))
     codes = [coordinator.join(needs_member_id=True).one.code for _ in range(3)]
-    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED]
+    # An error that clients retry: the group may have room for more members soon.
+    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+def test_a_rebalance_without_members_keeps_its_protocol_type() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable()
+    pending = coordinator.join(needs_member_id=True).one
+    waiting = coordinator.join(member.member_id)
+    coordinator.leave(member.member_id)
+    assert (waiting.one.code, coordinator.state) == (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        "PreparingRebalance",
+    )
+    refused = coordinator.join(protocol_type="connect").one
+    assert refused.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    coordinator.join(pending.member_id)
+    assert coordinator.state == "CompletingRebalance"
 
 
 def test_a_group_takes_at_most_its_maximum_of_members() -> None:
@@ -232,6 +269,18 @@ def test_a_group_takes_at_most_its_maximum_of_members() -> None:
     coordinator.stable(2)
     assert coordinator.join().one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert coordinator.state == "Stable"
+
+
+def test_a_pending_member_that_finds_the_group_full_is_not_awaited() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
+    (first,) = coordinator.stable()
+    late = coordinator.join(needs_member_id=True, session_s=1800).one
+    second = coordinator.join()
+    again = coordinator.join(first.member_id)
+    assert not again  # the pending member is awaited
+    refused = coordinator.join(late.member_id, session_s=1800).one
+    assert (refused.code, refused.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+    assert again.one.generation == second.one.generation == 2
 
 
 def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
@@ -245,6 +294,14 @@ def test_the_protocol_that_all_support_and_most_prefer_is_selected() -> None:
     assert {answers.one.protocol for answers in waiting} == {"c"}
     leader = next(each.one for each in waiting if each.one.leader == each.one.member_id)
     assert [each.metadata for each in leader.members] == [b"1", b"2", b"3"]
+
+
+def test_a_protocol_that_most_prefer_is_not_selected_if_one_member_does_not_support_it() -> None:
+    coordinator = Coordinator()
+    both, one = [("a", b"s"), ("b", b"s")], [("b", b"s")]
+    waiting = [coordinator.join(protocols=each) for each in (both, both, one)]
+    coordinator.wait(10)
+    assert {answers.one.protocol for answers in waiting} == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -313,6 +370,22 @@ def test_an_assignment_of_an_earlier_generation_is_not_applied() -> None:
     assert again.one.generation == 2
     assert coordinator.state == "CompletingRebalance"
     assert coordinator.sync(again.one, generation=1).one.code is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_a_late_record_of_an_earlier_generation_is_not_shown_in_place_of_a_pending_one() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    coordinator.sync(leader.one, {follower.one.member_id: b"old"})
+    coordinator.leave(leader.one.member_id)
+    again = coordinator.join(follower.one.member_id).one
+    syncing = coordinator.sync(again, {again.member_id: b"new"})
+    coordinator.commit_one()
+    assert not syncing
+    assert coordinator.state == "CompletingRebalance"
+    coordinator.commit_all()
+    assert syncing.one.assignment == b"new"
 
 
 def test_members_without_a_sync_are_removed_after_the_rebalance_timeout() -> None:
@@ -387,6 +460,21 @@ def test_another_coordinator_restores_members_generation_and_assignment() -> Non
     assert coordinator.state == "Empty"  # sessions begin when the group is loaded
 
 
+def test_another_coordinator_restores_timeouts_and_instance_ids() -> None:
+    coordinator = Coordinator()
+    waiting = [coordinator.join(instance_id=each, session_s=20, rebalance_s=40) for each in "ab"]
+    coordinator.wait(6)
+    first, second = (each.one for each in waiting)
+    coordinator.sync(first, {}, instance_id="a")
+    coordinator.fail_over()
+    members = coordinator.group.members
+    assert members.static_ids == {"a": first.member_id, "b": second.member_id}
+    assert {each.session_timeout_ms for each in members} == {20_000}
+    assert {each.rebalance_timeout_ms for each in members} == {40_000}
+    assert coordinator.group.protocol == "range"
+    assert coordinator.group.protocol_type == "consumer"
+
+
 def test_a_generation_without_an_assignment_does_not_survive_its_coordinator() -> None:
     coordinator = Coordinator()
     joined = coordinator.join()
@@ -430,6 +518,9 @@ def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance(
     assert coordinator.state == "Stable"
     coordinator.fail_over()
     assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.NONE
+    assert coordinator.sync(restarted.one, instance_id="b").one.assignment == b"2"
+    assert coordinator.join(instance_id="b").one.generation == 1
+    assert coordinator.heartbeat(restarted.one, instance_id="b") is ErrorCode.FENCED_INSTANCE_ID
 
 
 def test_the_process_that_was_replaced_is_fenced() -> None:
@@ -460,6 +551,63 @@ def test_a_replaced_leader_may_keep_the_assignment() -> None:
     assert restarted.skip_assignment
     assert restarted.leader == restarted.member_id
     assert len(restarted.members) == 2
+    coordinator.fail_over()
+    assert coordinator.group.members.leader == restarted.member_id
+
+
+def test_a_static_member_that_restarts_before_the_assignment_begins_a_rebalance() -> None:
+    """An answer with this generation would record the assignments of an earlier one for it."""
+    coordinator = Coordinator()
+    first, second = (coordinator.join(instance_id=each) for each in "ab")
+    coordinator.wait(6)
+    coordinator.commits_at_once = False
+    syncing = coordinator.sync(first.one, {second.one.member_id: b"all"}, instance_id="a")
+    restarted = coordinator.join(instance_id="b")
+    assert not restarted
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.state == "PreparingRebalance"
+    assert len(coordinator.uncommitted) == 1
+
+
+def test_a_static_member_that_restarts_with_another_protocol_begins_a_rebalance() -> None:
+    coordinator = Coordinator()
+    waiting = coordinator.join(instance_id="a", protocols=[("range", b"s"), ("sticky", b"s")])
+    coordinator.wait(3)
+    coordinator.sync(waiting.one, {}, instance_id="a")
+    assert coordinator.state == "Stable"
+    restarted = coordinator.join(instance_id="a", protocols=[("sticky", b"s")])
+    coordinator.wait(0)
+    assert restarted.one.generation == 2
+    assert restarted.one.protocol == "sticky"
+
+
+def test_an_id_of_a_dynamic_member_is_not_that_of_a_static_one() -> None:
+    coordinator = Coordinator()
+    given = coordinator.join(needs_member_id=True).one.member_id
+    refused = coordinator.join(given, instance_id="a").one
+    assert refused.code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_requests_of_a_member_that_is_removed_are_answered() -> None:
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2)
+    joining = coordinator.join(first.member_id, protocols=[("range", b"other")])
+    assert not joining
+    assert coordinator.leave(first.member_id) is ErrorCode.NONE
+    assert joining.one.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.heartbeat(second) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_subscription_that_changes_before_the_assignment_begins_another_rebalance() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.join(), coordinator.join()
+    coordinator.wait(6)
+    assert leader.one.generation == 1
+    syncing = coordinator.sync(follower.one)
+    changed = coordinator.join(follower.one.member_id, protocols=[("range", b"other")])
+    assert not changed
+    assert coordinator.state == "PreparingRebalance"
+    assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_an_older_replaced_leader_is_told_that_another_one_leads() -> None:
@@ -551,12 +699,65 @@ def test_memory_of_members_is_counted_and_returned() -> None:
     assert coordinator.memory.used_bytes == before
 
 
+def test_names_count_with_the_memory_of_their_widest_character() -> None:
+    coordinator = Coordinator()
+    name = 20_000 * "a" + "\U0001f600"
+    coordinator.join(needs_member_id=True, new_member_id=name)
+    assert coordinator.memory.used_bytes > 80_000
+    coordinator.wait(11)
+    assert coordinator.memory.used_bytes < 3000
+
+
+def test_the_history_of_a_group_is_counted_and_has_no_long_names() -> None:
+    coordinator = Coordinator()
+    for _ in range(2 * KEPT):
+        joined = coordinator.join(instance_id="x" * 5000, reason="r" * 5000)
+        coordinator.wait(5)
+        before = coordinator.memory.used_bytes
+        coordinator.leave(joined.one.member_id, "x" * 5000)
+        history = coordinator.group.history.rebalances
+        assert before > 300 * len(history)
+    assert len(history) == KEPT
+    assert max(each.size_bytes for each in history) < 2000
+    at_once(coordinator.shard.unload())
+    assert coordinator.memory.used_bytes == 0
+
+
+def test_a_group_has_a_largest_size_without_a_limit_in_its_configs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of static members that closed their connections, which `group.max.size` allows."""
+    monkeypatch.setattr(classic_group, "MAX_MEMBERS", 3)
+    coordinator = Coordinator()
+    for number in range(3):
+        coordinator.join(instance_id=str(number))
+    for member in coordinator.group.members:
+        coordinator.shard.drop_join(coordinator.now, GROUP, member.member_id)
+    refused = coordinator.join(instance_id="3")
+    assert refused.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert not coordinator.join(instance_id="2")  # takes the place of a member
+
+
 def test_a_member_that_would_exceed_the_memory_of_groups_is_refused() -> None:
     coordinator = Coordinator()
     coordinator.stable()
     answers = coordinator.join(protocols=[("range", bytes(2 << 20))])
     assert answers.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert coordinator.state == "Stable"
+
+
+def test_known_members_stay_when_the_memory_is_used_up() -> None:
+    """As after a failover, when a worker gets the groups of another one, too."""
+    coordinator = Coordinator()
+    first, second = coordinator.stable(2, protocols=[("range", bytes(200_000))])
+    coordinator.memory.limit_bytes = lambda: 450_000
+    assert coordinator.join().one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    both = [("range", bytes(200_000)), ("sticky", bytes(1000))]
+    rejoins = [coordinator.join(each.member_id, protocols=both) for each in (first, second)]
+    synced = coordinator.assign([each.one for each in rejoins])
+    assert [each.code for each in synced] == [ErrorCode.NONE] * 2
+    more = coordinator.join(first.member_id, protocols=[("range", bytes(400_000))])
+    assert more.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 @pytest.mark.parametrize(
@@ -585,3 +786,42 @@ def test_a_group_waits_for_the_record_of_its_assignment_without_a_limit() -> Non
     assert not any(map(coordinator.group.rebalancing.is_late, coordinator.group.members))
     coordinator.commit_all()
     assert coordinator.group.rebalancing.awaited is Awaited.NOTHING
+
+
+def test_a_static_member_that_returns_in_the_first_rebalance_does_not_wait_for_its_timeout() -> (
+    None
+):
+    """Its process was restarted before the initial delay was over: it is the only member."""
+    coordinator = Coordinator()
+    coordinator.join(instance_id="x", rebalance_s=300)
+    (member_id,) = coordinator.shard.groups[GROUP].members.by_id
+    coordinator.shard.drop_join(coordinator.now, GROUP, member_id)
+    coordinator.wait(5)
+    joined = coordinator.join(instance_id="x", rebalance_s=300)
+    coordinator.wait(1)
+    assert joined.one.code is ErrorCode.NONE
+    assert joined.one.generation == 1
+
+
+def test_the_metadata_of_all_members_of_a_group_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader receives it, as often as it asks for it."""
+    monkeypatch.setattr(members, "MAX_METADATA_BYTES", 300)
+    coordinator = Coordinator()
+    first, second = (
+        coordinator.join(instance_id=name, protocols=[("range", bytes(100))]) for name in "xy"
+    )
+    refused = coordinator.join(protocols=[("range", bytes(101))])
+    assert refused.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    coordinator.wait(7)
+    assert first.one.code is ErrorCode.NONE
+    coordinator.join(instance_id="x", protocols=[("range", bytes(200))])
+    assert coordinator.group.members.metadata_bytes == 300
+    grown = coordinator.join(
+        second.one.member_id, instance_id="y", protocols=[("range", bytes(101))]
+    )
+    assert grown.one.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert coordinator.group.members.metadata_bytes == 200  # that member was removed, as in Kafka
+    coordinator.leave("", "x")
+    assert coordinator.group.members.metadata_bytes == 0

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -371,3 +372,26 @@ async def test_a_deletion_of_a_large_group_that_has_begun_is_completed(
         assert node.offset_count == 0
         groups.delete_group(GROUP, answers.append)
         assert answers[-1] is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@in_trio
+async def test_a_deletion_that_an_earlier_coordinator_has_begun_is_completed_after_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_disk(tmp_path, monkeypatch) as node:
+        groups = node.worker.groups
+        await node.commit("t", PIECE_OFFSETS + 1)
+        answers: list[ErrorCode] = []
+        groups.call(
+            GROUP,
+            lambda shard: shard.delete_group(GROUP, answers.append),
+            answers.append,
+            answers.append,
+        )
+        partition = node.worker.replica_manager.by_name(CONSUMER_OFFSETS, 0)
+        state = partition.state
+        partition.assign(replace(state, leader_epoch=state.leader_epoch + 1))
+        groups.runtime.look()
+        await until(lambda: answers == [ErrorCode.NOT_COORDINATOR] and groups.shards)
+        await until(lambda: node.offset_count == 0)
+        await until(lambda: not groups.shard(GROUP).being_deleted)

@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.coordinators.group.group_shard import GROUP_BYTES, GroupConfigs
+from dataplane.coordinators.group.group_shard import GroupConfigs, group_bytes
 from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import GroupMetadataValue, decode_group_value
 from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
-from dataplane.coordinators.group.sessions import PENDING_BYTES
+from dataplane.coordinators.group.sessions import pending_bytes
 from tests.dataplane.coordinators.group.coordinator import Answers, Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -242,9 +242,10 @@ class GroupProtocol(RuleBasedStateMachine):
             return
         members = group.members
         assert members.joined_count == sum(each.join is not None for each in members)
-        pending_bytes = PENDING_BYTES * len(group.pending)
-        member_bytes = sum(each.size_bytes for each in members)
-        assert self.coordinator.memory.used_bytes == GROUP_BYTES + member_bytes + pending_bytes
+        used_bytes = group_bytes("g") + sum(map(pending_bytes, group.pending))
+        used_bytes += sum(each.size_bytes for each in members)
+        used_bytes += sum(each.size_bytes for each in group.history.rebalances)
+        assert self.coordinator.memory.used_bytes == used_bytes
         assert set(members.static_ids.values()) <= members.by_id.keys()
         assert (members.leader in members.by_id) == bool(len(members))
         if group.state.value == "Empty":

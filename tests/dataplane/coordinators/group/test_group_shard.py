@@ -6,7 +6,9 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
+from dataplane.coordinators.group import classic_group
+from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS, CommittedOffsets
+from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
 from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import (
@@ -126,6 +128,18 @@ def test_metadata_of_an_offset_is_bounded() -> None:
     assert coordinator.committed() == 5
 
 
+def test_a_commit_is_refused_while_too_many_others_are_not_committed() -> None:
+    coordinator = Coordinator()
+    coordinator.shard.offsets = CommittedOffsets(max_pending=1)
+    coordinator.commits_at_once = False
+    first = coordinator.commit(5)
+    assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    coordinator.commit_all()
+    assert first.one == ALL
+    coordinator.commits_at_once = True
+    assert coordinator.commit(7).one == ALL
+
+
 def test_offsets_survive_the_coordinator() -> None:
     coordinator = Coordinator()
     coordinator.commit(5)
@@ -174,6 +188,35 @@ def test_offsets_of_consumed_topics_are_not_deleted() -> None:
     assert answers.one == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
     assert coordinator.committed() == 5
     assert coordinator.committed("u") is None
+
+
+def test_the_topics_of_a_large_group_are_those_of_its_present_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(classic_group, "LARGE_GROUP", 2)
+    coordinator = Coordinator()
+    _, second, _ = coordinator.stable(3, protocols=[("range", subscription("t"))])
+    assert coordinator.group.subscribed_topics == {"t"}
+    assert coordinator.group.subscribed_topics is coordinator.group.subscribed_topics
+    coordinator.join(second.member_id, protocols=[("range", subscription("u"))])
+    assert coordinator.group.subscribed_topics == {"t", "u"}
+    coordinator.leave(second.member_id)
+    assert coordinator.group.subscribed_topics == {"t"}
+
+
+def test_a_subscription_that_ends_early_is_unknown() -> None:
+    whole = subscription("t", "u")
+    assert subscribed_topics([whole]) == {"t", "u"}
+    of_topics = whole[:-4]  # without the length of the user data
+    assert subscribed_topics([of_topics]) == {"t", "u"}
+    assert {subscribed_topics([of_topics[:end]]) for end in range(len(of_topics))} == {None}
+
+
+def test_offsets_of_members_with_unknown_subscriptions_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    coordinator.stable(protocols=[("range", b"malformed")])
+    codes = coordinator.do(coordinator.shard.delete_offsets(GROUP, [("t", 0)])).one
+    assert codes == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
 
 
 def test_offsets_of_an_unknown_group_or_of_another_protocol_are_not_deleted() -> None:
@@ -226,6 +269,7 @@ def test_a_member_that_joins_while_the_group_is_deleted_stays() -> None:
     coordinator.commit_all()
     coordinator.wait(3)
     assert joining.one.code is ErrorCode.NONE
+    assert coordinator.heartbeat(joining.one) is ErrorCode.NONE
 
 
 # Deletion of groups with many offsets
@@ -274,6 +318,7 @@ def test_a_group_with_many_offsets_is_deleted_in_parts() -> None:
 def test_a_group_that_is_deleted_in_parts_takes_no_members_and_no_commits() -> None:
     large = LargeGroup()
     large.coordinator.commits_at_once = False
+    large.coordinator.topic_ids.clear()  # the topic is deleted
     large.delete()
     retriable = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     for _ in range(2):  # before and after the beginning of the deletion is committed
@@ -316,6 +361,42 @@ def test_the_next_coordinator_completes_a_deletion_in_parts() -> None:
     large.coordinator.fail_over()
     assert large.coordinator.group_ids == []
     assert not large.shard.being_deleted
+
+
+def test_a_late_end_of_one_deletion_does_not_end_the_next_one() -> None:
+    """Its begin would stay the last record: the next coordinator would delete later commits."""
+    large = LargeGroup()
+    coordinator = large.coordinator
+    large.delete()
+    coordinator.commits_at_once = False
+    large.write()
+    large.shard.answer_deletion(GROUP, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    ends = len(coordinator.uncommitted)
+    large.write()  # again, because the first records are late
+    for _ in range(ends):
+        coordinator.commit_one()
+    assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+    coordinator.commit_all()
+    assert not large.shard.being_deleted
+    coordinator.commits_at_once = True
+    assert coordinator.commit(7).one == ALL
+    coordinator.fail_over()
+    assert not large.shard.being_deleted
+    assert coordinator.committed() == 7
+
+
+def test_deletions_are_numbered() -> None:
+    large = LargeGroup()
+    large.delete()
+    first = large.shard.deletion_number(GROUP)
+    assert first
+    large.write()
+    assert large.shard.deletion_number(GROUP) is None
+    for partition in range(MANY):
+        large.coordinator.commit(5, partition=partition)
+    large.answers.clear()
+    large.delete()
+    assert large.shard.deletion_number(GROUP) not in (None, first)
 
 
 def test_a_deletion_in_parts_that_does_not_begin_leaves_the_group_as_it_is() -> None:
@@ -378,6 +459,53 @@ def test_a_live_group_and_its_offsets_do_not_expire() -> None:
     assert coordinator.heartbeat(member) is ErrorCode.NONE
 
 
+def test_the_next_coordinator_keeps_offsets_from_the_time_at_which_the_group_became_empty() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=10 * MINUTE_MS))
+    (member,) = coordinator.stable(
+        protocols=[("range", subscription("t"))], session_s=1800, rebalance_s=1800
+    )
+    coordinator.commit(5, member=member)
+    coordinator.wait(1200)
+    coordinator.leave(member.member_id)
+    coordinator.wait(300)
+    coordinator.fail_over()
+    coordinator.wait(299)
+    expire(coordinator)
+    assert coordinator.committed() == 5
+    coordinator.wait(2)
+    expire(coordinator)
+    assert coordinator.committed() is None
+
+
+def test_offsets_of_all_topics_that_any_member_consumes_are_kept() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    coordinator.topic_ids["u"] = bytes(15) + b"\3"
+    waiting = [
+        coordinator.join(
+            protocols=[("range", subscription(topic))], session_s=1800, rebalance_s=1800
+        )
+        for topic in ("t", "u")
+    ]
+    coordinator.wait(6)
+    members = [each.one for each in waiting]
+    coordinator.assign(members)
+    coordinator.commit(5, member=members[0])
+    coordinator.commit(6, topic="u", member=members[1])
+    coordinator.wait(61)
+    expire(coordinator)
+    assert (coordinator.committed(), coordinator.committed("u")) == (5, 6)
+
+
+def test_the_record_of_a_live_group_without_offsets_does_not_expire() -> None:
+    """Without it, the next coordinator would begin with the first generation again."""
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    (member,) = coordinator.stable(session_s=1800, rebalance_s=1800)
+    coordinator.wait(900)
+    assert coordinator.shard.expire(GROUP, coordinator.now_ms) is None
+    coordinator.fail_over()
+    assert coordinator.heartbeat(member) is ErrorCode.NONE
+
+
 def test_offsets_of_topics_that_no_member_consumes_expire_in_a_live_group() -> None:
     coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
     coordinator.topic_ids["u"] = bytes(15) + b"\3"
@@ -411,6 +539,14 @@ def test_an_offset_with_its_own_retention_expires_by_that() -> None:
     coordinator.wait(2)
     expire(coordinator)
     assert coordinator.committed() is None
+
+
+def test_an_offset_can_be_retained_without_an_end() -> None:
+    coordinator = Coordinator(GroupConfigs(offsets_retention_ms=MINUTE_MS))
+    assert coordinator.commit(5, retention_ms=2**63 - 1).one == [ErrorCode.NONE]
+    coordinator.wait(1e9)
+    expire(coordinator)
+    assert coordinator.committed() == 5
 
 
 def test_a_group_that_was_only_told_a_member_id_is_forgotten() -> None:
@@ -555,6 +691,59 @@ def test_few_timeouts_are_called_at_once_and_all_of_them_in_the_end() -> None:
     assert max(written) == CALLED_AT_ONCE
 
 
+def test_timeouts_wait_for_the_next_slice() -> None:
+    coordinator = Coordinator()
+    recorded(coordinator, 3, 1)
+    shard = replayed(coordinator)
+    at_once(shard.restore(100.0))
+    shard.loaded(100.0, 100_000)
+    assert [len(shard.due(120.0, 120_000, lambda: True)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+MEMBER = MemberMetadata(member_id="a", session_timeout=10_000)
+
+
+@pytest.mark.parametrize(
+    ("generation", "members"),
+    [
+        (3, [MEMBER, MEMBER]),
+        (3, [MEMBER, MemberMetadata(member_id="a", group_instance_id="x", session_timeout=1)]),
+        (
+            3,
+            [
+                MemberMetadata(member_id=name, group_instance_id="x", session_timeout=10_000)
+                for name in "ab"
+            ],
+        ),
+        (2**31 - 1, [MEMBER]),
+        (2**31 - 1, []),
+        (-(2**31), [MEMBER]),
+        (3, [MemberMetadata(member_id="", session_timeout=-1, rebalance_timeout=-5)]),
+    ],
+)
+def test_a_record_that_no_coordinator_wrote_does_not_end_the_worker(
+    generation: int, members: list[MemberMetadata]
+) -> None:
+    coordinator = Coordinator()
+    metadata = GroupMetadataValue(
+        protocol_type="consumer",
+        generation=generation,
+        protocol="range" if members else None,
+        leader="a" if members else None,
+        members=members,
+    )
+    record = CoordinatorRecord(encode_key(GroupKey(GROUP)), encode_group_value(metadata))
+    coordinator.log.append(record)
+    coordinator.fail_over()
+    coordinator.wait(20)
+    joined = coordinator.join(instance_id="x")
+    coordinator.wait(70)
+    assert joined.one.code is ErrorCode.NONE
+    coordinator.wait(70)
+    at_once(coordinator.shard.unload())
+    assert coordinator.memory.used_bytes == 0
+
+
 def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None:
     coordinator = Coordinator(GroupConfigs(GroupLimits(max_size=2)))
     recorded(coordinator, 1)
@@ -583,6 +772,20 @@ def test_a_group_that_became_empty_while_nothing_could_be_written_is_recorded_la
     coordinator.fail_over()
     assert coordinator.state == "Empty"
     assert coordinator.group.generation == 2
+
+
+def test_a_refused_record_is_not_written_again_once_the_group_is_being_deleted() -> None:
+    """The next coordinator would take the group for one that stays."""
+    large = LargeGroup()
+    coordinator = large.coordinator
+    (member,) = coordinator.stable()
+    outcome = large.shard.leave(coordinator.now, GROUP, [LeavingMember(member.member_id, None)])
+    assert isinstance(outcome, Write)
+    large.shard.refused(outcome.records, coordinator.now)
+    large.delete()
+    written = len(coordinator.log)
+    coordinator.wait(WRITE_RETRY_S + 1)
+    assert len(coordinator.log) == written
 
 
 def test_a_refused_record_is_not_written_again_once_the_group_has_members() -> None:

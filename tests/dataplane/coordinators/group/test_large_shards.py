@@ -42,15 +42,18 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import Record, encode_batch
 
 TOPIC = "t"
+# Design limit of a step. A busy machine prolongs all steps: then a share of all their time is the
+# limit, which work in a single step exceeds.
 LONGEST_S = 0.010
+LONGEST_SHARE = 1 / 3
 BATCH_RECORDS = 20
 
 
 class Steps(trio.abc.Instrument):
-    """CPU time of the longest step of a task, or of connections between two turns of tasks."""
+    """CPU time of the steps of tasks, and of connections between two turns of tasks."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.longest_s = self.total_s = 0.0
         self._began_s: float | None = None  # None: within the step that added this instrument
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -65,8 +68,17 @@ class Steps(trio.abc.Instrument):
     def _ended(self) -> None:
         now_s = time.thread_time()
         if self._began_s is not None:
-            self.longest_s = max(self.longest_s, now_s - self._began_s)
+            took_s = now_s - self._began_s
+            self.longest_s = max(self.longest_s, took_s)
+            self.total_s += took_s
         self._began_s = now_s
+
+    def start_again(self) -> None:
+        self.longest_s = self.total_s = 0.0
+
+    def check(self) -> None:
+        limit_s = max(LONGEST_S, self.total_s * LONGEST_SHARE)
+        assert self.longest_s < limit_s, (self.longest_s, self.total_s)
 
 
 @contextmanager
@@ -164,13 +176,13 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
                 nursery.start_soon(runtime.run)
                 while not runtime.active:
                     await trio.lowlevel.checkpoint()
-                assert steps.longest_s < LONGEST_S, steps.longest_s
+                steps.check()
                 shard = runtime.active[0]
                 listed = sum(map(len, shard.group_id_pieces()))
                 assert listed == (1 if row is offsets_of_one_group else rows)
                 del shard
                 await trio.lowlevel.checkpoint()
-                steps.longest_s = 0.0  # the list above was one step
+                steps.start_again()  # the list above was one step
                 partition.retire()
                 runtime.look()
                 while worker.slicer.has_background_work:
@@ -178,7 +190,7 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
                 trio.lowlevel.remove_instrument(steps)
                 nursery.cancel_scope.cancel()
         assert memory.used_bytes == 0
-        assert steps.longest_s < LONGEST_S, steps.longest_s
+        steps.check()
 
 
 GROUP = "group"
@@ -232,7 +244,7 @@ async def test_a_group_with_many_offsets_is_deleted_in_slices(tmp_path: Path) ->
             trio.lowlevel.remove_instrument(steps)
         assert deleted.error_code == ErrorCode.NONE
         assert worker.groups.shard(GROUP).offsets.offset_count == 0
-        assert steps.longest_s < LONGEST_S, steps.longest_s
+        steps.check()
 
 
 @pytest.mark.slow
@@ -251,4 +263,4 @@ async def test_offsets_of_deleted_topics_are_removed_in_slices(tmp_path: Path) -
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
             trio.lowlevel.remove_instrument(steps)
-        assert steps.longest_s < LONGEST_S, steps.longest_s
+        steps.check()

@@ -27,6 +27,7 @@ from dataplane.coordinators.group.record_formats import (
     offset_timestamps,
     offset_topic_id,
 )
+from dataplane.scheduling.time_slices import at_once
 from wire.primitives.types import ZERO_UUID
 
 GOLDEN = Path(__file__).resolve().parent / "golden_records.json"
@@ -276,6 +277,15 @@ def test_a_decoder_remembers_a_bounded_number_of_names() -> None:
     for number in range(100):
         decoder.decode(encode_key(OffsetKey(f"g{number}", "t", 0)))
         assert len(decoder._names) <= 10
+
+
+def test_a_decoder_remembers_no_long_names_and_forgets_all_of_them() -> None:
+    decoder = KeyDecoder()
+    for group in ("g", "g" * 30_000):
+        decoder.decode(encode_key(OffsetKey(group, "t", 0)))
+    assert list(decoder._names.values()) == [("g", "t")]
+    at_once(decoder.emptied())
+    assert not decoder._names
 
 
 # Malformed bytes

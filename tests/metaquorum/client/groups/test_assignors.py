@@ -181,6 +181,8 @@ def test_of_two_claims_the_newer_generation_wins_and_of_equal_ones_neither() -> 
     assert texts(sticky_assignment([old, new], counts)) == {"old": "a0", "new": "a1"}
     twin = member("twin", "a", owned=tuple(places("a0 a1")), generation=3)
     assert texts(sticky_assignment([old, twin], counts)) == {"old": "a0", "twin": "a1"}
+    equal = [member(name, "a", owned=tuple(places("a1")), generation=3) for name in ("m1", "m2")]
+    assert texts(sticky_assignment(equal, counts)) == {"m1": "a0", "m2": "a1"}
 
 
 def test_the_generation_of_older_members_is_in_their_user_data() -> None:

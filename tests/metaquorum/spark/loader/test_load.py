@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -455,9 +456,17 @@ class KillsWorkers(Events):
 
     def on_range(self, index: int, what: object) -> None:
         if len(self.killed) < self._times:
-            for pid in descendants(os.getpid(), WORKER):
-                os.kill(pid, signal.SIGKILL)
-                self.killed.append(pid)
+            self.killed += kill_descendants(os.getpid(), WORKER)
+
+
+def kill_descendants(ancestor: int, word: bytes) -> list[int]:
+    """Kill the descendant processes whose command contains the word; return their ids."""
+    killed = []
+    for pid in descendants(ancestor, word):
+        with suppress(ProcessLookupError):  # it has ended since the list was made
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 def descendants(ancestor: int, word: bytes) -> list[int]:
@@ -618,9 +627,7 @@ class KillsPython(Events):
 
     def on_range(self, index: int, what: object) -> None:
         if not self.killed:
-            self.killed = descendants(os.getpid(), b"pyspark.daemon")
-            for pid in self.killed:
-                os.kill(pid, signal.SIGKILL)
+            self.killed = kill_descendants(os.getpid(), b"pyspark.daemon")
 
 
 def test_python_processes_of_spark_that_are_killed_are_replaced(
