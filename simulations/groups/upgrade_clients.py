@@ -25,6 +25,7 @@ from simulations.groups.upgrade_checkers import (
     level_of,
 )
 from simulations.harness.client import BROKEN, ClientConnection
+from simulations.replication.attacker import ReplicaAttacker
 from simulations.replication.replica_clients import ReplicaClient
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.delete_groups import DeleteGroupsRequest
@@ -61,6 +62,15 @@ _IDS_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch
 _LEAVE_MANY_SINCE: Final = 3
 _SYNC_PROTOCOL_SINCE: Final = 5
 Probe = Callable[[ClientConnection, int], Coroutine[Any, Any, None]]
+
+
+class UpgradeAttacker(ReplicaAttacker):
+    """Attacker of workers of the new version; those of the old one believe every replica id."""
+
+    def may_attack(self, leader: int) -> bool:
+        machine = self.cluster_state.members[leader].supervisor.machine
+        versions = self.cluster_state.checker(LevelsAreSupported).versions
+        return not versions.is_old(machine.name, machine.runs)
 
 
 class UpgradeOperator(ReplicaClient):

@@ -2,7 +2,8 @@
 
 Controllers run the old version when the cluster is founded, and so does a part of the other
 workers. An operator restarts each node as the new version, among other faults, then raises the
-level. The clients of `groups` start with the cluster: their members cannot join until then.
+level. The clients of `groups` start with the cluster: their members cannot join until then. A
+client claims to be a replica, while the workers of both versions replicate from each other.
 
 Left out: workers that are unregistered, as the level may be raised without them, and nodes that
 return to the old version.
@@ -33,7 +34,7 @@ from simulations.groups.upgrade_checkers import (
     LevelsAreSupported,
     OldNodesReadOldRecords,
 )
-from simulations.groups.upgrade_clients import LevelProbe, UpgradeOperator
+from simulations.groups.upgrade_clients import LevelProbe, UpgradeAttacker, UpgradeOperator
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
@@ -75,6 +76,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         clients = clients_of_groups(cluster_state, groups)
         operator = UpgradeOperator(cluster_state, "operator", world.stream("operator"), longest_s)
         clients.others.append(operator)
+        clients.others.append(UpgradeAttacker(cluster_state, "attacker", world.stream("attacker")))
         for number in range(PROBES):
             name = f"probe-{number}"
             clients.others.append(LevelProbe(cluster_state, name, world.stream(name)))

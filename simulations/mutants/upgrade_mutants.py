@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from dataplane.coordinators.group import group_coordinator
 from dataplane.handlers.groups import coordinators
+from dataplane.replication import earlier_workers
 from dataplane.worker import internal_topics as workers_topics
 from metaquorum.controller import features, internal_topics
 from simulations.kernel.mutation import Mutant, all_of, swapped
@@ -49,6 +50,10 @@ def _controllers_not_asked() -> AbstractContextManager[None]:
     return _nodes_not_asked("Controller")
 
 
+def _earlier_worker_at_any_address() -> AbstractContextManager[None]:
+    return swapped(earlier_workers, "normalized", lambda _: lambda host: "")
+
+
 UPGRADE_MUTANTS: Final = tuple(
     Mutant(name, about, "upgrades", found_as, apply)
     for name, about, found_as, apply in (
@@ -75,6 +80,12 @@ UPGRADE_MUTANTS: Final = tuple(
             "a level is raised although another controller does not support it",
             ("M7",),
             _controllers_not_asked,
+        ),
+        (
+            "earlier-worker-at-any-address",
+            "a worker that is not upgraded replicates without a proof from any address",
+            ("R5",),
+            _earlier_worker_at_any_address,
         ),
     )
 )

@@ -71,6 +71,10 @@ class ReplicaAttacker(ReplicaClient):
             await sleep(runtime.clock, RETRY_S * self._draw.random())
         self.done = True
 
+    def may_attack(self, leader: int) -> bool:
+        """Return whether the leader's version must refuse the attacks."""
+        return True
+
     async def _attack(self, runtime: Runtime, name: str, place: Place) -> None:
         leader = await self.leader(runtime, name, place)
         state = self.cluster_state.cluster_history.state(
@@ -78,6 +82,8 @@ class ReplicaAttacker(ReplicaClient):
         )
         others = [] if state is None else [r for r in state.replicas if r != leader]
         async with self.connected(runtime, leader) as connection:
+            if not self.may_attack(leader):
+                return
             if self._draw.random() < LIARS:
                 await self._lie(runtime, connection, name, place)
                 return

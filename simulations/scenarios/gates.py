@@ -63,10 +63,10 @@ _FEW_FAULTS: Final = (
     *_NO_BROKEN_DEVICE,
 )
 
+_OF_ATTACKERS: Final = ("ClaimsAreRefused", "LiesStayOut")
 # Few workers, no attackers, and topics without compaction, retention or recompression.
 _OF_GROUPS: Final = (
-    "ClaimsAreRefused",
-    "LiesStayOut",
+    *_OF_ATTACKERS,
     "LiveWorkersStay",
     "LastOfEachKeyIsRead",
     "ReplicaRetentionIsDue",
@@ -91,7 +91,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "groups": _OF_GROUPS,
-    "upgrades": _OF_GROUPS,
+    "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,

@@ -13,6 +13,7 @@ from simulations.mutants.registry import MUTANTS
 from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
 from simulations.runner.runs import run_seed
 from tests.dataplane.handlers import test_groups as groups
+from tests.dataplane.replication import test_upgrading as upgrading
 from tests.metaquorum.controller import test_features as features
 from tests.metaquorum.controller import test_internal_topics as internal_topics
 
@@ -34,10 +35,18 @@ FAILS: dict[str, Callable[[], None]] = {
         "Broker 7 only supports versions 1-3",
     ),
     "controllers-not-asked": features.test_every_controller_must_have_told_what_it_supports,
+    "earlier-worker-at-any-address": (
+        upgrading.test_a_client_elsewhere_cannot_fetch_as_a_worker_that_is_not_upgraded
+    ),
 }
 
 # Mutants that the simulator finds within few seeds.
-SHOWS_SOON = ("level-of-groups-not-checked", "internal-topics-at-every-level", "workers-not-asked")
+SHOWS_SOON = (
+    "level-of-groups-not-checked",
+    "internal-topics-at-every-level",
+    "workers-not-asked",
+    "earlier-worker-at-any-address",
+)
 
 
 def test_each_mistake_has_its_test() -> None:
