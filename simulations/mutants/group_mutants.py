@@ -505,7 +505,7 @@ GROUP_MUTANTS: Final = tuple(
         ),
         (
             "late-deletion-ends-next",
-            "a late record of one deletion of a group ends the next deletion, which goes on",
+            "a late record of one deletion of a group ends the next deletion, which continues",
             ("G2", "G3"),
             _late_end_ends_next,
         ),
