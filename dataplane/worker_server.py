@@ -32,7 +32,6 @@ from dataplane.network.sasl_authenticator import SaslAuthenticator
 from dataplane.network.server import Server, ServerLimits
 from dataplane.node_config import NodeConfig
 from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.replication.earlier_workers import EarlierFollowers
 from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_manager import ReplicaManager
@@ -195,12 +194,6 @@ class WorkerRole:
             quotas,
             self._config.inline_append_bytes,
             self._replica_authenticator(),
-            EarlierFollowers(
-                self._runtime.network,
-                self._config.between_workers.listener,
-                self._runtime.clock.monotonic,
-                lambda: self._loader.image,
-            ),
         )
         upkeep = BackgroundTasks(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)
@@ -233,7 +226,7 @@ class WorkerRole:
             serving.start_soon(worker.isr_manager.context.wakes.run)
             serving.start_soon(worker.leadership_check.run)
             serving.start_soon(worker.groups.run)
-            serving.start_soon(worker.earlier_followers.run)
+            serving.start_soon(worker.isr_manager.earlier_followers.run)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
             await stop.wait()

@@ -113,6 +113,9 @@ class NewestMetadata(Protocol):
 
 
 class FollowerContacts(Protocol):
+    @property
+    def earlier_followers(self) -> EarlierFollowers: ...
+
     def heard_from(self, replica_id: int) -> None: ...
 
 
@@ -126,16 +129,13 @@ class Fetches(LimitsFetches, KeepsSessions, Protocol):
     @property
     def isr_manager(self) -> FollowerContacts: ...
 
-    @property
-    def earlier_followers(self) -> EarlierFollowers: ...
-
 
 def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
     if (replica_id := replica_of(message)) >= 0:
-        image, earlier = worker.loader.image, worker.earlier_followers
-        if error := fetch_claim_error(request.client, message, image, earlier):
+        image, followers = worker.loader.image, worker.isr_manager
+        if error := fetch_claim_error(request.client, message, image, followers.earlier_followers):
             return _refuse_claim(message, error)
-        worker.isr_manager.heard_from(replica_id)
+        followers.heard_from(replica_id)
     allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):

@@ -26,7 +26,7 @@ from dataplane.network.listeners import ReplicationListener
 from dataplane.partition.leader_state import UNKNOWN, IsrChange
 from dataplane.partition.partition import Partition, ReplicaContext
 from dataplane.replication import follower_state, truncation_ledger
-from dataplane.replication.earlier_workers import is_earlier
+from dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.isr_log import IsrLog
 from dataplane.replication.replica_fetcher import (
@@ -139,6 +139,12 @@ class IsrManager:
             self.is_eligible,
             {},
             self._isr_due,
+        )
+        self.earlier_followers: Final = EarlierFollowers(
+            runtime.network,
+            between_workers.listener,
+            runtime.clock.monotonic,
+            lambda: loader.image,
         )
         self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}

@@ -18,7 +18,6 @@ from dataplane.network.delayed import Timers
 from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.replication.earlier_workers import EarlierFollowers
 from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_manager import ReplicaManager
@@ -69,7 +68,6 @@ class Worker:
         quotas: ClientQuotas,
         inline_append_bytes: int,
         replica_authenticator: ReplicaAuthenticator,
-        earlier_followers: EarlierFollowers,
     ) -> None:
         self.worker_id = worker_id
         self.clock: Clock = runtime.clock
@@ -81,7 +79,6 @@ class Worker:
         self._configs = configs
         self.quotas = quotas
         self.replica_authenticator = replica_authenticator
-        self.earlier_followers = earlier_followers
         self.inline_append_bytes = inline_append_bytes  # larger appends run in a worker thread
         # Static configs: they do not change while the node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")

@@ -218,8 +218,10 @@ class GroupShard:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
         leader = group.members.by_id.get(request.member_id)
         if leader is not None and request.assignments:
-            added = sum(map(len, request.assignments.values()))
-            added -= sum(len(each.assignment) for each in group.members)
+            taken = request.assignments
+            added = sum(
+                len(taken.get(each.member_id, b"")) - len(each.assignment) for each in group.members
+            )
             if not self._memory.has_room(leader.client_host, added, is_known=True):
                 return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)

@@ -28,7 +28,7 @@ from dataplane.handlers.groups.asking import (
     settled,
 )
 from dataplane.handlers.groups.parts import write_in_parts
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied, in_pieces
 from dataplane.worker.context import Request
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.join_group import (
@@ -42,7 +42,11 @@ from wire.messages.leave_group import (
     MemberIdentity,
     MemberResponse,
 )
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from wire.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
@@ -177,9 +181,12 @@ def handle_sync_group(
 
 def _sync(worker: CoordinatesGroups, message: SyncGroupRequest) -> Work[Message | GroupResponse]:
     group_id, member_id = message.group_id, message.member_id
-    assignments = dict(
-        (yield from in_pieces(message.assignments, lambda each: (each.member_id, each.assignment)))
-    )
+    assignments: dict[str, bytes] = {}
+
+    def take(assigned: SyncGroupRequestAssignment) -> None:
+        assignments[assigned.member_id] = assigned.assignment
+
+    yield from in_pieces(message.assignments, take)
     sync = SyncRequest(
         group_id,
         member_id,
@@ -205,6 +212,8 @@ def _sync(worker: CoordinatesGroups, message: SyncGroupRequest) -> Work[Message 
         lambda code: SyncGroupResponse(error_code=code),
         response,
     )
+    if len(assignments) > PIECE_ROWS:
+        yield from emptied(assignments)  # the coordinator has read those of its members
     return (yield from settled(outcome))
 
 
