@@ -65,6 +65,7 @@ class Machine:
         self.runs = 0
         self.stop_with: How = "kill"
         self.power_cuts: list[float] = []
+        self.started_at = 0.0  # start of the current or last run
         self.lost: list[Lost] = []
         self._timeline = timeline
         self._internet = internet
@@ -86,6 +87,7 @@ class Machine:
         if not self._internet.up[self.name]:
             self._internet.powered(self.name, True)
         self.runs += 1
+        self.started_at = self._timeline.now
         self.process = Process(self._timeline, self.name, self.runs)
         self.fate = Fate()
         self.say(f"starts (run {self.runs})")

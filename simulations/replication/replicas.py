@@ -324,17 +324,20 @@ class ClusterHistory:
         return history
 
     def _reported_faults(self) -> dict[int, tuple[int, int]]:
-        """Return the power cuts and sync failures of workers that have registered since."""
-        return {
-            member.config.node_id: (
-                len(machine.power_cuts),
-                machine.faults.happened.get("sync failed", 0),
-            )
-            for member in self.cluster_state.workers
-            if (machine := member.supervisor.machine).running
-            and self._registered_at.get(member.config.node_id, -1.0)
-            > max(machine.power_cuts, default=-2.0)
-        }
+        """Return the power cuts and sync failures of workers that have registered since.
+
+        A sync failure counts once the process has registered that started after it: a topic may be
+        created while the worker's earlier registration is still in force.
+        """
+        reported: dict[int, tuple[int, int]] = {}
+        for member in self.cluster_state.workers:
+            worker_id, machine = member.config.node_id, member.supervisor.machine
+            registered_at = self._registered_at.get(worker_id, -1.0)
+            if machine.running and registered_at > max(machine.power_cuts, default=-2.0):
+                sync_failures = machine.faults.happened.get("sync failed", 0)
+                is_known = registered_at >= machine.started_at
+                reported[worker_id] = len(machine.power_cuts), sync_failures if is_known else 0
+        return reported
 
     def state(self, history: PartitionHistory) -> PartitionImage | None:
         """Return the partition in the committed metadata; None if the topic does not exist."""
