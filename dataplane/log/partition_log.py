@@ -323,7 +323,7 @@ class PartitionLog(LocalLog):
         else:
             end = self._segments.end_in(segment, end_offset)
         size = end - start
-        if size > max_bytes:
+        if size > max(max_bytes, 0):  # a request with several partitions may have used up its bytes
             _, first = next(segment.walk(start))
             if first.batch_bytes <= max_bytes:
                 size = max_bytes
