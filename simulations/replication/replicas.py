@@ -377,6 +377,8 @@ class ClusterHistory:
         if replica.is_dark and self._incarnation(replica.worker_id) == replica.incarnation:
             return True
         state = self.state(history)
+        if state is not None and replica.worker_id not in (*state.isr, *state.elr):
+            return True  # the quorum has removed it, which a leader that was paused does not know
         return (
             state is not None
             and state.isr == (replica.worker_id,)
