@@ -12,7 +12,7 @@ class ListTransactionsRequest(Message, api=66, versions="0-2", flexible="0+"):
     transactional_id_pattern: str | None = string("2+", nullable="2+", default=None)
 
 
-class ListedTransaction(Struct):
+class TransactionState(Struct):
     transactional_id: str = string()
     producer_id: int = int64()
     transaction_state: str = string()
@@ -22,4 +22,4 @@ class ListTransactionsResponse(Message, api=66, versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     unknown_state_filters: list[str] = array(string)
-    transaction_states: list[ListedTransaction] = array(ListedTransaction)
+    transaction_states: list[TransactionState] = array(TransactionState)

@@ -53,10 +53,12 @@ def _scalar(kind: str) -> st.SearchStrategy[Any]:
 
 
 def _value(field: Field, version: int) -> st.SearchStrategy[Any]:
-    if field.name == "error_code":
+    if field.name in ("error_code", "partition_error_code"):
         return st.sampled_from(ErrorCode).map(int)
-    if field.name == "log_append_time_ms":  # kio decodes this field as a datetime
+    if field.name == "log_append_time_ms":  # kio decodes these fields as a datetime
         return st.one_of(st.just(-1), st.integers(0, 1 << 42))
+    if field.name == "transaction_start_time_ms":
+        return st.integers(0, 1 << 42)
     if field.name in ("session_lifetime_ms", "retention_time_ms"):
         # kio decodes these fields as a timedelta, which has limits and rounds
         return st.integers(-(1 << 42), 1 << 42)
