@@ -22,6 +22,7 @@ timestamps of their records: a client that writes old timestamps is protected fr
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from dataplane.log.segments.verification import Verification, Verifications
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import CONTROL, TRANSACTIONAL, BatchHeader
 
@@ -97,10 +98,11 @@ class ProducerEntry:
 class ProducerStateTable:
     """Producer state of one log, by producer id. Plain state."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "verifications")
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self.entries: dict[int, ProducerEntry] = {e.producer_id: e for e in entries}
+        self.verifications = Verifications()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -159,6 +161,29 @@ class ProducerStateTable:
             )
         return first
 
+    def in_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Return whether the producer has an open transaction in this log, in this epoch."""
+        entry = self.entries.get(producer_id)
+        return (
+            entry is not None
+            and entry.transaction_first_offset != NO_OFFSET
+            and entry.epoch == epoch
+        )
+
+    def check_verified(self, header: BatchHeader, verification: Verification | None) -> None:
+        """Check that a transactional batch of a client continues or begins a known transaction.
+
+        `verification` is the one that has succeeded for it, if any. Raises KafkaError
+        (INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER). A duplicate passes: it is not appended.
+        """
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        if not self.in_transaction(producer_id, epoch):
+            entry = self.entries.get(producer_id)
+            if entry is None or not entry.find_duplicate(
+                epoch, header.base_sequence, header.last_sequence
+            ):
+                self.verifications.check(header, verification)
+
     def update(
         self, header: BatchHeader, last_offset: int, max_timestamp: int, now_ms: int
     ) -> None:
@@ -175,6 +200,8 @@ class ProducerStateTable:
             entry.batches.clear()
         entry.last_seen_ms = now_ms
         attributes = header.attributes
+        if attributes & TRANSACTIONAL:
+            self.verifications.end(producer_id)
         if attributes & CONTROL:
             entry.transaction_first_offset = NO_OFFSET
             return
