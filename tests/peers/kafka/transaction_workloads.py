@@ -1,4 +1,5 @@
 """Workloads of transactions for `bench`: librdkafka's producers, and a read_committed consumer."""
+
 import itertools
 import os
 import struct
