@@ -3,8 +3,26 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from metaquorum.client.cluster import Cluster
 from metaquorum.client.socket_transport import Blocking, blocking
+from metaquorum.client.transactions.admin import TransactionAdmin
 from metaquorum.client.transactions.transactional_producer import TransactionalProducer
+
+
+class BlockingTransactionAdmin(Blocking[TransactionAdmin]):
+    """`TransactionAdmin` with blocking methods."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(TransactionAdmin(cluster))
+
+    list_transactions = blocking(TransactionAdmin.list_transactions)
+    describe_transactions = blocking(TransactionAdmin.describe_transactions)
+    describe_producers = blocking(TransactionAdmin.describe_producers)
+    coordinated = blocking(TransactionAdmin.coordinated)
+    find_hanging = blocking(TransactionAdmin.find_hanging)
+    abort_in_partition = blocking(TransactionAdmin.abort_in_partition)
+    fence_producer = blocking(TransactionAdmin.fence_producer)
+    gather_stalls = blocking(TransactionAdmin.gather_stalls)
 
 
 class BlockingTransactionalProducer(Blocking[TransactionalProducer]):
