@@ -117,10 +117,11 @@ def _abort(
     owner = _coordinated(session, producer_id)
     if owner is not None and owner.is_active and where in owner.partitions:
         name = owner.transactional_id
+        command = f"mq-admin transactions abort --transactional-id {shlex.quote(name)}"
         raise AdminError(
             f"the transaction does not hang: its coordinator, node {owner.coordinator}, has it as "
-            f"{owner.state} of transactional id {name}, and will end it; `mq-admin transactions "
-            f"abort --transactional-id {shlex.quote(name)}` aborts an ongoing one in all its partitions"
+            f"{owner.state} of transactional id {name}, and will end it; `{command}` aborts an "
+            "ongoing one in all its partitions"
         )
     whose = f"producer id {producer_id}, epoch {producer_epoch}"
     session.ask(f"Abort the transaction of {whose} in partition {where}?", yes)

@@ -52,7 +52,10 @@ def fatal(error: BrokerError) -> FatalTransactionError:
     if error.code in _FENCED:
         text = "another producer has the transactional id, or the transaction has timed out"
         return ProducerFencedError(error.code, text, error.subject)
-    return FatalTransactionError(error.code, error.message, error.subject)
+    text = error.message
+    if error.code is ErrorCode.INVALID_TXN_STATE:
+        text = "its coordinator has ended the transaction: it has timed out, or was aborted"
+    return FatalTransactionError(error.code, text, error.subject)
 
 
 def abortable(error: BrokerError) -> AbortableTransactionError:
