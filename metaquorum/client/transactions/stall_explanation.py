@@ -156,7 +156,7 @@ def _of_prepared(
     others = [one for one in each.unmarked if (one.topic, one.index) != tuple(facts.where)]
     ill = [one for one in others if {Trouble.OFFLINE, Trouble.UNDER_MIN_ISR} & set(one.troubles)]
     if ill:
-        why = "; ".join(f"{one.topic}:{one.index}{_replicas(one, joined=True)}" for one in ill[:3])
+        why = "; ".join(f"{one.topic}:{one.index}:{_replicas(one, joined=True)}" for one in ill[:3])
         text = (
             f"markers are also missing in {_ranges(others)}, and the transactional id begins no "
             f"other transaction before they are written: {why}"
