@@ -110,7 +110,7 @@ def list_command(
 def describe_command(session: Session, transactional_ids: tuple[str, ...]) -> None:
     """Describe transactional ids: state, producer, timeout, and the partitions of a transaction.
 
-    The partitions of a prepared transaction are those that lack a marker.
+    The partitions of a prepared transaction are those without a marker.
 
     \b
     Examples:
@@ -143,7 +143,7 @@ def _show(session: Session, each: TransactionDescription, now_ms: int) -> None:
         ago = duration(max(0, now_ms - each.start_time_ms) / 1000)
         pairs.append(("started", f"{iso_text(each.start_time_ms)} ({ago} ago)"))
     if each.partitions:
-        title = "lacks markers in" if each.is_prepared else "partitions"
+        title = "without marker" if each.is_prepared else "partitions"
         pairs.append((title, ranges(each.partitions)))
     show_pairs(pairs)
 

@@ -1,4 +1,4 @@
-"""mq-admin transactions explain: why read_committed stands still."""
+"""mq-admin transactions explain: why read_committed does not advance."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -28,11 +28,11 @@ _TRANSACTIONS: Final = (
 )
 
 
-@click.command("explain", short_help="Explain why read_committed stands still in a topic.")
+@click.command("explain", short_help="Explain why read_committed does not advance.")
 @click.argument("scope", metavar="TOPIC[:PARTITION,...]", shell_complete=complete_topics)
 @session_command
 def explain_command(session: Session, scope: str) -> None:
-    """Explain why read_committed stands still: which transaction holds it, and what will end it.
+    """Explain why read_committed does not advance: which transaction holds it, and what ends it.
 
     Sentences with ! name a problem, those with - something to know. Without partitions, those of
     the topic in which nothing waits are counted only. Offsets include the markers of transactions.

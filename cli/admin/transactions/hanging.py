@@ -53,7 +53,7 @@ def hanging_command(
 ) -> None:
     """Find transactions that are open in a partition, and that no coordinator will end.
 
-    Their partitions stand still for read_committed until `mq-admin transactions abort`. The search
+    read_committed does not advance in their partitions until `mq-admin transactions abort`. The search
     is that of Kafka's kafka-transactions (KIP-664).
 
     \b

@@ -69,7 +69,7 @@ class TransactionAdmin:
         return await describe_producers(self.cluster, partitions, node_id)
 
     async def coordinated(self, producer_ids: Iterable[int]) -> Coordinated:
-        """Return what the coordinators know of these producer ids."""
+        """Return the transactions of these producer ids at the coordinators."""
         return await coordinated(self.cluster, producer_ids)
 
     async def find_hanging(

@@ -28,7 +28,7 @@ class ProducerFencedError(FatalTransactionError):
 
 
 class UnknownOutcomeError(AdminError):
-    """Raised if the answer to the end of a transaction was lost, and retries did not tell it.
+    """Raised if the answer to the end of a transaction was lost, and retries found no other.
 
     The coordinator may have decided. `commit` (or `abort`) of the same producer may be repeated
     unless `is_final`. `cause`: the last error.

@@ -47,9 +47,9 @@ class HangingList:
 
 @frozen
 class Coordinated:
-    """What the coordinators know of some producer ids: descriptions by producer id.
+    """Transactional ids of some producer ids, as their coordinators describe them.
 
-    `is_complete`: whether all coordinators answered.
+    `descriptions`: by producer id. `is_complete`: whether all coordinators answered.
     """
 
     descriptions: Mapping[int, TransactionDescription]

@@ -1,4 +1,4 @@
-"""Explanation, in sentences, why read_committed stands still. Plain; `stall_facts` has the facts.
+"""Explanation, in sentences, why read_committed stops at an offset. Plain; `stall_facts` has the facts.
 
 read_committed reads up to the last stable offset: the first offset of the oldest transaction whose
 marker is not replicated yet. The sentences say which transaction that is, and what will end it:
@@ -46,7 +46,7 @@ def explain(facts: StallFacts) -> list[Sentence]:
 
 def _position(facts: StallFacts) -> str:
     text = (
-        f"read_committed {'has come to' if facts.is_moving else 'stands still at'} offset "
+        f"read_committed {'has come to' if facts.is_moving else 'stops at'} offset "
         f"{facts.last_stable_offset}; {_count(facts.waiting, 'offset')} up to the high watermark, "
         f"{facts.high_watermark}, can be read with read_uncommitted only"
     )

@@ -1,4 +1,4 @@
-"""Facts that explain why read_committed stands still in partitions.
+"""Facts that explain why read_committed stops before the end of partitions.
 
     the partition leaders   last stable offset and high watermark, twice; open transactions, twice
     the coordinators        the transactional ids and states of these transactions
@@ -32,11 +32,11 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class StallingTransaction:
-    """An open transaction of a partition that stands still.
+    """An open transaction of a partition in which read_committed does not advance.
 
     `description`: of its transactional id; None: no coordinator that answered has it. `why_hanging`
     None: a coordinator will end it, or it is not known whether one does. `unmarked`: the partitions
-    of a prepared transaction that lack a marker.
+    of a prepared transaction without a marker.
     """
 
     open: OpenTransaction

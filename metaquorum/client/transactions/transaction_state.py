@@ -6,7 +6,7 @@
     FAILED     a step of the transaction failed                  abort
     COMMITTING the commit was begun, and no answer is known      commit
     ABORTING   the abort was begun, and no answer is known       abort
-    FATAL      fenced, or refused for good                       nothing
+    FATAL      fenced, or refused finally                        nothing
 
     NEW --init--> READY --begin--> OPEN --commit--> COMMITTING --answer--> READY
                                    OPEN, FAILED --abort--> ABORTING --answer--> READY
@@ -75,7 +75,7 @@ class WrongStateError(RuntimeError):
 class TransactionState:
     """State of one producer.
 
-    `is_started`: the coordinator may know of the transaction; `is_confirmed`: it does.
+    `is_started`: the coordinator may have the transaction; `is_confirmed`: it has.
     `is_bump_needed`: at levels below 2,
     the epoch must be raised after the abort, as it is not known which records were appended.
     `is_uncertain`: an answer to EndTxn was lost, so that the coordinator may have decided.

@@ -14,7 +14,7 @@ The protocol follows the level of the feature `transaction.version` at each `beg
 `transaction_state`. At most one task or thread calls a producer at a time.
 
 A lost answer to EndTxn is asked for again: the coordinator answers a repetition as it answered the
-first request. What cannot be found out is raised as UnknownOutcomeError, never guessed.
+first request. An outcome that cannot be found out is raised as UnknownOutcomeError, never guessed.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ class TransactionalProducer:
         )
 
     async def _init_producer(self, deadline: float, producer_id: int, epoch: int) -> None:
-        """Get a producer id, or with one the next epoch of it (KIP-360)."""
+        """Take a producer id, or the next epoch of the given one (KIP-360)."""
         from wire.messages.init_producer_id import InitProducerIdRequest
 
         state = self._state
@@ -472,7 +472,7 @@ class TransactionalProducer:
         raise self._state.on_error(error, of_coordinator=of_coordinator) from error
 
     def _fail(self, error: BaseException) -> None:
-        """Note an error that is no answer of a broker, such as a cancellation or a timeout."""
+        """Note an error that no broker has answered, such as a cancellation or a timeout."""
         code, text = ErrorCode.NETWORK_EXCEPTION, str(error) or type(error).__name__
         self._state.fail(BrokerError(code, text, self._state.subject))
 
@@ -489,7 +489,7 @@ class TransactionalProducer:
         max_version: int | None = None,
         on_uncertain: Callable[[], None] | None = None,
     ) -> Any:
-        """Send a request to a coordinator until it answers for good; return the response.
+        """Send a request to a coordinator until its answer is final; return the response.
 
         `on_uncertain` is called if an attempt may have been processed without an answer. Raises the
         BrokerError of the last answer, also if it is retriable, and UnreachableError.
@@ -511,7 +511,7 @@ class TransactionalProducer:
                 assert on_uncertain is not None
                 on_uncertain()
                 failure = UnreachableError(str(error))
-            except (UnreachableError, BrokerError) as error:  # of the lookup or the connection
+            except (UnreachableError, BrokerError) as error:  # the lookup or the connection failed
                 failure = error
             else:
                 if failure is None:

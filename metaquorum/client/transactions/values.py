@@ -54,7 +54,7 @@ class TransactionList:
 class TransactionDescription:
     """State of a transactional id. `start_time_ms` None: it has no transaction.
 
-    `partitions`: of an ongoing transaction; of a prepared one those that lack a marker.
+    `partitions`: of an ongoing transaction; of a prepared one those without a marker.
     """
 
     transactional_id: str

@@ -90,7 +90,7 @@ def test_an_ongoing_transaction_ends_by_its_timeout() -> None:
     found = said(stalled(opened(described("Ongoing"))))
     assert found["last stable offset"] == (
         Level.NOTE,
-        "read_committed stands still at offset 4; 5 offsets up to the high watermark, 9, can be "
+        "read_committed stops at offset 4; 5 offsets up to the high watermark, 9, can be "
         "read with read_uncommitted only",
     )
     assert found["transaction"] == (

@@ -1,4 +1,4 @@
-"""What a transactional producer may do next, and what each error means."""
+"""The calls that a transactional producer permits next, and the meaning of each error."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_partitions_are_added_once_and_at_lower_levels_only() -> None:
         (ErrorCode.PRODUCER_FENCED, True, ProducerFencedError),
         (ErrorCode.PRODUCER_FENCED, False, ProducerFencedError),
         (ErrorCode.INVALID_PRODUCER_EPOCH, True, ProducerFencedError),
-        # A leader says so of a transaction that its coordinator has aborted (KIP-588).
+        # Leaders answer it for a transaction that the coordinator has aborted (KIP-588).
         (ErrorCode.INVALID_PRODUCER_EPOCH, False, AbortableTransactionError),
         (ErrorCode.INVALID_TXN_STATE, True, FatalTransactionError),
         (ErrorCode.INVALID_TXN_STATE, False, AbortableTransactionError),
@@ -69,7 +69,7 @@ def test_errors_are_fatal_or_abort_the_transaction(
     assert type(error) is expected
     is_fatal = issubclass(expected, FatalTransactionError)
     assert state.state is (State.FATAL if is_fatal else State.FAILED)
-    with pytest.raises(expected):  # raised again by every call that is not permitted any more
+    with pytest.raises(expected):  # raised again by every call that is no longer permitted
         state.check(State.OPEN)
     if not is_fatal:
         state.check(State.OPEN, State.FAILED)
