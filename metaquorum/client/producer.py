@@ -101,7 +101,7 @@ class Producer:
         self._producer = (NO_PRODUCER_ID, -1)
         self._sequences: dict[TopicPartition, int] = {}
         self._transactional_id: str | None = None  # set by transactions.transactional_producer
-        self._last_version: int | None = None  # of Produce; None: the newest
+        self._last_version: int | None = None  # newest version of Produce to send; None: any
 
     async def send(self, topic: str, records: Iterable[ProducerRecord]) -> list[Appended]:
         """Append `records` to `topic`, in their order within each partition.

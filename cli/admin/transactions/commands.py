@@ -12,7 +12,7 @@ from cli.admin.transactions.hanging import hanging_command
     "transactions", short_help="Show transactions, and explain and end those that hold readers."
 )
 def command() -> None:
-    """Show transactions and their producers, explain why read_committed does not advance, and abort."""
+    """Show transactions, explain why read_committed does not advance, and abort them."""
 
 
 command.add_command(list_command)

@@ -53,8 +53,8 @@ def hanging_command(
 ) -> None:
     """Find transactions that are open in a partition, and that no coordinator will end.
 
-    read_committed does not advance in their partitions until `mq-admin transactions abort`. The search
-    is that of Kafka's kafka-transactions (KIP-664).
+    read_committed does not advance in their partitions until `mq-admin transactions abort`. The
+    search is that of Kafka's kafka-transactions (KIP-664).
 
     \b
     Examples:

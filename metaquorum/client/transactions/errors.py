@@ -1,10 +1,10 @@
-"""Errors of a transactional producer, by what the program can do next.
+"""Errors of a transactional producer, by the next step of the program:
 
 AbortableTransactionError  abort the transaction, then begin another one
 FatalTransactionError      close the producer; another producer with the same id may begin
-  ProducerFencedError      another producer has the transactional id, or the transaction timed out
-UnknownOutcomeError        the transaction was committed or aborted, and only `commit` (or a
-                           new producer, after `init`, and its committed offsets) tells which
+  ProducerFencedError      another producer has the id, or the transaction has timed out
+UnknownOutcomeError        the transaction was committed or aborted: `commit` again returns or
+                           raises, or the committed offsets show it after the next `init`
 """
 
 from metaquorum.client.errors import AdminError, BrokerError

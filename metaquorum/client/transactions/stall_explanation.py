@@ -1,4 +1,4 @@
-"""Explanation, in sentences, why read_committed stops at an offset. Plain; `stall_facts` has the facts.
+"""Explanation, in sentences, why read_committed does not advance. Plain, from `stall_facts`.
 
 read_committed reads up to the last stable offset: the first offset of the oldest transaction whose
 marker is not replicated yet. The sentences say which transaction that is, and what will end it:
