@@ -141,7 +141,8 @@ def _show(session: Session, each: TransactionDescription, now_ms: int) -> None:
     ]
     if each.start_time_ms is not None:
         ago = duration(max(0, now_ms - each.start_time_ms) / 1000)
-        pairs.append(("started", f"{iso_text(each.start_time_ms)} ({ago} ago)"))
+        title = "started" if each.is_active else "last started"
+        pairs.append((title, f"{iso_text(each.start_time_ms)} ({ago} ago)"))
     if each.partitions:
         title = "without marker" if each.is_prepared else "partitions"
         pairs.append((title, ranges(each.partitions)))

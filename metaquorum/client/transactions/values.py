@@ -52,7 +52,7 @@ class TransactionList:
 
 @frozen
 class TransactionDescription:
-    """State of a transactional id. `start_time_ms` None: it has no transaction.
+    """State of a transactional id. `start_time_ms`: of its last transaction; None: it had none.
 
     `partitions`: of an ongoing transaction; of a prepared one those without a marker.
     """
