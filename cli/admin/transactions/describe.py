@@ -157,7 +157,9 @@ def _data(each: TransactionDescription, now_ms: int) -> Row:
         "producer_epoch": each.producer_epoch,
         "timeout_ms": each.timeout_ms,
         "start_time_ms": each.start_time_ms,
-        "duration_ms": None if each.start_time_ms is None else max(0, now_ms - each.start_time_ms),
+        "duration_ms": max(0, now_ms - each.start_time_ms)
+        if each.is_active and each.start_time_ms is not None
+        else None,
         "coordinator": each.coordinator,
         "partitions": by_topic(each.partitions),
     }
