@@ -32,7 +32,11 @@ def explain(facts: StallFacts) -> list[Sentence]:
         text = "the partition has no leader: no consumer can read it"
         return [Sentence("partition", Level.BAD, f"{text}{_replicas(facts.health)}")]
     if facts.last_stable_offset is None or facts.high_watermark is None:
-        return [Sentence("offsets", Level.BAD, "not known: the leader did not answer")]
+        text = "not known: the leader does not know its high watermark, or did not answer"
+        if Trouble.UNDER_MIN_ISR in facts.health.troubles:
+            text += _replicas(facts.health)
+        found = _of_transactions(facts) if facts.transactions else ()
+        return [Sentence("offsets", Level.BAD, text), *found]
     if not facts.waiting:
         text = f"read_committed reads everything, up to offset {facts.high_watermark}"
         return [Sentence("last stable offset", Level.GOOD, text)]
@@ -91,8 +95,8 @@ def _whose(facts: StallFacts, each: StallingTransaction) -> str:
     last_s = (facts.now_ms - producer.last_timestamp_ms) / 1000
     if description is not None and description.start_time_ms is not None and not each.why_hanging:
         since_s = (facts.now_ms - description.start_time_ms) / 1000
-        text += f"; it is {description.state} since {_at(description.start_time_ms)}"
-        text += f", for {duration(max(0.0, since_s))}"
+        text += f"; it began at {_at(description.start_time_ms)}"
+        text += f", {duration(max(0.0, since_s))} ago, and is {description.state}"
     if producer.last_timestamp_ms >= 0:
         text += f"; the last record has the time {_at(producer.last_timestamp_ms)}"
         text += f", {duration(max(0.0, last_s))} ago"

@@ -8,6 +8,7 @@ A node that does not answer, or refuses, is among the `failures`; the other fact
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from metaquorum.client.admin import LATEST, AdminClient
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
@@ -28,6 +29,9 @@ from metaquorum.client.transactions.values import (
 )
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
+
+# A new leader has no high watermark before its followers have fetched, which may take forever.
+OFFSETS_TIMEOUT_S: Final = 5.0
 
 
 @frozen
@@ -88,7 +92,11 @@ async def gather_stalls(
     failures: list[Exception] = []
     led = [where for where, health in healths.items() if health.leader is not None]
     stable, ends = await _offsets(cluster, led, failures)
-    behind = [where for where in led if stable.get(where, 0) < ends.get(where, 0)]
+    behind = [
+        where
+        for where in led
+        if where not in stable or where not in ends or stable[where] < ends[where]
+    ]
     before = await _producers(cluster, behind, failures)
     open_before = open_transactions(before)
     known = await coordinated(cluster, {each.producer.producer_id for each in open_before})
@@ -113,7 +121,8 @@ async def gather_stalls(
                 cluster.transport.now_ms(),
             )
         )
-    return TopicStalls(partitions, failures)
+    different = {str(each): each for each in failures}
+    return TopicStalls(partitions, list(different.values()))
 
 
 async def _healths(
@@ -145,7 +154,9 @@ async def _offsets(
         offsets: dict[TopicPartition, int] = {}
         try:
             answers = await admin.list_offsets(
-                dict.fromkeys(partitions, LATEST), read_committed=read_committed
+                dict.fromkeys(partitions, LATEST),
+                read_committed=read_committed,
+                timeout_s=min(cluster.timeout_s, OFFSETS_TIMEOUT_S),
             )
         except (AdminError, BrokerError) as error:
             failures.append(error)

@@ -128,7 +128,7 @@ def test_an_ongoing_transaction_is_explained(admin: Admin, cluster: Cluster) -> 
     assert level == "note"
     assert text.startswith("read_committed stops at offset 0; 1 offset up to the high")
     assert f"transactional id {name} (producer id" in found["transaction"][1]
-    assert "it is Ongoing since" in found["transaction"][1]
+    assert "ago, and is Ongoing" in found["transaction"][1]
     assert re.search(r"node 1, aborts it at .* UTC, in \d+ s", found["end"][1])
     assert f"abort --transactional-id {name}`" in found["end"][1]
     text = admin("transactions", "explain", topic)

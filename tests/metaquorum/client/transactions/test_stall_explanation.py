@@ -83,7 +83,21 @@ def test_a_partition_without_a_leader() -> None:
             "the partition has no leader: no consumer can read it (node 2: its worker is fenced)",
         )
     }
-    assert said(stalled(offsets=(None, 9)))["offsets"][0] is Level.BAD
+
+
+def test_a_leader_without_a_high_watermark() -> None:
+    facts = stalled(
+        opened(described("Ongoing")),
+        health=healthy(isr=(1,), missing=[AWAY]),
+        offsets=(None, None),
+    )
+    found = said(facts)
+    assert found["offsets"] == (
+        Level.BAD,
+        "not known: the leader does not know its high watermark, or did not answer; only 1 replica "
+        "of min.insync.replicas=2 is in sync (node 2: its worker is fenced)",
+    )
+    assert "it's" in found["transaction"][1]
 
 
 def test_an_ongoing_transaction_ends_by_its_timeout() -> None:
@@ -96,7 +110,7 @@ def test_an_ongoing_transaction_ends_by_its_timeout() -> None:
     assert found["transaction"] == (
         Level.NOTE,
         "the transaction of transactional id it's (producer id 7, epoch 3) begins here at offset 4;"
-        " it is Ongoing since 2027-01-15 07:59:50 UTC, for 10 s; the last record has the time "
+        " it began at 2027-01-15 07:59:50 UTC, 10 s ago, and is Ongoing; the last record has the time "
         "2027-01-15 07:59:58 UTC, 2.0 s ago",
     )
     assert found["end"] == (
@@ -162,7 +176,7 @@ def test_a_hanging_transaction_is_ended_by_an_administrator() -> None:
             "nothing will end it, it hangs: its coordinator knows no transaction of it's in this "
             f"partition (state {description.state}, epoch 3); {command}",
         )
-        assert "since" not in found["transaction"][1]  # the times of another transaction
+        assert "began" not in found["transaction"][1]  # the times of another transaction
 
 
 def test_a_transaction_of_a_coordinator_that_did_not_answer() -> None:
