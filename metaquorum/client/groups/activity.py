@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metaquorum.client.cluster import Cluster, TopicPartition
-from metaquorum.client.coordinators import Outcomes, answered, ask_coordinators, subject
 from metaquorum.client.errors import BrokerError, broker_error
 from metaquorum.client.groups.consumer_protocol import (
     CONSUMER_PROTOCOL,
@@ -15,6 +14,7 @@ from metaquorum.client.groups.consumer_protocol import (
     decode_assignment,
     decode_subscription,
 )
+from metaquorum.client.groups.coordinators import Outcomes, answered, ask_coordinators, subject
 from wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.coordinators import Outcomes
 from metaquorum.client.groups.activity import GroupActivity, describe_activity
+from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.groups.facts import GroupFacts, gather
 from metaquorum.client.groups.lag import describe_lag
 from metaquorum.client.groups.offsets import (

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from metaquorum.client.cluster import Cluster, Node
 from metaquorum.client.connection import MAX_IN_FLIGHT, BrokerConnection
-from metaquorum.client.coordinators import find_coordinators, subject
 from metaquorum.client.errors import BrokerError, UnreachableError
+from metaquorum.client.groups.coordinators import find_coordinators, subject
 from metaquorum.client.transport import BROKEN
 from wire.primitives.errors import ErrorCode
 from wire.schema.message import Message

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from metaquorum.client.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.consumer import MAX_WAIT_S, ConsumedRecord, Consumer
-from metaquorum.client.coordinators import subject
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError, broker_error
 from metaquorum.client.groups.assigned_partitions import AssignedPartitions
 from metaquorum.client.groups.assignors import ASSIGNORS
 from metaquorum.client.groups.coordinator_link import GLANCE_S, CoordinatorLink
+from metaquorum.client.groups.coordinators import subject
 from metaquorum.client.groups.group_config import GroupConfig, OffsetReset
 from metaquorum.client.groups.group_member import (
     RETRY_PAUSE_S,

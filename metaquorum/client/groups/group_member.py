@@ -30,7 +30,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.coordinators import subject
 from metaquorum.client.errors import BrokerError, broker_error
 from metaquorum.client.groups.assignors import ASSIGNORS, AssignedMember
 from metaquorum.client.groups.consumer_protocol import (
@@ -43,6 +42,7 @@ from metaquorum.client.groups.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
+from metaquorum.client.groups.coordinators import subject
 from metaquorum.client.groups.group_config import GroupConfig
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from metaquorum.client.cluster import Cluster, Node
 from metaquorum.client.connection import BrokerConnection
-from metaquorum.client.coordinators import find_coordinator_on
 from metaquorum.client.errors import AdminError, UnreachableError
+from metaquorum.client.groups.coordinators import find_coordinator_on
 from metaquorum.client.groups.group_config import GroupConfig
 from metaquorum.client.groups.group_member import Identity
 from metaquorum.client.transport import BROKEN

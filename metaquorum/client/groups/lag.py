@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
-from metaquorum.client.coordinators import Outcomes
 from metaquorum.client.errors import BrokerError
+from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.groups.offsets import Committed, committed_offsets
 from metaquorum.client.groups.queries import describe_groups
 from metaquorum.client.groups.values import GroupDescription, GroupLag, PartitionLag

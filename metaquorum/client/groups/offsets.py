@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.coordinators import (
+from metaquorum.client.errors import BrokerError, broker_error
+from metaquorum.client.groups.coordinators import (
     Outcomes,
     answered,
     ask_coordinators,
     is_retried,
     subject,
 )
-from metaquorum.client.errors import BrokerError, broker_error
 from metaquorum.client.groups.values import CommittedOffset
 from wire.primitives.errors import ErrorCode
 

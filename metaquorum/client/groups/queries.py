@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.cluster import Cluster
-from metaquorum.client.coordinators import (
-    Outcomes,
-    answered,
-    ask_coordinators,
-    is_retried,
-    subject,
-)
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError, broker_error
 from metaquorum.client.groups.consumer_protocol import (
     CONSUMER_PROTOCOL,
     decode_assignment,
     decode_subscription,
+)
+from metaquorum.client.groups.coordinators import (
+    Outcomes,
+    answered,
+    ask_coordinators,
+    is_retried,
+    subject,
 )
 from metaquorum.client.groups.values import (
     GroupDescription,

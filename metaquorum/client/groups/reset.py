@@ -18,8 +18,8 @@ from typing import Final
 
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
-from metaquorum.client.coordinators import subject
 from metaquorum.client.errors import BrokerError
+from metaquorum.client.groups.coordinators import subject
 from metaquorum.client.groups.lag import LogOffsets, log_offsets
 from metaquorum.client.groups.offsets import Committed, committed_offsets
 from metaquorum.client.groups.queries import describe_groups

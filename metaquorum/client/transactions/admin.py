@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.coordinators import Outcomes
+from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.transactions.hanging import (
     DEFAULT_MAX_TIMEOUT_S,
     Coordinated,

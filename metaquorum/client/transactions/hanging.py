@@ -13,8 +13,8 @@ and if it is still open in step 4.
 from collections.abc import Iterable, Mapping, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.coordinators import Outcomes
 from metaquorum.client.errors import BrokerError
+from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.transactions.queries import (
     describe_producers,
     describe_transactions,

@@ -7,14 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.coordinators import (
+from metaquorum.client.errors import AdminError, BrokerError, UnreachableError, broker_error
+from metaquorum.client.groups.coordinators import (
     TRANSACTIONS,
     Outcomes,
     answered,
     ask_coordinators,
     is_retried,
 )
-from metaquorum.client.errors import AdminError, BrokerError, UnreachableError, broker_error
 from metaquorum.client.transactions.values import (
     ProducerState,
     TransactionDescription,

@@ -26,13 +26,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.connection import SOFTWARE_NAME, SOFTWARE_VERSION
-from metaquorum.client.coordinators import GROUPS, TRANSACTIONS, CoordinatorKind, find_coordinators
 from metaquorum.client.errors import (
     AdminError,
     BrokerError,
     InterruptedChangeError,
     UnreachableError,
     broker_error,
+)
+from metaquorum.client.groups.coordinators import (
+    GROUPS,
+    TRANSACTIONS,
+    CoordinatorKind,
+    find_coordinators,
 )
 from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
 from metaquorum.client.producer import DEFAULT_BATCH_BYTES, Appended, Producer, ProducerRecord

@@ -7,9 +7,9 @@ import pytest
 from metaquorum.client import AdminError, BrokerError, Cluster, TopicPartition, socket_transport
 from metaquorum.client.cluster import ANY_BROKER
 from metaquorum.client.connection import VersionRange
-from metaquorum.client.coordinators import Outcomes, ask_coordinators, find_coordinators
 from metaquorum.client.errors import UnreachableError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
+from metaquorum.client.groups.coordinators import Outcomes, ask_coordinators, find_coordinators
 from metaquorum.client.groups.reset import Reset, ResetTarget
 from metaquorum.client.groups.values import CommittedOffset
 from metaquorum.client.producer import Producer, ProducerRecord

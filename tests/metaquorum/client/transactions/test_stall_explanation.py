@@ -110,8 +110,8 @@ def test_an_ongoing_transaction_ends_by_its_timeout() -> None:
     assert found["transaction"] == (
         Level.NOTE,
         "the transaction of transactional id it's (producer id 7, epoch 3) begins here at offset 4;"
-        " it began at 2027-01-15 07:59:50 UTC, 10 s ago, and is Ongoing; the last record has the time "
-        "2027-01-15 07:59:58 UTC, 2.0 s ago",
+        " it began at 2027-01-15 07:59:50 UTC, 10 s ago, and is Ongoing; the last record has the "
+        "time 2027-01-15 07:59:58 UTC, 2.0 s ago",
     )
     assert found["end"] == (
         Level.NOTE,
