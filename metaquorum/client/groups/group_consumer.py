@@ -42,7 +42,7 @@ from metaquorum.client.groups.offsets import (
     fetch_request,
     first_commit_error,
 )
-from metaquorum.client.groups.values import CommittedOffset
+from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -213,7 +213,19 @@ class GroupConsumer:
         """Generation of the group; -1 while this consumer is not a member."""
         return self._member.identity.generation
 
+    @property
+    def group_metadata(self) -> GroupMetadata:
+        """This member, for `TransactionalProducer.send_offsets`."""
+        identity = self._member.identity
+        return GroupMetadata(
+            self.config.group, identity.generation, identity.member_id, self.config.instance_id
+        )
+
     # Positions
+
+    def positions(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offset of the next record of each assigned partition with a known position."""
+        return dict(self._partitions.positions())
 
     async def position(self, where: TopicPartition) -> int:
         """Return the offset of the next record that `poll` returns.
@@ -246,6 +258,12 @@ class GroupConsumer:
         """Set the positions to the ends of the logs at the next poll. Raises NotAssignedError."""
         for where in partitions:
             self._partitions.request_reset(where, OffsetReset.LATEST)
+
+    def rewind(self) -> None:
+        """Continue at the committed offsets, such as after an aborted transaction."""
+        for where in self._partitions.all:
+            self._partitions.forget_position(where)
+        self._positions_at = 0.0
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; polls still keep the membership.
@@ -578,7 +596,6 @@ class GroupConsumer:
                     self.config.group,
                     partitions,
                     self._link.version_of,
-                    require_stable=self.config.read_committed,
                 )
                 response: OffsetFetchResponse = await self._link.ask(
                     request, deadline, max_version=last
