@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from dataplane.log.segments.files import LogFile
 from dataplane.log.segments.index import SparseIndex
+from metaquorum.runtime.interfaces import File
 from wire.records.records import ControlType, EndTransactionMarker
 
 ENTRY: Final = struct.Struct(">hqqqq")
@@ -90,9 +91,9 @@ class OpenTransactions:
         return CompletedTransaction(producer_id, first_offset, last_offset, stable, is_aborted)
 
     @property
-    def first_open_offset(self) -> int | None:
-        """First offset of the earliest open transaction."""
-        return self._first
+    def unreplicated_count(self) -> int:
+        """Number of ended transactions that still limit the first unstable offset."""
+        return len(self._unreplicated)
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset that is not stable; None if there is none.
@@ -135,6 +136,14 @@ class TransactionTracker:
         completed = self._transactions.end(first_offset, producer_id, last_offset, aborts)
         self._transactions.first_unstable_offset(last_offset + 1)
         return completed
+
+
+def read_entries(file: File, size_bytes: int) -> Iterator[AbortedTransaction]:
+    """Yield the entries of a `.txnindex` of this size. Raises OSError."""
+    for position in range(0, size_bytes, _BLOCK_ENTRIES * ENTRY_BYTES):
+        size = min(_BLOCK_ENTRIES * ENTRY_BYTES, size_bytes - position)
+        for fields in ENTRY.iter_unpack(file.read(size, position)):
+            yield AbortedTransaction(*fields[1:])
 
 
 class AbortedIndex(SparseIndex):
