@@ -8,6 +8,7 @@ import trio
 
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
+from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -110,6 +111,8 @@ class Worker:
             group_configs,
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
