@@ -9,6 +9,7 @@ import trio
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -143,6 +144,8 @@ class Worker:
             self.slicer,
             self.partition_failed,
         )
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 

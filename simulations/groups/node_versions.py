@@ -1,9 +1,9 @@
 """Versions of the software that the nodes of a cluster run while an operator upgrades them.
 
 An old version is the shipped code, but it registers, and founds the cluster with, the level of
-metadata.version before groups. Its workers prove no worker id to each other, do not serve
-AuthenticateReplica, and believe every replica id, as those before level 2. A version takes effect
-when a process starts; no node returns to an old one.
+metadata.version before groups, and does not know transaction.version. Its workers prove no worker
+id to each other, do not serve AuthenticateReplica, and believe every replica id, as those before
+level 2. A version takes effect when a process starts; no node returns to an old one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION, FeatureRange
 from simulations.kernel.machine import Machine, running_process
 from simulations.kernel.mutation import swapped
 from simulations.kernel.process import Process
@@ -32,6 +32,7 @@ OLD_LEVEL: Final = GROUPS_LEVEL - 1
 OLD_FEATURES: Final = tuple(
     FeatureRange(each.name, each.least, OLD_LEVEL) if each.name == METADATA_VERSION else each
     for each in SUPPORTED_FEATURES
+    if each.name != TRANSACTION_VERSION
 )
 
 
