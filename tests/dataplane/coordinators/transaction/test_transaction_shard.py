@@ -1,0 +1,270 @@
+"""The operations on transactional ids: worked examples of KIP-98, KIP-360, KIP-588 and KIP-890."""
+
+from typing import Any
+
+from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.coordinators.transaction.transaction import State, Transaction
+from dataplane.coordinators.transaction.transaction_shard import (
+    Expected,
+    Outcome,
+    TransactionMemory,
+    TransactionShard,
+)
+from dataplane.scheduling.time_slices import at_once
+from wire.primitives.errors import ErrorCode
+
+ID = "x"
+PLACE = ("t", 0)
+
+
+class Coordinator:
+    """A shard whose records the test commits."""
+
+    def __init__(self, version: int = 2) -> None:
+        self.version = version
+        self.now_ms = 1000
+        self.log: list[CoordinatorRecord] = []
+        self.prepared: list[Transaction] = []
+        self.memory = TransactionMemory(1 << 20)
+        self.new_ids = iter(range(100, 200))
+        self.load()
+
+    def load(self) -> None:
+        self.shard = TransactionShard(
+            0, 5, self.memory, lambda: self.version, lambda _, __, each: self.prepared.append(each)
+        )
+        for record in self.log:
+            self.shard.replay(CoordinatorRecord(record.key, record.value), 0.0)
+        at_once(self.shard.restore(0.0))
+        self.shard.loaded(0.0, self.now_ms)
+
+    def fail_over(self) -> None:
+        at_once(self.shard.unload())
+        assert self.memory.used_bytes == 0
+        self.prepared.clear()
+        self.load()
+
+    def take(self, outcome: Any) -> Any:
+        if not isinstance(outcome, Write):
+            return outcome
+        self.log += outcome.records
+        self.shard.replay_appended(outcome.records, 0.0)
+        return outcome.answer
+
+    def init(self, expected: Expected | None = None, timeout_ms: int = 60_000) -> Outcome:
+        def run(new_id: int | None) -> Outcome:
+            outcome: Outcome = self.take(
+                self.shard.init_producer_id(ID, timeout_ms, expected, self.now_ms, new_id)
+            )
+            return outcome
+
+        outcome = run(None)
+        return run(next(self.new_ids)) if outcome.needs_id else outcome
+
+    def add(self, producer: Outcome, version: int = 0) -> ErrorCode:
+        code: ErrorCode = self.take(
+            self.shard.add_partitions(ID, producer_of(producer), [PLACE], version, self.now_ms)
+        )
+        return code
+
+    def end(self, producer: Outcome, *, is_commit: bool = True, version: int = 0) -> Outcome:
+        def run(new_id: int | None) -> Outcome:
+            outcome: Outcome = self.take(
+                self.shard.end(
+                    ID,
+                    producer_of(producer),
+                    is_commit=is_commit,
+                    client_version=version,
+                    now_ms=self.now_ms,
+                    new_id=new_id,
+                )
+            )
+            return outcome
+
+        outcome = run(None)
+        return run(next(self.new_ids)) if outcome.needs_id else outcome
+
+    def complete(self) -> None:
+        self.take(self.shard.complete(ID, self.now_ms))
+
+    @property
+    def state(self) -> State:
+        return self.shard.transactions[ID].state
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        known = self.shard.transactions[ID]
+        return known.producer_id, known.producer_epoch
+
+
+def producer_of(outcome: Outcome) -> Expected:
+    return Expected(outcome.producer_id, outcome.producer_epoch)
+
+
+def test_a_classic_transaction_keeps_its_epoch() -> None:
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init()
+    assert producer == Outcome(ErrorCode.NONE, 100, 0)
+    assert coordinator.add(producer) is ErrorCode.NONE
+    assert coordinator.state is State.ONGOING
+    assert coordinator.end(producer) == producer
+    assert [each.state for each in coordinator.prepared] == [State.PREPARE_COMMIT]
+    assert coordinator.end(producer).code is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert coordinator.add(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.complete()
+    assert coordinator.state is State.COMPLETE_COMMIT
+    assert coordinator.end(producer) == producer
+    assert coordinator.end(producer, is_commit=False).code is ErrorCode.INVALID_TXN_STATE
+
+
+def test_nothing_is_prepared_before_the_record_is_committed() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.init()
+    coordinator.add(producer)
+    write = coordinator.shard.end(
+        ID, producer_of(producer), is_commit=True, client_version=2, now_ms=1
+    )
+    assert isinstance(write, Write)
+    coordinator.shard.appended(write.records)
+    assert not coordinator.prepared
+    assert coordinator.state is State.ONGOING
+    assert coordinator.add(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.shard.refused(write.records, 0.0)
+    assert coordinator.add(producer) is ErrorCode.NONE
+
+
+def test_every_end_raises_the_epoch_in_version_2() -> None:
+    coordinator = Coordinator()
+    first = coordinator.init()
+    coordinator.add(first, version=2)
+    second = coordinator.end(first, version=2)
+    assert second == Outcome(ErrorCode.NONE, 100, 1)
+    assert coordinator.prepared[0].producer_epoch == 1
+    coordinator.complete()
+    assert coordinator.end(first, version=2) == second  # a retry
+    assert coordinator.end(first, is_commit=False, version=2).code is ErrorCode.INVALID_TXN_STATE
+    assert coordinator.add(first, version=2) is ErrorCode.PRODUCER_FENCED
+    # The abort of an empty transaction raises it, too.
+    third = coordinator.end(second, is_commit=False, version=2)
+    assert third == Outcome(ErrorCode.NONE, 100, 2)
+    assert coordinator.end(third, version=2).code is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.complete()
+    assert coordinator.end(third, version=2).code is ErrorCode.INVALID_TXN_STATE
+
+
+def test_the_last_epoch_gives_a_new_producer_id() -> None:
+    coordinator = Coordinator()
+    coordinator.init()
+    known = coordinator.shard.transactions[ID]
+    coordinator.shard.transactions[ID] = known.__class__(
+        **{name: getattr(known, name) for name in known.__dataclass_fields__}
+        | {"producer_epoch": 32_766}
+    )
+    last = Outcome(ErrorCode.NONE, 100, 32_766)
+    coordinator.add(last, version=2)
+    following = coordinator.end(last, version=2)
+    assert following == Outcome(ErrorCode.NONE, 101, 0)
+    assert coordinator.prepared[0].producer_epoch == 32_767
+    coordinator.complete()
+    assert coordinator.ids == (101, 0)
+    coordinator.fail_over()
+    assert coordinator.end(last, version=2) == following  # a retry after a failover
+
+
+def test_a_new_instance_aborts_the_open_transaction_and_fences() -> None:
+    for version in (0, 1, 2):
+        coordinator = Coordinator(version)
+        first = coordinator.init()
+        coordinator.add(first, version)
+        assert coordinator.init().code is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert [each.state for each in coordinator.prepared] == [State.PREPARE_ABORT]
+        assert coordinator.prepared[0].producer_epoch == 1
+        assert coordinator.init().code is ErrorCode.CONCURRENT_TRANSACTIONS
+        coordinator.complete()
+        assert coordinator.init() == Outcome(ErrorCode.NONE, 100, 2)
+        assert coordinator.add(first) is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_client_may_raise_its_epoch_and_retry_that() -> None:
+    coordinator = Coordinator()
+    first = coordinator.init()
+    second = coordinator.init(producer_of(first))
+    assert second.producer_epoch == 1
+    assert coordinator.init(producer_of(first)) == second
+    assert coordinator.init().producer_epoch == 2
+    assert coordinator.init(producer_of(second)).code is ErrorCode.PRODUCER_FENCED
+    assert coordinator.init(Expected(7, 0)).code is ErrorCode.PRODUCER_FENCED
+
+
+def test_prepared_transactions_resume_after_a_failover() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.init()
+    coordinator.add(producer, version=2)
+    coordinator.end(producer, version=2)
+    before = coordinator.prepared[0]
+    coordinator.fail_over()
+    (after,) = coordinator.prepared
+    assert (after.partitions, after.producer_epoch, after.state) == (
+        before.partitions,
+        before.producer_epoch,
+        before.state,
+    )
+    assert coordinator.init().code is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.complete()
+    assert coordinator.state is State.COMPLETE_COMMIT
+
+
+def test_a_completion_that_is_refused_is_written_again() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.init()
+    coordinator.add(producer)
+    coordinator.end(producer)
+    write = coordinator.shard.complete(ID, 1)
+    assert write is not None
+    coordinator.shard.refused(write.records, 10.0)
+    assert coordinator.shard.next_due == 11.0
+    coordinator.take(Write(coordinator.shard.due(11.0, 1), None))
+    assert coordinator.state is State.COMPLETE_COMMIT
+
+
+def test_a_transaction_that_is_open_for_too_long_is_aborted() -> None:
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init(timeout_ms=10)
+    coordinator.add(producer)
+    assert coordinator.shard.timed_out(1010) == []
+    assert coordinator.shard.timed_out(1011) == [ID]
+    coordinator.take(coordinator.shard.abort_timed_out(ID, 1011))
+    assert coordinator.prepared[0].producer_epoch == 1
+    assert coordinator.shard.timed_out(1011) == []
+
+
+def test_an_id_expires_unless_its_transaction_is_open() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.init()
+    assert coordinator.shard.expired(1009, 10) == []
+    assert coordinator.shard.expired(1010, 10) == [ID]
+    coordinator.take(coordinator.shard.remove_expired([ID], 1010, 10))
+    assert ID not in coordinator.shard.transactions
+    assert coordinator.memory.used_bytes == 0
+    assert coordinator.add(producer) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    producer = coordinator.init()
+    coordinator.add(producer)
+    assert coordinator.shard.expired(10_000, 10) == []
+
+
+def test_verification_answers_for_each_partition() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.init()
+    coordinator.add(producer)
+    found = coordinator.shard.verify_partitions(ID, producer_of(producer), [PLACE, ("t", 1)])
+    assert found == {PLACE: ErrorCode.NONE, ("t", 1): ErrorCode.TRANSACTION_ABORTABLE}
+    found = coordinator.shard.verify_partitions(ID, Expected(100, 1), [PLACE])
+    assert found == {PLACE: ErrorCode.PRODUCER_FENCED}
+
+
+def test_malformed_records_are_skipped_and_counted() -> None:
+    coordinator = Coordinator()
+    for key, value in ((b"\0\0\0\5x", b""), (b"\0\0\0\1x", b"\0\2"), (b"\0", None)):
+        coordinator.shard.replay(CoordinatorRecord(key, value), 0.0)
+    coordinator.shard.replay(CoordinatorRecord(b"\0\1\0\1x", b"newer kind"), 0.0)
+    assert coordinator.shard.unreadable_count == 3
