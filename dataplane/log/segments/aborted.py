@@ -48,7 +48,7 @@ class CompletedTransaction(NamedTuple):
 
     producer_id: int
     first_offset: int
-    last_offset: int  # of the marker
+    last_offset: int  # offset of the marker
     last_stable_offset: int
     is_aborted: bool
 
