@@ -78,6 +78,11 @@ def each_once(rows: Iterable[A]) -> Work[list[A]]:
     return list(once)
 
 
+def pieces(rows: Sequence[A]) -> Iterator[Sequence[A]]:
+    for first in range(0, len(rows), PIECE_ROWS):
+        yield rows[first : first + PIECE_ROWS]
+
+
 def each_of(
     groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], B]
 ) -> Work[list[tuple[T, list[B]]]]:
