@@ -50,7 +50,7 @@ class Coordinator:
 
     def __init__(self, worker: Any) -> None:
         self.asked: list[AddPartitionsToTxnRequest] = []
-        self.codes = [ErrorCode.NONE]  # of the next answers; the last one stays
+        self.codes = [ErrorCode.NONE]  # codes of the next answers; the last one stays
         self.may_answer = trio.Event()
         self.may_answer.set()
         self.was_asked = trio.Event()
