@@ -9,6 +9,7 @@ import trio
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -121,7 +122,6 @@ class Worker:
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
         self.transactions: CoordinatesTransactions = NoCoordinator()
-        self.verifies_transactions = True
         self._verifying = partitions.replication.new_worker_client()
         self.transaction_verifier = TransactionVerifier(
             worker_id,
@@ -143,6 +143,8 @@ class Worker:
             self.slicer,
             self.partition_failed,
         )
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
@@ -168,6 +170,11 @@ class Worker:
     async def wait_applied(self) -> None:
         """Wait until all parts of this worker have applied the metadata that is known now."""
         await self.loader.wait_visible(self.loader.image.end_offset)
+
+    @property
+    def verifies_transactions(self) -> bool:
+        """The config `transaction.partition.verification.enable`."""
+        return self.transaction_configs.verifies_partitions
 
     def _transaction_coordinator(self, transactional_id: str) -> int:
         """Return the worker that coordinates the transactional id, or NO_WORKER."""
