@@ -150,7 +150,7 @@ class Worker:
 
     @property
     def verifies_transactions(self) -> bool:
-        """Whether coordinators are asked about partitions (transaction.partition.verification.enable)."""
+        """Whether produce asks coordinators: transaction.partition.verification.enable."""
         return self.transaction_configs.verifies_partitions
 
     @property
@@ -175,6 +175,11 @@ class Worker:
     async def wait_applied(self) -> None:
         """Wait until all parts of this worker have applied the metadata that is known now."""
         await self.loader.wait_visible(self.loader.image.end_offset)
+
+    @property
+    def verifies_transactions(self) -> bool:
+        """The config `transaction.partition.verification.enable`."""
+        return self.transaction_configs.verifies_partitions
 
     def _transaction_coordinator(self, transactional_id: str) -> int:
         """Return the worker that coordinates the transactional id, or NO_WORKER."""
