@@ -78,6 +78,7 @@ _MOVED: Final = frozenset(
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.BROKER_NOT_AVAILABLE,  # its node is no longer in the metadata
     }
 )
 _RETRIED: Final = _MOVED | {
