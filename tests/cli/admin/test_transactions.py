@@ -75,8 +75,10 @@ def test_transactional_ids_are_listed_with_filters(admin: Admin, cluster: Cluste
     assert re.search(rf"^{name} +Ongoing +{producer_id} +1$", text, re.MULTILINE)
     assert admin("transactions", "list", "--match", name, "--longer-than", 3600) == ""
     assert admin.errors == "No transactional id matches.\n"
+    producer(cluster, unique("idle")).init()
     rows = admin.json("transactions", "list", "--longer-than", 0)
     assert name in [row["transactional_id"] for row in rows]
+    assert {row["state"] for row in rows} <= {"Ongoing", "PrepareCommit", "PrepareAbort"}
     admin("transactions", "list", "--state", "Open", code=2)
     one.commit()
 
