@@ -49,7 +49,7 @@ _TRY_AGAIN: Final = frozenset(
 )
 
 
-class VerifiesTransactions(HasImage, HasPartitions, HasClock, Protocol):
+class VerifiesTransactions(HasClock, HasPartitions, HasImage, Protocol):
     """Capability to ask transaction coordinators about the partitions that this worker leads."""
 
     @property
