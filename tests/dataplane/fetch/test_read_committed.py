@@ -12,6 +12,7 @@ from tests.dataplane.fetch.test_sessions import SessionClient, in_session
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
+    Served,
     Simulated,
     append_unvalidated,
     fetch_message,
@@ -32,8 +33,8 @@ COMMITTED: Any = {"isolation_level": 1}
 class Transactions:
     """Transactions of producers in one partition, without a coordinator."""
 
-    def __init__(self, sim: Simulated, topic: str = "t") -> None:
-        self.partition: Partition = sim.worker.replica_manager.by_name(topic, 0)
+    def __init__(self, node: Simulated | Served, topic: str = "t") -> None:
+        self.partition: Partition = node.worker.replica_manager.by_name(topic, 0)
         self._sequences: dict[int, int] = {}
 
     def send(self, producer_id: int, value: bytes = b"v", timestamp: int = 1000) -> int:
