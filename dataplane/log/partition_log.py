@@ -477,7 +477,7 @@ class PartitionLog(LocalLog):
         segments = self._segments
         if offset >= segments.active.base_offset:
             return segments.active.aborted is not None
-        return any([segment.aborted is not None for segment in segments.since(offset)])
+        return any(segment.aborted is not None for segment in segments.since(offset))
 
     def aborted_in(
         self, piece: LogSlice, end_offset: int, most: int

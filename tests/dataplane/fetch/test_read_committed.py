@@ -12,7 +12,6 @@ from tests.dataplane.fetch.test_sessions import SessionClient, in_session
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
-    Served,
     Simulated,
     append_unvalidated,
     fetch_message,
@@ -33,8 +32,8 @@ COMMITTED: Any = {"isolation_level": 1}
 class Transactions:
     """Transactions of producers in one partition, without a coordinator."""
 
-    def __init__(self, node: Simulated | Served, topic: str = "t") -> None:
-        self.partition: Partition = node.worker.replica_manager.by_name(topic, 0)
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
         self._sequences: dict[int, int] = {}
 
     def send(self, producer_id: int, value: bytes = b"v", timestamp: int = 1000) -> int:
@@ -62,7 +61,7 @@ def world(scenario: Callable[[Simulated, RawClient, Transactions], Awaitable[Non
     async def whole(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
-        await scenario(sim, client, Transactions(sim))
+        await scenario(sim, client, Transactions(sim.worker.replica_manager.by_name("t", 0)))
 
     simulated(whole)
 
@@ -132,7 +131,7 @@ def test_a_long_poll_waits_for_the_last_stable_offset(in_a_session: bool) -> Non
 
 def test_a_session_tells_a_new_high_watermark_without_a_new_last_stable_offset() -> None:
     async def scenario(sim: Simulated, client: RawClient, session: SessionClient) -> None:
-        log = Transactions(sim)
+        log = Transactions(sim.worker.replica_manager.by_name("t", 0))
         log.send(1)
         rows = await session.fetch({("t", 0): 0}, **COMMITTED)
         assert rows["t", 0].last_stable_offset == 0

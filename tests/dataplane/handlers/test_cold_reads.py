@@ -180,7 +180,7 @@ async def test_aborted_transactions_are_found_in_a_worker_thread(tmp_path: Path)
     async with serving(tmp_path, disk=disk) as served:
         client = await served.connect()
         await fill(client)
-        log = Transactions(served)
+        log = Transactions(served.worker.replica_manager.by_name("t", 0))
         first = log.send(7)
         log.end(7, commit=False)
         for _ in range(BATCHES):
