@@ -154,8 +154,8 @@ class AbortedIndex(SparseIndex):
 
     def __init__(self, file: LogFile, size_bytes: int) -> None:
         super().__init__(file, _UNLIMITED_BYTES, size_bytes)
-        # Of blocks in the file that were read whole: smallest first offset, last stable offset of
-        # the last entry. A search skips the blocks of short transactions within a long one.
+        # Smallest first offset, and last stable offset of the last entry, by the number of a block
+        # that was read whole. A search skips the blocks of short transactions within a long one.
         self._summaries: dict[int, tuple[int, int]] = {}
 
     def _unpack(self, data: bytes | bytearray, at: int) -> tuple[int, int]:
