@@ -149,11 +149,6 @@ class Worker:
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
     @property
-    def verifies_transactions(self) -> bool:
-        """Whether produce asks coordinators: transaction.partition.verification.enable."""
-        return self.transaction_configs.verifies_partitions
-
-    @property
     def isr_manager(self) -> IsrManager:
         return self.replica_manager.replication
 
