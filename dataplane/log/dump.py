@@ -1,18 +1,25 @@
-"""The batches of a segment file as rows of plain data, for `mq-server log dump`.
+"""The files of a partition as rows of plain data, for `mq-server log dump`.
+
+Batches of a segment, aborted transactions of a `.txnindex`, producers of a `.snapshot`.
 
 The file is only read, and may belong to a running node. A batch with a wrong checksum is shown and
 marked; after a batch without a valid header nothing is shown.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, TypeAlias
 
+from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
+from dataplane.log.segments.producers import NO_OFFSET
+from dataplane.log.segments.snapshots import MAX_SNAPSHOT_BYTES, decode_snapshot
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
 from wire.records.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
+# Returns the fields of a record by key and value; None if they are of an unknown kind.
+Decode: TypeAlias = Callable[[bytes | None, bytes | None], Row | None]
 
 MAX_BATCH_BYTES: Final = 256 << 20
 _MAGIC_AT: Final = 16
@@ -20,8 +27,10 @@ _SIZE_AT: Final = 8
 _PREFIX_BYTES: Final = 12
 
 
-def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
-    """Yield a row for each batch, with its records if `records`.
+def segment_rows(
+    path: str, *, records: bool = False, decode: Decode | None = None
+) -> Iterator[Row]:
+    """Yield a row for each batch, with its records if `records`, their fields by `decode`.
 
     The row of a damaged batch has the problem in `damage`; the last row of a file that ends within
     a batch has the number of bytes of that batch in `torn_bytes`. Raises OSError if the file cannot
@@ -31,14 +40,61 @@ def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
         end = os.fstat(file.fileno()).st_size
         position = 0
         while position < end:
-            row, size = _row(file, position, end, records)
+            row, size = _row(file, position, end, records, decode)
             yield {"position": position} | row
             if not size:
                 return
             position += size
 
 
-def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, int]:
+def aborted_rows(path: str) -> Iterator[Row]:
+    """Yield a row for each aborted transaction of a `.txnindex`. Raises OSError."""
+    with open(path, "rb") as file:
+        position = 0
+        while data := file.read(ENTRY_BYTES):
+            if len(data) < ENTRY_BYTES:
+                yield {"position": position, "torn_bytes": len(data)}
+                return
+            version, producer_id, first_offset, last_offset, stable = ENTRY.unpack(data)
+            row: Row = {
+                "position": position,
+                "aborted_producer_id": producer_id,
+                "first_offset": first_offset,
+                "last_offset": last_offset,
+                "last_stable_offset": stable,
+            }
+            if version != VERSION:
+                row["damage"] = f"unknown version {version}"
+            yield row
+            position += ENTRY_BYTES
+
+
+def producer_rows(path: str) -> Iterator[Row]:
+    """Yield a row for each producer of a producer snapshot. Raises OSError."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_SNAPSHOT_BYTES + 1)
+    try:
+        producers = decode_snapshot(data)
+    except ValueError as error:
+        yield {"position": 0, "damage": str(error)}
+        return
+    for entry in producers.entries.values():
+        first_offset = entry.transaction_first_offset
+        yield {
+            "position": 0,
+            "snapshot_producer_id": entry.producer_id,
+            "producer_epoch": entry.epoch,
+            "coordinator_epoch": entry.coordinator_epoch,
+            "last_sequence": entry.last_sequence,
+            "last_offset": entry.batches[-1].last_offset if entry.batches else NO_OFFSET,
+            "last_timestamp": entry.last_seen_ms,
+            "transaction_first_offset": None if first_offset == NO_OFFSET else first_offset,
+        }
+
+
+def _row(
+    file: BinaryIO, position: int, end: int, records: bool, decode: Decode | None
+) -> tuple[Row, int]:
     """Return the row of the batch at `position` and its size; size 0 ends the listing."""
     head = os.pread(file.fileno(), HEADER_BYTES, position)
     if len(head) < HEADER_BYTES:
@@ -58,7 +114,7 @@ def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, i
         return row | {"damage": "the checksum does not match"}, size
     if records:
         try:
-            row["records"] = [_record_row(record, header) for record in iter_records(data)]
+            row["records"] = [_record_row(record, header, decode) for record in iter_records(data)]
         except (WireError, KafkaError) as error:
             row["damage"] = str(error)
     return row, size
@@ -89,7 +145,7 @@ def _batch_row(header: BatchHeader) -> Row:
     }
 
 
-def _record_row(record: Record, header: BatchHeader) -> Row:
+def _record_row(record: Record, header: BatchHeader, decode: Decode | None) -> Row:
     row: Row = {
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
@@ -100,4 +156,7 @@ def _record_row(record: Record, header: BatchHeader) -> Row:
     if header.is_control:
         marker = decode_marker(record)
         row["marker"] = None if marker is None else marker.control_type.name.lower()
+        row["coordinator_epoch"] = None if marker is None else marker.coordinator_epoch
+    elif decode is not None and (fields := decode(record.key, record.value)) is not None:
+        row["fields"] = fields
     return row
