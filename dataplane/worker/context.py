@@ -121,6 +121,8 @@ class Worker:
             group_configs,
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self.transactions: CoordinatesTransactions = NoCoordinator()
         self._verifying = partitions.replication.new_worker_client()
         self.transaction_verifier = TransactionVerifier(
@@ -143,10 +145,13 @@ class Worker:
             self.slicer,
             self.partition_failed,
         )
-        self.transaction_configs = TransactionConfigs()
-        configs.call(self.transaction_configs.update)
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
+
+    @property
+    def verifies_transactions(self) -> bool:
+        """Whether produce asks coordinators: transaction.partition.verification.enable."""
+        return self.transaction_configs.verifies_partitions
 
     @property
     def isr_manager(self) -> IsrManager:
@@ -156,10 +161,6 @@ class Worker:
     def configs(self) -> Configs:
         """This worker's configs currently in force."""
         return self._configs.own
-
-    @property
-    def verifies_transactions(self) -> bool:
-        return self.transaction_configs.verifies_partitions
 
     @property
     def layers(self) -> WorkerLayers:
