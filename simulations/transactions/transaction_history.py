@@ -83,6 +83,9 @@ class TransactionHistory:
     fences: dict[int, list[Fence]] = field(default_factory=dict)
     # Transactions with committed offsets, by group and partition.
     commits: dict[tuple[str, Place], list[Transaction]] = field(default_factory=dict)
+    amounts: dict[bytes, int] = field(default_factory=dict)  # of each record of a transfer
+    # Input of each record that a chain has sent.
+    sources: dict[bytes, tuple[Place, int]] = field(default_factory=dict)
 
     def begin(
         self,
