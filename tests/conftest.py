@@ -78,7 +78,7 @@ CLUSTER = "together"
 # Tests that start a process, too.
 PROCESS_FIXTURES = {
     *("either", "java", "kafka", "kafka_tool", "node", "start_node"),
-    *("shared_spark", "spark", "with_groups"),
+    *("shared_spark", "spark", "with_groups", "with_transactions"),
 }
 
 
@@ -147,6 +147,22 @@ PEERS_WITH_GROUPS = (
 def with_groups(request: pytest.FixtureRequest) -> Peer:
     """Run a test of consumer groups with each cluster that serves them; skip without Java."""
     if elsewhere() and request.param != PEERS_WITH_GROUPS[0]:
+        pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
+    is_kafka = request.param == "kafka" and not elsewhere()
+    peer: Peer = request.getfixturevalue("kafka" if is_kafka else "node")
+    return peer
+
+
+# As above, for transactions.
+PEERS_WITH_TRANSACTIONS = (
+    ("ours", "kafka") if "EndTxn" in {api.name for api in APIS.values()} else ("kafka",)
+)
+
+
+@pytest.fixture(scope="session", params=PEERS_WITH_TRANSACTIONS)
+def with_transactions(request: pytest.FixtureRequest) -> Peer:
+    """Run a test of transactions with each cluster that serves them; skip without Java."""
+    if elsewhere() and request.param != PEERS_WITH_TRANSACTIONS[0]:
         pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
     is_kafka = request.param == "kafka" and not elsewhere()
     peer: Peer = request.getfixturevalue("kafka" if is_kafka else "node")

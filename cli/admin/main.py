@@ -22,6 +22,9 @@ COMMANDS: Final = {
     "users": Place("users", "Add, list and remove users with SCRAM passwords."),
     "records": Place("records.commands", "Delete records from the start of partitions."),
     "groups": Place("groups.commands", "Show consumer groups and their lag; reset their offsets."),
+    "transactions": Place(
+        "transactions.commands", "Show transactions, and explain and end those that hold readers."
+    ),
     "cluster": Place("cluster", "Describe the cluster, its nodes, its health and its APIs."),
     "quorum": Place("quorum", "Show the controllers: the leader, and the lag of each voter."),
     "workers": Place("workers", "List, describe and unregister workers."),

@@ -10,9 +10,10 @@ In a trio program:
 Programs without an event loop use `metaquorum.client.socket_transport`. `connect(..., runtime=...)`
 takes the interfaces of a simulated machine.
 
-`Consumer` reads the partitions that it is assigned; `groups` has a consumer that joins a group.
+`Consumer` reads the partitions that it is assigned; `groups` has a consumer that joins a group, and
+`transactions` a producer whose records and offsets take effect together.
 
-Deliberately absent: transactions, and groups of KIP-848. `Producer` has one batch per partition in
+Deliberately absent: groups of KIP-848. `Producer` has one batch per partition in
 flight at a time.
 
 Imports `metaquorum.security`, `metadata` and below, not the rest of the quorum. Network I/O in

@@ -310,7 +310,11 @@ class AdminClient:
     # Offsets and records
 
     async def list_offsets(
-        self, timestamps_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
+        self,
+        timestamps_ms: Mapping[TopicPartition, int],
+        *,
+        read_committed: bool = False,
+        timeout_s: float | None = None,
     ) -> dict[TopicPartition, OffsetAtTime | BrokerError]:
         """Return for each partition the first offset whose record has the timestamp or a later one.
 
@@ -324,7 +328,7 @@ class AdminClient:
             ListOffsetsTopic,
         )
 
-        deadline = self.cluster.deadline()
+        deadline = self.cluster.deadline(timeout_s)
 
         async def ask(
             node_id: int, led: list[TopicPartition]

@@ -100,6 +100,8 @@ class Producer:
         self._batch_bytes = batch_bytes
         self._producer = (NO_PRODUCER_ID, -1)
         self._sequences: dict[TopicPartition, int] = {}
+        self._transactional_id: str | None = None  # set by transactions.transactional_producer
+        self._last_version: int | None = None  # newest version of Produce to send; None: any
 
     async def send(self, topic: str, records: Iterable[ProducerRecord]) -> list[Appended]:
         """Append `records` to `topic`, in their order within each partition.
@@ -112,12 +114,16 @@ class Producer:
         if self._idempotent and self._producer[0] == NO_PRODUCER_ID:
             await self._init_producer()
         queues = await self._group(topic, records)
+        await self._prepare(queues)
         appended: list[Appended] = []
         while queues:
             batches = {where: self._batch(where, queue) for where, queue in queues.items()}
             queues = {where: queue for where, queue in queues.items() if queue}
             appended += await self._append(batches)
         return appended
+
+    async def _prepare(self, partitions: Iterable[TopicPartition]) -> None:
+        """Prepare the first batch of each partition; for producers with transactions."""
 
     async def _init_producer(self) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
@@ -177,6 +183,7 @@ class Producer:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=sequence,
+            transactional=self._transactional_id is not None,
         )
         return _Batch(where, records, data)
 
@@ -206,6 +213,7 @@ class Producer:
         name = batches[0].where.topic
         topic_id = (await self.cluster.topic(name)).topic_id
         request = ProduceRequest(
+            transactional_id=self._transactional_id,
             acks=self._acks,
             timeout_ms=int(self.cluster.timeout_s * 1000),
             topic_data=[
@@ -219,7 +227,9 @@ class Producer:
                 )
             ],
         )
-        max_version = _NAMES_UNTIL if topic_id == ZERO_UUID else None
+        max_version = self._last_version
+        if topic_id == ZERO_UUID:
+            max_version = min(_NAMES_UNTIL, max_version or _NAMES_UNTIL)
         if self._acks == 0:
             try:
                 await self.cluster.send_unanswered(

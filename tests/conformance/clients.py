@@ -315,13 +315,15 @@ def reconnected(bootstrap: str) -> AdminClient:
 
 
 def create(
-    bootstrap: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None
+    bootstrap: str,
+    topic: str,
+    partitions: int = 1,
+    config: dict[str, str] | None = None,
+    replicas: int = 1,
 ) -> str:
     """Create the topic, and wait until every partition has a leader that accepts records."""
-    client = admin(bootstrap)
-    client.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(
-        TIMEOUT_S
-    )
+    wanted = NewTopic(topic, partitions, replicas, config=config or {})
+    admin(bootstrap).create_topics([wanted])[topic].result(TIMEOUT_S)
     return topic
 
 

@@ -28,6 +28,7 @@ from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 if TYPE_CHECKING:
     from metaquorum.client.groups.blocking import BlockingGroupAdmin
+    from metaquorum.client.transactions.blocking import BlockingTransactionAdmin
 
 REFUSED: Final = 1
 BAD_USAGE: Final = 2
@@ -73,6 +74,14 @@ _NEXT: Final = {
     "describe GROUP -o json` shows the subscriptions",
     ErrorCode.UNSUPPORTED_VERSION: "`mq-admin cluster describe` shows the feature levels of the "
     "cluster, and `mq-admin cluster upgrade` raises them",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`mq-admin transactions list` shows the transactional "
+    "ids",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "a user with the permission must grant it, or "
+    "run this",
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED: "a marker of a later coordinator is in the log: "
+    "`mq-admin transactions producers` shows its epoch",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "the producer has another epoch there: `mq-admin "
+    "transactions producers` shows it",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "a user with the permission must grant it, or run this",
 }
 
@@ -109,6 +118,12 @@ class Session:
         from metaquorum.client.groups.blocking import BlockingGroupAdmin
 
         return BlockingGroupAdmin(self.cluster)
+
+    @functools.cached_property
+    def transactions(self) -> "BlockingTransactionAdmin":
+        from metaquorum.client.transactions.blocking import BlockingTransactionAdmin
+
+        return BlockingTransactionAdmin(self.cluster)
 
     @property
     def client(self) -> AdminClient:

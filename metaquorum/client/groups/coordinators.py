@@ -1,16 +1,17 @@
-"""Coordinators of groups: which node, and requests to them that follow a move.
+"""Coordinators of groups and of transactions: which node, and requests that follow a move.
 
-    COORDINATOR_NOT_AVAILABLE    no coordinator yet, such as before the topic of offsets exists
-    COORDINATOR_LOAD_IN_PROGRESS the node reads the groups from the topic of offsets
-    NOT_COORDINATOR              the group has moved: the coordinator is looked up again
+    COORDINATOR_NOT_AVAILABLE    no coordinator yet, such as before the internal topic exists
+    COORDINATOR_LOAD_IN_PROGRESS the node reads its state from the internal topic
+    NOT_COORDINATOR              the key has moved: the coordinator is looked up again
 
-These are retried until the deadline of the call.
+These are retried until the deadline of the call. Functions take groups, or with the kind
+TRANSACTIONS transactional ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from metaquorum.client.cluster import ANY_BROKER, FAILOVER_S, Cluster, Node
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
@@ -24,7 +25,20 @@ T = TypeVar("T")
 
 Outcomes: TypeAlias = dict[str, T | BrokerError]  # by group
 
-GROUP_KEY: Final = 0
+
+class CoordinatorKind(NamedTuple):
+    """Kind of a coordinator: its key type in FindCoordinator, and what its keys are."""
+
+    key_type: int
+    noun: str
+
+    def subject(self, key: str) -> str:
+        """Return the name of a key in errors."""
+        return f"{self.noun} {key}"
+
+
+GROUPS: Final = CoordinatorKind(0, "group")
+TRANSACTIONS: Final = CoordinatorKind(1, "transactional id")
 _MANY_KEYS_SINCE: Final = 4  # FindCoordinator: KIP-699
 _RETRIED: Final = frozenset(
     {
@@ -38,7 +52,7 @@ _RETRIED: Final = frozenset(
 
 def subject(group: str) -> str:
     """Return the name of a group in errors."""
-    return f"group {group}"
+    return GROUPS.subject(group)
 
 
 def is_retried(outcome: object) -> bool:
@@ -51,8 +65,9 @@ async def ask_coordinators(
     groups: Iterable[str],
     ask: Callable[[int, list[str]], Awaitable[Outcomes[T]]],
     deadline: float,
+    kind: CoordinatorKind = GROUPS,
 ) -> Outcomes[T]:
-    """Call `ask` with each coordinator and its groups; return the outcome of each group.
+    """Call `ask` with each coordinator and its keys; return the outcome of each key.
 
     A coordinator that cannot be reached is looked up again for FAILOVER_S seconds, after which
     UnreachableError is raised.
@@ -63,7 +78,7 @@ async def ask_coordinators(
     patience = min(deadline, cluster.deadline(FAILOVER_S))
     attempt = 0
     while True:
-        by_node, unknown = await _by_coordinator(cluster, waiting, deadline)
+        by_node, unknown = await _by_coordinator(cluster, waiting, deadline, kind)
         outcomes.update(unknown)
         for node_id, own in by_node.items():
             try:
@@ -73,7 +88,7 @@ async def ask_coordinators(
                     raise
                 code = ErrorCode.NETWORK_EXCEPTION
                 outcomes.update(
-                    {group: BrokerError(code, str(error), subject(group)) for group in own}
+                    {key: BrokerError(code, str(error), kind.subject(key)) for key in own}
                 )
         waiting = [group for group in waiting if is_retried(outcomes.get(group))]
         if not waiting or not await cluster.back_off(attempt, deadline):
@@ -82,22 +97,22 @@ async def ask_coordinators(
 
 
 async def find_coordinators(
-    cluster: Cluster, groups: Sequence[str], deadline: float
+    cluster: Cluster, groups: Sequence[str], deadline: float, kind: CoordinatorKind = GROUPS
 ) -> Outcomes[int]:
-    """Return the node id of each group's coordinator; one request for all groups.
+    """Return the node id of each key's coordinator; one request for all keys.
 
-    Brokers before Kafka 3.0 get a request per group.
+    Brokers before Kafka 3.0 get a request per key.
     """
     from wire.messages.find_coordinator import FindCoordinatorRequest
 
     connection = await cluster.connection(ANY_BROKER, deadline)
     if connection.version_of(FindCoordinatorRequest) >= _MANY_KEYS_SINCE:
-        request = FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=list(groups))
-        return _found(await cluster.call(request, deadline=deadline), groups)
+        request = FindCoordinatorRequest(key_type=kind.key_type, coordinator_keys=list(groups))
+        return _found(await cluster.call(request, deadline=deadline), groups, kind)
     found: Outcomes[int] = {}
     for group in groups:
-        request = FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
-        found |= _found_one(await cluster.call(request, deadline=deadline), group)
+        request = FindCoordinatorRequest(key=group, key_type=kind.key_type)
+        found |= _found_one(await cluster.call(request, deadline=deadline), group, kind)
     return found
 
 
@@ -110,62 +125,70 @@ async def find_coordinator_on(connection: BrokerConnection, group: str, deadline
 
     has_many_keys = connection.version_of(FindCoordinatorRequest) >= _MANY_KEYS_SINCE
     request = (
-        FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=[group])
+        FindCoordinatorRequest(key_type=GROUPS.key_type, coordinator_keys=[group])
         if has_many_keys
-        else FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
+        else FindCoordinatorRequest(key=group, key_type=GROUPS.key_type)
     )
     await connection.send(request, deadline)
     response: FindCoordinatorResponse = await connection.receive(deadline)
-    outcome = (_found(response, [group]) if has_many_keys else _found_one(response, group))[group]
+    found = (
+        _found(response, [group], GROUPS) if has_many_keys else _found_one(response, group, GROUPS)
+    )
+    outcome = found[group]
     if isinstance(outcome, BrokerError):
         raise outcome
     place = response.coordinators[0] if has_many_keys else response
     return Node(outcome, place.host, place.port, None)
 
 
-def _found(response: FindCoordinatorResponse, groups: Sequence[str]) -> Outcomes[int]:
+def _found(
+    response: FindCoordinatorResponse, keys: Sequence[str], kind: CoordinatorKind
+) -> Outcomes[int]:
     found: Outcomes[int] = {
-        one.key: broker_error(one.error_code, one.error_message, subject(one.key))
+        one.key: broker_error(one.error_code, one.error_message, kind.subject(one.key))
         if one.error_code
         else one.node_id
         for one in response.coordinators
     }
-    return {group: found[group] if group in found else _unanswered(group) for group in groups}
+    return answered(found, keys, kind)
 
 
-def _found_one(response: FindCoordinatorResponse, group: str) -> Outcomes[int]:
+def _found_one(response: FindCoordinatorResponse, key: str, kind: CoordinatorKind) -> Outcomes[int]:
     if response.error_code:
-        return {group: broker_error(response.error_code, response.error_message, subject(group))}
-    return {group: response.node_id}
+        return {key: broker_error(response.error_code, response.error_message, kind.subject(key))}
+    return {key: response.node_id}
 
 
-def _unanswered(group: str) -> BrokerError:
-    text = "the response does not contain the group"
-    return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, text, subject(group))
+def _unanswered(key: str, kind: CoordinatorKind) -> BrokerError:
+    text = f"the response does not contain the {kind.noun}"
+    return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, text, kind.subject(key))
 
 
 async def _by_coordinator(
-    cluster: Cluster, groups: Sequence[str], deadline: float
+    cluster: Cluster, keys: Sequence[str], deadline: float, kind: CoordinatorKind
 ) -> tuple[dict[int, list[str]], dict[str, BrokerError]]:
-    """Return the groups by coordinator, and an error for those without one."""
+    """Return the keys by coordinator, and an error for those without one."""
     by_node: dict[int, list[str]] = {}
     unknown: dict[str, BrokerError] = {}
-    found = await find_coordinators(cluster, groups, deadline) if groups else {}
+    found = await find_coordinators(cluster, keys, deadline, kind) if keys else {}
     if any(
         not isinstance(node, BrokerError) and node not in cluster.nodes for node in found.values()
     ):
         await cluster.refresh(deadline=deadline)
-    for group, node in found.items():
+    for key, node in found.items():
         if isinstance(node, BrokerError):
-            unknown[group] = node
+            unknown[key] = node
         elif node in cluster.nodes:
-            by_node.setdefault(node, []).append(group)
+            by_node.setdefault(node, []).append(key)
         else:
             text = f"its coordinator, node {node}, is not in the metadata of the cluster"
-            unknown[group] = BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text, subject(group))
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            unknown[key] = BrokerError(code, text, kind.subject(key))
     return by_node, unknown
 
 
-def answered(outcomes: Outcomes[T], groups: Sequence[str]) -> Outcomes[T]:
-    """Return the outcomes in the order of `groups`, with an error for those without an outcome."""
-    return {group: outcomes[group] if group in outcomes else _unanswered(group) for group in groups}
+def answered(
+    outcomes: Outcomes[T], keys: Sequence[str], kind: CoordinatorKind = GROUPS
+) -> Outcomes[T]:
+    """Return the outcomes in the order of `keys`, with an error for those without an outcome."""
+    return {key: outcomes[key] if key in outcomes else _unanswered(key, kind) for key in keys}

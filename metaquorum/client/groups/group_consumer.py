@@ -42,7 +42,7 @@ from metaquorum.client.groups.offsets import (
     fetch_request,
     first_commit_error,
 )
-from metaquorum.client.groups.values import CommittedOffset
+from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -213,7 +213,19 @@ class GroupConsumer:
         """Generation of the group; -1 while this consumer is not a member."""
         return self._member.identity.generation
 
+    @property
+    def group_metadata(self) -> GroupMetadata:
+        """This member, for `TransactionalProducer.send_offsets`."""
+        identity = self._member.identity
+        return GroupMetadata(
+            self.config.group, identity.generation, identity.member_id, self.config.instance_id
+        )
+
     # Positions
+
+    def positions(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offset of the next record of each assigned partition with a known position."""
+        return dict(self._partitions.positions())
 
     async def position(self, where: TopicPartition) -> int:
         """Return the offset of the next record that `poll` returns.

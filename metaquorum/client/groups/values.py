@@ -104,6 +104,19 @@ class GroupDescription:
 
 
 @frozen
+class GroupMetadata:
+    """Member of a group for which a transaction commits offsets (KIP-447).
+
+    The defaults, of a program without a member, are not checked by the coordinator.
+    """
+
+    group: str
+    generation: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+@frozen
 class CommittedOffset:
     """A committed offset: of the next record to read. `leader_epoch` -1: not known."""
 

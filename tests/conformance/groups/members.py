@@ -52,6 +52,11 @@ class Member:
         assert self._process.stderr is not None
         self._errors.extend(self._process.stderr)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended by itself."""
+        return self._process.poll() is not None
+
     def tell(self, command: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")

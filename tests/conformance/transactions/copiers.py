@@ -1,0 +1,116 @@
+"""Programs that copy a topic exactly once, one for each client, as processes that a test may kill.
+
+Each reads a group of the source, writes the same records to the target, and commits its offsets,
+all in one transaction of some records.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from tests.conformance.clients import Librdkafka, Record
+from tests.conformance.groups.members import Member
+from tests.conformance.other_languages.test_admin import HERE, installed
+
+PYTHON: Final = ("librdkafka", "kafka-python", "aiokafka")
+GO: Final = ("franz-go", "sarama")
+# Clients that fence by the group's generation: two of them may share a group (KIP-447).
+SHARING: Final = ("librdkafka", "kafka-python", "franz-go")
+
+
+class Copiers:
+    """The copiers that one test has started."""
+
+    def __init__(
+        self,
+        ended: ExitStack,
+        programs: dict[str, tuple[str, ...]],
+        folders: pytest.TempPathFactory,
+    ) -> None:
+        self._ended = ended
+        self._programs = programs
+        self._folders = folders
+
+    def start(self, client: str, transactional_id: str, **options: Any) -> Member:
+        """Start a copier; `options`: bootstrap, group, source, target, most."""
+        member = Member(client, self._command(client), {"id": transactional_id, **options})
+        self._ended.callback(member.end)
+        return member
+
+    def keep(self, client: str, transactional_id: str, **options: Any) -> "KeptCopier":
+        """Start a copier that `KeptCopier.look` starts again whenever it has ended by itself."""
+        return KeptCopier(lambda: self.start(client, transactional_id, **options))
+
+    def _command(self, client: str) -> tuple[str, ...]:
+        if client in PYTHON:
+            return (sys.executable, "-m", "tests.conformance.transactions.copier", client)
+        if client not in self._programs:
+            program = str(self._folders.mktemp(client) / "copier")
+            installed(["go", "build", "-o", program, "./copier"], HERE / client.replace("-", "_"))
+            self._programs[client] = (program,)
+        return self._programs[client]
+
+
+class KeptCopier:
+    """A copier as a supervisor runs it: an error ends the process, and the next one goes on."""
+
+    def __init__(self, start: Callable[[], Member]) -> None:
+        self._start = start
+        self.copier = start()
+
+    def look(self) -> None:
+        """Start the copier again if it has ended."""
+        if self.copier.has_ended:
+            self.copier = self._start()
+
+
+def send(bootstrap: str, topic: str, partitions: int, each: int, start: int = 0) -> Counter[str]:
+    """Send distinct records to each partition; return their values."""
+    sent: Counter[str] = Counter()
+    for index in range(partitions):
+        values = [f"{index}:{number}" for number in range(start, start + each)]
+        records = [Record(value.encode(), value.encode()) for value in values]
+        Librdkafka().send(bootstrap, topic, records, "none", index)
+        sent.update(values)
+    return sent
+
+
+class Reader:
+    """Reads all partitions of a topic from their start on."""
+
+    def __init__(self, bootstrap: str, topic: str, *, committed: bool = True) -> None:
+        isolation = "read_committed" if committed else "read_uncommitted"
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "isolation.level": isolation,
+                "log_level": 2,
+            }
+        )
+        partitions = self._consumer.list_topics(topic, 25).topics[topic].partitions
+        self._consumer.assign(
+            [TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions]
+        )
+        self._read: Counter[str] = Counter()
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def read(self) -> Counter[str]:
+        """Return the values read so far, and how often each was read."""
+        for message in self._consumer.consume(1000, 0.2):
+            if message.error() is None:
+                value = message.value()
+                assert isinstance(value, bytes)
+                self._read[value.decode()] += 1
+        return self._read

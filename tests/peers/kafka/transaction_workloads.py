@@ -1,0 +1,159 @@
+"""Workloads of transactions for `bench`: librdkafka's producers, and a read_committed consumer."""
+
+import itertools
+import os
+import struct
+import threading
+import time
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+clock = time.perf_counter
+SERIAL = itertools.count()
+
+
+def producer_of(peer, settings):
+    name = f"bench-{os.getpid()}-{time.time_ns():x}-{next(SERIAL)}"
+    producer = Producer(
+        {
+            "linger.ms": 5,
+            "log_level": 3,
+            **settings,
+            "bootstrap.servers": peer.bootstrap,
+            "transactional.id": name,
+        }
+    )
+    producer.init_transactions(60)
+    return producer
+
+
+def reader_of(peer, topic, settings):
+    consumer = Consumer(
+        {
+            **settings,
+            "bootstrap.servers": peer.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+    return consumer
+
+
+class Results(threading.Thread):
+    """Runs `work` in a thread; `join` raises its error and returns its result."""
+
+    def __init__(self, work, *arguments):
+        super().__init__(daemon=True)
+        self.work, self.arguments, self.error, self.result = work, arguments, None, None
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self.work(*self.arguments)
+        except BaseException as error:  # raised again by `take`
+            self.error = error
+
+    def take(self):
+        self.join(300)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def quantile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(len(values) * share))]
+
+
+def produce(peer, topic, usage, settings, producers, seconds, records=100, size=100):
+    """Commit transactions of `records` records as fast as possible; read them with read_committed.
+
+    The latencies are from produce() until the record was read; the CPU time is that of the broker.
+    """
+    made = [producer_of(peer, settings) for _ in range(producers)]
+    reader = reader_of(peer, topic, settings)
+    pad = bytes(size - 16)
+    warm = 1.0
+    began = clock()
+    ends = began + warm + seconds
+    sent_count = [0] * producers
+    used = []
+
+    def send(number):
+        producer, times = made[number], []
+        while (first := clock()) < ends:
+            producer.begin_transaction()
+            for each in range(records):
+                while True:
+                    try:
+                        value = struct.pack(">qd", number, clock()) + pad
+                        producer.produce(topic, value, key=b"%d" % each)
+                        break
+                    except BufferError:
+                        producer.poll(0.005)
+            producer.commit_transaction(60)
+            sent_count[number] += records
+            if first - began > warm:
+                times.append(clock() - first)
+        return times
+
+    def measure():
+        time.sleep(max(0.0, began + warm - clock()))
+        before = usage(peer.pids)[0]
+        time.sleep(max(0.0, ends - clock()))
+        used.append(usage(peer.pids)[0] - before)
+
+    meter = Results(measure)
+    threads = [Results(send, number) for number in range(producers)]
+    taken, got = [], 0
+    while any(each.is_alive() for each in threads) or got < sum(sent_count):
+        messages = reader.consume(1000, 0.5)
+        now = clock()
+        if now > ends + 60:
+            raise RuntimeError(f"{got} of {sum(sent_count)} records read")
+        for message in messages:
+            if message.error():
+                raise RuntimeError(str(message.error()))
+            sent = struct.unpack_from(">qd", message.value())[1]
+            if began + warm < sent < ends:
+                taken.append(now - sent)
+        got += len(messages)
+    times = [one for each in threads for one in each.take()]
+    meter.take()
+    reader.close()
+    if got != sum(sent_count):
+        raise RuntimeError(f"{got} records read of {sum(sent_count)}")
+    return {
+        "req_s": len(times) / seconds,
+        "rec_s": len(times) * records / seconds,
+        "p50_ms": quantile(taken, 0.5) * 1e3,
+        "p99_ms": quantile(taken, 0.99) * 1e3,
+        "txn_p50_ms": quantile(times, 0.5) * 1e3,
+        "cpu_us_per_request": used[0] / len(times) * 1e6,
+    }
+
+
+def commits(peer, topic, settings, partitions, times):
+    """Commit transactions with one record in each partition; the latency is that of the commit."""
+    producer = producer_of(peer, settings)
+    commits, whole = [], []
+    for number in range(times + 5):
+        began = clock()
+        producer.begin_transaction()
+        for partition in range(partitions):
+            producer.produce(topic, b"x" * 100, partition=partition)
+        producer.flush(60)
+        flushed = clock()
+        producer.commit_transaction(60)
+        ended = clock()
+        if number >= 5:
+            commits.append(ended - flushed)
+            whole.append(ended - began)
+    return {
+        "p50_ms": quantile(commits, 0.5) * 1e3,
+        "p99_ms": quantile(commits, 0.99) * 1e3,
+        "txn_p50_ms": quantile(whole, 0.5) * 1e3,
+    }
