@@ -269,6 +269,14 @@ class Probes:
         if known is not None and partition.is_leader and partition.high_watermark > old:
             self._cluster_history.advanced(*known, old, partition.high_watermark, partition.state)
 
+    def stable(self, partition: Partition) -> None:
+        """Report the last stable offset."""
+        known = self._logs.get(partition.log)
+        if known is not None and partition.offline is None and partition.is_hosted:
+            role = Role(partition.leader_epoch, partition.is_leader)
+            offset, high_watermark = partition.last_stable_offset, partition.high_watermark
+            self._cluster_history.stable(*known, offset, high_watermark, role)
+
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)
         if known is None or not partition.is_leader or partition.offline is not None:
@@ -284,6 +292,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
     probes = Probes(cluster_history)
     with ExitStack() as stack:
         for owner, name, wrapped in (
+            *((PartitionLog, "append_marker", _marks),) * hasattr(PartitionLog, "append_marker"),
             (log_dir, "load_log", _loads),
             (PartitionLog, "__init__", _opens),
             (PartitionLog, "append", _appends),
@@ -296,6 +305,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
             (Partition, "advance", _advances),
+            (Partition, "follow_to", _follows),
             (Partition, "appended", _advances),
         ):
             stack.enter_context(swapped(owner, name, wrapped(probes)))
@@ -352,6 +362,20 @@ def _appends_beside(probes: Probes) -> Wrap:
             return result
 
         return append_beside
+
+    return wrap
+
+
+def _marks(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def append_marker(
+            self: PartitionLog, marker: Any, leader_epoch: int, now_ms: int
+        ) -> AppendResult:
+            result: AppendResult = right(self, marker, leader_epoch, now_ms)
+            probes.marker_appended(self, marker, leader_epoch, result)
+            return result
+
+        return append_marker
 
     return wrap
 
@@ -432,7 +456,19 @@ def _advances(probes: Probes) -> Wrap:
             old = self.high_watermark
             right(self, *args)
             probes.advanced(self, old)
+            probes.stable(self)
 
         return advance
+
+    return wrap
+
+
+def _follows(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def follow_to(self: Partition, high_watermark: int) -> None:
+            right(self, high_watermark)
+            probes.stable(self)
+
+        return follow_to
 
     return wrap

@@ -587,6 +587,8 @@ class ReplicaReader(ReplicaClient):
         read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
         for position, header in batches(buffer):
             read.next_offset = max(offset, header.next_offset)
+            if header.is_control:
+                continue
             for record in decode_records(buffer, position):
                 if record.offset >= offset:
                     read.records.append((record.offset, contents_of(record).text))

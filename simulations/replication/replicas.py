@@ -313,6 +313,16 @@ class ReplicaChecker(ClusterChecker):
     ) -> None:
         """Check a move of the replica's log start offset."""
 
+    def stable(
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        last_stable_offset: int,
+        high_watermark: int,
+        role: Role,
+    ) -> None:
+        """Check the last stable offset of a replica after its log or high watermark changed."""
+
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
     ) -> None:
@@ -557,6 +567,17 @@ class ClusterHistory:
                 history.expired_to = max(history.expired_to, move.new)
                 self.world.count("log starts moved by retention")
         self.started(replica, move.new)
+
+    def stable(
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        last_stable_offset: int,
+        high_watermark: int,
+        role: Role,
+    ) -> None:
+        for checker in self.checkers:
+            checker.stable(history, replica, last_stable_offset, high_watermark, role)
 
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]

@@ -1,6 +1,6 @@
-"""Chains: consume, transform and produce in one transaction with the committed offsets (KIP-447).
+"""Chains: consume, transform and produce, with the committed offsets in the transaction (KIP-447).
 
-    join -> read the committed offsets -> fetch -> produce outputs, commit offsets -> EndTxn -> fetch
+    join -> read the committed offsets -> fetch -> produce outputs, commit offsets -> EndTxn
 
 Each output names its input. A member may crash between any two requests; its next instance, or
 another member, continues at the committed offsets.

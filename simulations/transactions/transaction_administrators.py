@@ -1,4 +1,4 @@
-"""The administrator of the transactional topics, and the auditor that reads everything at the end."""
+"""The administrator of the topics, and the auditor that reads everything at the end."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -122,7 +122,7 @@ class TransactionAdministrator(CleanupAdministrator):
         level = self._draw.choice(LEVELS)
         key = FeatureUpdateKey(feature=TRANSACTION_VERSION, max_version_level=level)
         image = self.cluster_state.cluster_history.image
-        is_lower = level < image.feature_levels.get(TRANSACTION_VERSION, 0)
+        is_lower = level < image.features.get(TRANSACTION_VERSION, 0)
         if connection.version(ApiKey.UPDATE_FEATURES) == 0:
             key.allow_downgrade = is_lower
         elif is_lower:
