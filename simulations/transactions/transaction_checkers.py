@@ -39,7 +39,7 @@ class TransactionChecker(WatchingChecker):
         )
 
     def is_excused(self, transaction: Transaction) -> bool:
-        """Whether a partition of the transaction has lost records for an accepted reason."""
+        """Return whether a partition of the transaction has lost records for an accepted reason."""
         return self.has_lost_state or any(
             (history := self.cluster_history.history(*place)).lost_records or history.was_unclean
             for place in transaction.sent

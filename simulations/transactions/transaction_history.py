@@ -1,4 +1,4 @@
-"""What transactional clients have done: their transactions, and how they know that they ended.
+"""Transactions of the simulated clients, and the outcomes that the clients know.
 
     open -> commit or abort asked -> acknowledged
       +---> given up: the client has crashed, was fenced, or does not know the outcome
@@ -32,7 +32,7 @@ class Transaction:
     transactional_id: str
     client: str
     producer: Producer
-    level: int  # of transaction.version, as the client knows it
+    level: int  # level of transaction.version that the client knows
     timeout_s: float
     began_at: float
     # Values sent to each partition; the offset of those that are acknowledged.
@@ -83,7 +83,7 @@ class TransactionHistory:
     fences: dict[int, list[Fence]] = field(default_factory=dict)
     # Transactions with committed offsets, by group and partition.
     commits: dict[tuple[str, Place], list[Transaction]] = field(default_factory=dict)
-    amounts: dict[bytes, int] = field(default_factory=dict)  # of each record of a transfer
+    amounts: dict[bytes, int] = field(default_factory=dict)  # amount of each record of a transfer
     # Input of each record that a chain has sent.
     sources: dict[bytes, tuple[Place, int]] = field(default_factory=dict)
 

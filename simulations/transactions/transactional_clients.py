@@ -5,7 +5,7 @@
           +------ fenced, out of sequence, or a new instance after a crash ----------+
 
 An instance ends by a crash between any two steps, before a request is sent or before its answer is
-read. It knows what it was told by answers, and nothing of earlier instances. At level 2 of
+read. It knows the answers that it has read, and nothing of earlier instances. At level 2 of
 transaction.version (KIP-890) partitions are added by Produce and TxnOffsetCommit themselves, and
 each end of a transaction begins another producer epoch.
 """
@@ -100,7 +100,7 @@ _AGAIN: Final = (*RETRIABLE, ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 class RefusedError(Exception):
-    """Raised if a request is refused for good: the transaction cannot go on."""
+    """Raised if a request is refused with a final error: the transaction cannot continue."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -316,7 +316,7 @@ class TransactionalClient(StableReader):
     # The producer
 
     async def init_producer(self, runtime: Runtime) -> None:
-        """Get a producer id and epoch. Raises RefusedError, or CrashError."""
+        """Ask for a producer id and epoch. Raises RefusedError, or CrashError."""
         known = self._producer if self._draw.random() < 0.5 else Producer(-1, -1)
         if self._versions[ApiKey.INIT_PRODUCER_ID] < _EPOCHS_SINCE:
             known = Producer(-1, -1)
