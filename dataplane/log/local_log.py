@@ -22,7 +22,15 @@ from dataplane.log.recovery.folder import LogFolder, Unsynced
 from dataplane.log.recovery.recovery import LoadedLog
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import LogFile, OpenFiles, storage_error, storage_errors
-from dataplane.log.segments.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, file_name
+from dataplane.log.segments.names import (
+    ABORTED_INDEX,
+    CLEANED,
+    LOG,
+    OFFSET_INDEX,
+    SWAP,
+    TIME_INDEX,
+    file_name,
+)
 from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments.segment_list import Segments
 from metaquorum.runtime.interfaces import Disk, File, StorageError
@@ -400,7 +408,7 @@ class LocalLog:
         if not self._segments.has_sealed(old):
             return False
         with storage_errors("rename", folder):
-            self._rename_all(state.base_offset, CLEANED, SWAP)
+            self._rename_all(state, CLEANED, SWAP)
         with trio.CancelScope(shield=True):
             self._swapping = state.base_offset
             try:
@@ -429,13 +437,14 @@ class LocalLog:
         """
         if self._swapping is not None:
             with self._failing("remove the cleaned segment of"):
-                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX):
                     self._folder.remove(file_name(self._swapping, suffix) + SWAP)
             self._swapping = None
 
-    def _rename_all(self, base_offset: int, ending: str, new_ending: str) -> None:
-        for suffix in (OFFSET_INDEX, TIME_INDEX, LOG):
-            path = os.path.join(self.folder, file_name(base_offset, suffix))
+    def _rename_all(self, state: SegmentState, ending: str, new_ending: str) -> None:
+        aborted = (ABORTED_INDEX,) if state.aborted_bytes else ()
+        for suffix in (*aborted, OFFSET_INDEX, TIME_INDEX, LOG):
+            path = os.path.join(self.folder, file_name(state.base_offset, suffix))
             self._files.disk.rename(path + ending, path + new_ending)
         self._folder.names_changed()
 

@@ -24,17 +24,28 @@ from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
 from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.log.recovery.folder import Unsynced
 from dataplane.log.recovery.recovery import LoadedLog
+from dataplane.log.segments.aborted import AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import OpenFiles, storage_error
+from dataplane.log.segments.files import OpenFiles, storage_error, storage_errors
+from dataplane.log.segments.markers import marker_at, read_marker
 from dataplane.log.segments.names import DAMAGED
-from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable
+from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable, TransactionMarker
 from dataplane.log.segments.segment import Segment, walk_headers
 from dataplane.log.segments.slices import LogSlice
 from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import BatchHeader, assign, set_log_append_time
+from wire.records.batches import CONTROL
+from wire.records.records import (
+    BatchHeader,
+    ControlType,
+    EndTransactionMarker,
+    assign,
+    encode_marker,
+    parse_header,
+    set_log_append_time,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +124,8 @@ class PartitionLog(LocalLog):
         `records` are the bytes of the batches of `headers` without gaps, each checked by
         `wire.records.records.check_batch`. For duplicates of batches in the log, the result has
         the offsets of those. Nothing is appended if this raises KafkaError
-        (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, RECORD_LIST_TOO_LARGE) or
-        StorageError (DiskFullError if the disk is only full).
+        (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE,
+        RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only full).
         """
         duplicate = self._check_sequences(records, headers)
         if duplicate is not None:
@@ -124,7 +135,31 @@ class PartitionLog(LocalLog):
             write.segment.file.get().write(records, write.position)
         except OSError as error:
             raise self._undo(write, error) from error
-        return self._commit(write, headers, now_ms)
+        return self._commit(write, records, headers, now_ms)
+
+    def append_marker(
+        self, marker: TransactionMarker, leader_epoch: int, now_ms: int
+    ) -> AppendResult:
+        """Append the control batch of MARKER_BYTES that ends the producer's transaction.
+
+        A marker without an open transaction is written, too. Nothing is appended if this raises
+        KafkaError (INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED) or StorageError.
+        """
+        self.producers.check_marker(marker)
+        kind = ControlType.COMMIT if marker.is_commit else ControlType.ABORT
+        batch = encode_marker(
+            EndTransactionMarker(kind, marker.coordinator_epoch),
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            timestamp_ms=now_ms,
+        )
+        headers = (parse_header(batch),)
+        write = self._prepare(batch, headers, leader_epoch, now_ms)
+        try:
+            write.segment.file.get().write(batch, write.position)
+        except OSError as error:
+            raise self._undo(write, error) from error
+        return self._commit(write, batch, headers, now_ms)
 
     async def append_beside(
         self,
@@ -153,7 +188,7 @@ class PartitionLog(LocalLog):
             raise
         finally:
             self._writing = False
-        return self._commit(write, headers, now_ms)
+        return self._commit(write, records, headers, now_ms)
 
     def append_as_follower(
         self, records: bytearray | memoryview | bytes, headers: Sequence[BatchHeader], now_ms: int
@@ -182,7 +217,7 @@ class PartitionLog(LocalLog):
             segment.file.get().write(records, write.position)
         except OSError as error:
             raise self._undo(write, error) from error
-        return self._commit(write, headers, now_ms, as_follower=True)
+        return self._commit(write, records, headers, now_ms, as_follower=True)
 
     def _check_sequences(
         self, records: bytearray | memoryview, headers: Sequence[BatchHeader]
@@ -243,6 +278,7 @@ class PartitionLog(LocalLog):
     def _commit(
         self,
         write: _Write,
+        records: bytearray | memoryview | bytes,
         headers: Sequence[BatchHeader],
         now_ms: int,
         as_follower: bool = False,
@@ -258,12 +294,31 @@ class PartitionLog(LocalLog):
             max_timestamp = append_time if append_time >= 0 else header.max_timestamp
             segment.note(position, header.batch_bytes, last_offset, max_timestamp)
             if header.producer_id >= 0:
-                self.producers.update(header, last_offset, max_timestamp, now_ms)
+                if header.attributes & CONTROL:
+                    self._end_transaction(
+                        segment, header, records, position - write.position, last_offset, now_ms
+                    )
+                else:
+                    self.producers.update(header, last_offset, max_timestamp, now_ms)
             self._segments.note(last_offset, position)
             position += header.batch_bytes
             offset = last_offset + 1
         self.log_end_offset = offset
         return _new_tuple(AppendResult, (write.first_offset, write.last_offset, append_time, False))
+
+    def _end_transaction(
+        self,
+        segment: Segment,
+        header: BatchHeader,
+        records: bytearray | memoryview | bytes,
+        at: int,
+        last_offset: int,
+        now_ms: int,
+    ) -> None:
+        marker = marker_at(records, at, header)
+        completed = self.producers.end_transaction(header, marker, last_offset, now_ms)
+        if completed is not None and completed.is_aborted:
+            segment.note_aborted(AbortedTransaction(*completed[:4]))
 
     def roll(self, now_ms: int) -> bool:
         if not super().roll(now_ms):
@@ -374,6 +429,47 @@ class PartitionLog(LocalLog):
         """Return at most two batches, one of which has the record with the largest timestamp."""
         return max_timestamp_candidates(list(self._segments), self.log_start_offset)
 
+    # Transactions
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """Return the first offset that read_committed may not read; None if there is none.
+
+        That is the first offset of the earliest transaction that is open, or whose marker is at or
+        above `high_watermark` (KAFKA-5121), but at least the log start offset.
+        """
+        transactions = self.producers.transactions
+        if transactions is None:
+            return None
+        first = transactions.first_unstable_offset(high_watermark)
+        return None if first is None else max(first, self.log_start_offset)
+
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Return the aborted transactions that overlap [start, end), by their markers' offsets.
+
+        Raises StorageError if the directory fails, ColdError as `read` does within `read_hot`.
+        """
+        found: list[AbortedTransaction] = []
+        for segment in self._segments.since(start):
+            aborted = segment.aborted
+            if aborted is None:
+                continue
+            try:
+                with storage_errors("read", aborted.path):
+                    if aborted.collect(start, end, found):
+                        break
+            except EOFError as error:
+                raise StorageError(str(error)) from None
+        return found
+
+    def aborted_transactions_hot(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Do what `aborted_transactions` does. Raises ColdError if it would wait for the disk."""
+        files = self._files
+        files.refuses_cold = True
+        try:
+            return self.aborted_transactions(start, end)
+        finally:
+            files.refuses_cold = False
+
     # Truncation
 
     def truncate_to(self, offset: int) -> bool:
@@ -465,8 +561,14 @@ class PartitionLog(LocalLog):
         newest = self._folder.newest_snapshot()
         table, start = newest or (ProducerStateTable(), self.log_start_offset)
         for segment in self._segments.since(start):
-            for _, header in walk_headers(segment.file.get(), 0, segment.size_bytes):
-                if header.producer_id >= 0 and header.base_offset >= start:
+            file = segment.file.get()
+            for position, header in walk_headers(file, 0, segment.size_bytes):
+                if header.producer_id < 0 or header.base_offset < start:
+                    continue
+                if header.is_control:
+                    marker = read_marker(file, position, header)
+                    table.end_transaction(header, marker, header.last_offset, now_ms)
+                else:
                     table.update(header, header.last_offset, header.max_timestamp, now_ms)
         self.producers = table
 

@@ -211,6 +211,7 @@ class Partition:
         "offline",
         "replicated_bytes_in",
         "replicated_bytes_out",
+        "stable_waiters",
         "start_waiters",
         "state",
         "topic",
@@ -247,8 +248,9 @@ class Partition:
         self.known_high_watermark = high_watermark  # when this worker started
         self.offline: str | None = None  # reason, if the log directory failed
         self.waiters: set[Watcher] = set()  # notified when the high watermark moves
+        self.stable_waiters: set[Watcher] = set()  # notified when the last stable offset moves
         self.end_waiters: set[Watcher] = set()  # notified when the log end offset moves
-        self.event_count = 0  # notifications of both sets
+        self.event_count = 0  # notifications of these sets
         self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
         self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
         # Uncommitted appends: end offset and bytes of each.
@@ -288,7 +290,9 @@ class Partition:
     @property
     def is_awaited(self) -> bool:
         """Whether a consumer waits and the high watermark is below the log end offset."""
-        return bool(self.waiters) and self.high_watermark < self.log.log_end_offset
+        return self.high_watermark < self.log.log_end_offset and bool(
+            self.waiters or self.stable_waiters
+        )
 
     @property
     def is_catching_up(self) -> bool:
@@ -301,8 +305,19 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Last stable offset: the high watermark, as transactions are not supported."""
-        return self.high_watermark
+        """Offset before which all transactions have ended, and their markers are replicated.
+
+        Consumers with read_committed read the records before it. It is the high watermark if no
+        transaction is unstable, and does not decrease while this worker leads.
+        """
+        return self._stable_offset(self.high_watermark)
+
+    def _stable_offset(self, high_watermark: int) -> int:
+        log = self.log
+        if log.producers.transactions is None:
+            return high_watermark
+        first = log.first_unstable_offset(high_watermark)
+        return high_watermark if first is None or first > high_watermark else first
 
     @property
     def replicas(self) -> Sequence[int]:
@@ -433,7 +448,9 @@ class Partition:
         """Record an append to the leader's log: notify followers, or commit a single replica's."""
         self.bytes_in += size_bytes
         if self.leader_state is None:
-            self.high_watermark = self.log.log_end_offset
+            before, self.high_watermark = self.high_watermark, self.log.log_end_offset
+            if self.stable_waiters or self.log.producers.transactions is not None:
+                self._advance_stable(before, size_bytes)
             if self.waiters:
                 self._note(self.waiters, size_bytes)
             return
@@ -522,7 +539,7 @@ class Partition:
     def _commit(self, high_watermark: int) -> None:
         if high_watermark <= self.high_watermark:
             return
-        self.high_watermark = high_watermark
+        before, self.high_watermark = self.high_watermark, high_watermark
         waiting = self.commit_waiters
         while waiting and waiting[0].offset <= high_watermark:
             waiting.popleft().wake()
@@ -530,13 +547,28 @@ class Partition:
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= high_watermark:
             new_bytes += uncommitted.popleft()[1]
+        # The size of records from before the start or this leader epoch is unknown.
+        new_bytes = new_bytes or UNKNOWN_BYTES
+        if self.stable_waiters or self.log.producers.transactions is not None:
+            self._advance_stable(before, new_bytes)
         if self.waiters:
-            # The size of records from before the start or this leader epoch is unknown.
-            self._note(self.waiters, new_bytes or UNKNOWN_BYTES)
+            self._note(self.waiters, new_bytes)
+
+    def _advance_stable(self, high_watermark: int, new_bytes: int) -> None:
+        """Forget transactions that became stable, and notify the watchers if the offset has moved.
+
+        `high_watermark` is the one before it advanced over `new_bytes`.
+        """
+        # Nothing that was appended since changes the answer for that high watermark.
+        before = self._stable_offset(high_watermark)
+        if self.last_stable_offset > before and self.stable_waiters:
+            known = before == high_watermark  # otherwise older records become stable, too
+            self._note(self.stable_waiters, new_bytes if known else UNKNOWN_BYTES)
 
     def log_start_moved(self) -> None:
         """Notify the watchers that the log start offset has moved."""
         self._note(self.waiters, 0)
+        self._note(self.stable_waiters, 0)
         self._note(self.end_waiters, 0)
 
     def notify_log_start(self) -> None:
@@ -576,7 +608,7 @@ class Partition:
 
     def wake_waiters(self) -> None:
         self.event_count += 1
-        for watchers in (self.waiters, self.end_waiters):
+        for watchers in (self.waiters, self.stable_waiters, self.end_waiters):
             if len(watchers) > NOTIFIED_AT_ONCE:
                 self._context.wakes.add(watchers, None)
             else:

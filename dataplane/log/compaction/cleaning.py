@@ -32,10 +32,18 @@ from dataplane.log.compaction.compaction import (
     note_keys,
 )
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.aborted import ENTRY_BYTES, AbortedTransaction, read_entries
 from dataplane.log.segments.config import MAX_SEGMENT_BYTES, LogConfig
 from dataplane.log.segments.files import storage_errors
 from dataplane.log.segments.index import OffsetIndex, TimeIndex
-from dataplane.log.segments.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
+from dataplane.log.segments.names import (
+    ABORTED_INDEX,
+    CLEANED,
+    LOG,
+    OFFSET_INDEX,
+    TIME_INDEX,
+    file_name,
+)
 from dataplane.log.segments.offset_map import OffsetMap
 from dataplane.log.segments.scan import IndexBuilder
 from dataplane.log.segments.segment import Segment, SegmentState, walk_headers
@@ -95,6 +103,8 @@ class _Source:
 
     path: str
     size_bytes: int
+    aborted_path: str = ""  # index of aborted transactions, if the segment has one
+    aborted_bytes: int = 0
 
 
 class Cleaning:
@@ -348,19 +358,35 @@ class Cleaning:
                 file = self._disk.open(source.path)
                 left = source.size_bytes
                 opened = moved = 0
+                aborted = self._aborted_of(source)
+                entry = next(aborted, None)
                 try:
                     for batch, header, read in self._batches(file, 0, source.size_bytes):
                         yield from self._find_markers(header)
                         left -= header.batch_bytes
                         kept = filter_.filter(batch, header, number == last and not left)
                         moved += read + target.add(kept, batch, header)
+                        while entry is not None and entry.last_offset <= header.last_offset:
+                            if entry.last_offset == header.last_offset and filter_.ended_batches:
+                                target.add_aborted(entry)
+                            entry = next(aborted, None)
                         opened += header.batch_bytes
                         if opened >= SLICE_BYTES:
                             yield moved
                             opened = moved = 0
                     yield moved + target.write_buffer()
                 finally:
+                    aborted.close()
                     file.close()
+
+    def _aborted_of(self, source: _Source) -> Generator[AbortedTransaction]:
+        """Yield the aborted transactions whose markers are in this segment, in order."""
+        if source.aborted_bytes:
+            file = self._disk.open(source.aborted_path)
+            try:
+                yield from read_entries(file, source.aborted_bytes)
+            finally:
+                file.close()
 
     def _finish(self, target: "_Target") -> Slices:
         target.finish()
@@ -377,6 +403,7 @@ class _Target:
         self._file: File | None = None
         self._index = IndexBuilder(base_offset, config)
         self._buffer = bytearray()
+        self._aborted = bytearray()
         self._written = 0
         self._made: list[str] = []
         self.is_changed = False
@@ -408,6 +435,10 @@ class _Target:
         self._buffer += kept
         return self.write_buffer() if len(self._buffer) >= WRITE_BYTES else 0
 
+    def add_aborted(self, aborted: AbortedTransaction) -> None:
+        """Add an aborted transaction of which the segments before still have batches."""
+        self._aborted += aborted.encode()
+
     def write_buffer(self) -> int:
         assert self._file is not None
         size = len(self._buffer)
@@ -420,14 +451,18 @@ class _Target:
     def finish(self) -> None:
         """Write and sync the files; the names of the files are not synced."""
         self.write_buffer()
-        self.state = self._index.finish(self._written)
+        state = self._index.finish(self._written)
+        self.state = state._replace(aborted_bytes=len(self._aborted))
         assert self._file is not None
         with storage_errors("write", self._path(LOG)):
             self._file.sync()
             for suffix, data in (
                 (OFFSET_INDEX, self._index.index),
                 (TIME_INDEX, self._index.times),
+                (ABORTED_INDEX, self._aborted),
             ):
+                if suffix == ABORTED_INDEX and not data:
+                    continue
                 file = self._create(suffix)
                 try:
                     file.write(bytes(data), 0)
@@ -459,4 +494,6 @@ def _damage(file: File, position: int, problem: str) -> UncleanableError:
 
 
 def _source(segment: Segment) -> _Source:
-    return _Source(segment.file.path, segment.size_bytes)
+    if (aborted := segment.aborted) is None:
+        return _Source(segment.file.path, segment.size_bytes)
+    return _Source(segment.file.path, segment.size_bytes, aborted.path, len(aborted) * ENTRY_BYTES)

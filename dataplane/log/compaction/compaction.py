@@ -280,6 +280,8 @@ class BatchFilter:
     last_batch: Callable[[int], LastBatch | None]  # by producer id; None if it has expired
     outcome: Callable[[int, int], Outcome]  # transaction outcome by (producer id, offset)
     counts: CleaningCounts = field(default_factory=CleaningCounts)
+    # Whether the last batch was a marker that ends a transaction with batches before it.
+    ended_batches: bool = False
     _met: set[int] = field(default_factory=set)  # producers with a batch since their last marker
 
     def filter(self, batch: Buffer, header: BatchHeader, keep_empty: bool) -> Buffer | None:
@@ -291,6 +293,7 @@ class BatchFilter:
         if header.producer_id >= 0 and not keep_empty:
             last = self.last_batch(header.producer_id)
             keep_empty = last is not None and last.is_in(header)
+        self.ended_batches = False
         if header.is_control:
             return self._filter_marker(batch, header, keep_empty)
         if header.is_transactional:
@@ -311,7 +314,7 @@ class BatchFilter:
     def _filter_marker(self, batch: Buffer, header: BatchHeader, keep_empty: bool) -> Buffer | None:
         if not header.record_count:
             return batch if keep_empty else None
-        has_batches = header.producer_id in self._met
+        has_batches = self.ended_batches = header.producer_id in self._met
         kind = marker_type(batch, header)
         self._met.discard(header.producer_id)
         horizon = header.delete_horizon_ms

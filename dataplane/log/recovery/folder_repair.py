@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.index import write_index
 from dataplane.log.segments.names import (
+    ABORTED_INDEX,
     LEFTOVERS,
     LOG,
     OFFSET_INDEX,
@@ -24,6 +24,7 @@ from dataplane.log.segments.names import (
 from dataplane.log.segments.scan import scan_segment
 from metaquorum.runtime.interfaces import Disk, StorageError
 
+_INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 ADVICE: Final = "move the partition's folder away; the worker then fetches it from a replica"
 
 
@@ -41,6 +42,7 @@ def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
     """Repair the folder and return its files. Raises StorageError, OSError. Blocking."""
     found = FolderRepair()
     swaps: list[int] = []
+    aborted: list[str] = []
     for name in disk.list(folder):
         path = os.path.join(folder, name)
         if name.endswith(LEFTOVERS):
@@ -50,11 +52,15 @@ def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
             parsed = parse_file_name(name.removesuffix(SWAP))
             if parsed is not None and parsed[1] == LOG:
                 swaps.append(parsed[0])
+            elif parsed is not None and parsed[1] == ABORTED_INDEX:
+                aborted.append(name)
             else:
                 disk.remove(path)  # an index, which is rebuilt
             found.is_changed = True
         else:
             found.names.add(name)
+    for name in aborted:
+        _settle_aborted(disk, folder, found.names, name, swaps)
     for base_offset in swaps:
         _complete_swap(disk, folder, config, found.names, base_offset)
     for name in sorted(found.names):
@@ -66,21 +72,37 @@ def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
             found.base_offsets.append(offset)
         elif suffix == SNAPSHOT:
             found.snapshot_offsets.append(offset)
-        elif suffix in (OFFSET_INDEX, TIME_INDEX) and file_name(offset, LOG) not in found.names:
+        elif suffix in _INDEXES and file_name(offset, LOG) not in found.names:
             disk.remove(os.path.join(folder, name))
+            found.names.remove(name)
     found.base_offsets.sort()
     found.snapshot_offsets.sort()
     return found
 
 
+def _settle_aborted(disk: Disk, folder: str, names: set[str], name: str, swaps: list[int]) -> None:
+    """Complete the rename of a `.txnindex.swap`, or remove it if its segment is rebuilt."""
+    target = name.removesuffix(SWAP)
+    parsed = parse_file_name(target)
+    assert parsed is not None
+    if parsed[0] in swaps or file_name(parsed[0], LOG) not in names:
+        disk.remove(os.path.join(folder, name))
+        return
+    disk.rename(os.path.join(folder, name), os.path.join(folder, target))
+    names.add(target)
+
+
 def _complete_swap(
     disk: Disk, folder: str, config: LogConfig, names: set[str], base_offset: int
 ) -> None:
-    """Replace the segments that the .swap at `base_offset` covers, and update `names`."""
+    """Replace the segments that the .swap at `base_offset` covers, and update `names`.
+
+    Its indexes are removed; recovery rebuilds those of a segment without an offset index.
+    """
     path = os.path.join(folder, file_name(base_offset, LOG) + SWAP)
     file = disk.open(path)
     try:
-        result = scan_segment(file, base_offset, config, lambda header: None)
+        result = scan_segment(file, base_offset, config, lambda position, header: None)
     finally:
         file.close()
     if result.damage is not None:
@@ -95,7 +117,7 @@ def _complete_swap(
     disk.sync_dir(folder)  # the process may have been killed before it synced the rename
     for name in sorted(names):
         offset, suffix = parse_file_name(name) or (-1, "")
-        is_index = suffix in (OFFSET_INDEX, TIME_INDEX)
+        is_index = suffix in _INDEXES
         if (is_index and offset == base_offset) or (
             (is_index or suffix == LOG) and base_offset < offset < result.next_offset
         ):
@@ -104,6 +126,3 @@ def _complete_swap(
     disk.sync_dir(folder)
     disk.rename(path, os.path.join(folder, file_name(base_offset, LOG)))
     names.add(file_name(base_offset, LOG))
-    for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
-        write_index(disk, os.path.join(folder, file_name(base_offset, suffix)), data)
-        names.add(file_name(base_offset, suffix))

@@ -40,11 +40,20 @@ from dataplane.log.recovery.checkpoints import (
     encode_damage,
 )
 from dataplane.log.recovery.folder_repair import ADVICE, settle_folder
+from dataplane.log.segments.aborted import (
+    ENTRY,
+    ENTRY_BYTES,
+    VERSION,
+    AbortedTransaction,
+    TransactionTracker,
+)
 from dataplane.log.segments.config import NEVER, LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs, decode_leader_epochs
 from dataplane.log.segments.files import storage_errors
 from dataplane.log.segments.index import OffsetIndex, TimeIndex, write_index
+from dataplane.log.segments.markers import read_marker
 from dataplane.log.segments.names import (
+    ABORTED_INDEX,
     DAMAGED,
     EPOCH_CHECKPOINT,
     LOG,
@@ -70,6 +79,7 @@ from wire.records.records import BatchHeader
 logger = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 64 << 10
+_CHECKED_BYTES: Final = 512 * ENTRY_BYTES
 _REWRITE_BYTES: Final = 1 << 20
 _LENGTH_AT: Final = 8  # position of the batch length, after the base offset
 _LENGTH_END: Final = 12  # the batch length counts the bytes from here on
@@ -169,6 +179,8 @@ class _Loader:
         self.walk_from = 0  # producer state and leader epochs are known up to this offset
         self.next_offset = 0
         self.last_epoch = NO_EPOCH  # leader epoch of the last batch that was read
+        self.tracker: TransactionTracker | None = None
+        self.tracked_to = -1  # `tracker` knows all batches before this segment
         self.changed = False
         self.changed_epochs = False
 
@@ -279,13 +291,45 @@ class _Loader:
             name = file_name(base, suffix)
             sizes.append(self.disk.size(self.path(name)) if name in self.names else -1)
         size, index, times = sizes
+        aborted = self._check_aborted(base, size)
+        if aborted < 0:
+            return None
         if size == 0 and index <= 0 and times <= 0:
             return SegmentState(base)
         if index < 0 or times < 0 or index % OffsetIndex.FORMAT.size:
             return None
         if times % TimeIndex.FORMAT.size or size == 0:
             return None
-        return SegmentState(base, size, index, times)
+        return SegmentState(base, size, index, times, aborted_bytes=aborted)
+
+    def _check_aborted(self, base: int, size_bytes: int) -> int:
+        """Return the size of the segment's index of aborted transactions; -1 if it is wrong."""
+        name = file_name(base, ABORTED_INDEX)
+        if name not in self.names:
+            return 0
+        path = self.path(name)
+        size = self.disk.size(path)
+        if size % ENTRY_BYTES or (size and size_bytes <= 0):
+            logger.warning("%s has a wrong size, %d bytes; rebuilding it", path, size)
+            return -1
+        last = base - 1
+        file = self.disk.open(path)
+        try:
+            for position in range(0, size, _CHECKED_BYTES):
+                for entry in ENTRY.iter_unpack(file.read(_CHECKED_BYTES, position)):
+                    version, _, first_offset, last_offset, stable = entry
+                    if (
+                        version != VERSION
+                        or last_offset <= last
+                        or not 0 <= first_offset < last_offset
+                        or not 0 <= stable <= last_offset + 1
+                    ):
+                        logger.warning("%s is malformed: %s; rebuilding it", path, entry)
+                        return -1
+                    last = last_offset
+        finally:
+            file.close()
+        return size
 
     # Segments
 
@@ -318,8 +362,8 @@ class _Loader:
         file = self.disk.open(self.path(file_name(state.base_offset, LOG)))
         self.next_offset = max(self.next_offset, state.base_offset)
         try:
-            for _, header in walk_headers(file, position, state.size_bytes, _REPLAY_BYTES):
-                self._on_batch(header)
+            for at, header in walk_headers(file, position, state.size_bytes, _REPLAY_BYTES):
+                self._on_batch(file, at, header)
                 self.next_offset = header.next_offset
         finally:
             file.close()
@@ -348,14 +392,70 @@ class _Loader:
             )
         return self.replay_from == NEVER or position == 0 or self.walk_from == self.next_offset
 
-    def _on_batch(self, header: BatchHeader) -> None:
+    def _on_batch(self, file: File, position: int, header: BatchHeader) -> None:
         epoch = self.last_epoch = header.leader_epoch
         epochs = self.log.epochs
         if epoch >= 0 and epochs.epoch_at(header.base_offset) != epoch:
             epochs.assign(epoch, header.base_offset)
             self.changed_epochs = True
         if header.producer_id >= 0 and header.last_offset >= self.replay_from:
-            self.log.producers.update(header, header.last_offset, header.max_timestamp, self.now_ms)
+            if header.is_control:
+                marker = read_marker(file, position, header)
+                self.log.producers.end_transaction(header, marker, header.last_offset, self.now_ms)
+            else:
+                self.log.producers.update(
+                    header, header.last_offset, header.max_timestamp, self.now_ms
+                )
+
+    # Aborted transactions
+
+    def _tracker_before(self, base: int) -> TransactionTracker:
+        """Return the open transactions before the segment at `base`."""
+        if self.tracker is not None and self.tracked_to == base:
+            return self.tracker
+        if self.replay_from <= base:  # all batches since the snapshot were read
+            return TransactionTracker(_open_of(self.log.producers))
+        tracker, start = TransactionTracker(()), 0
+        for offset in reversed(self.log.snapshot_offsets):
+            if offset <= base:
+                try:
+                    data = self.disk.read_file(self.path(file_name(offset, SNAPSHOT)))
+                    tracker, start = TransactionTracker(_open_of(decode_snapshot(data))), offset
+                    break
+                except ValueError:  # logged when producer state was read
+                    continue
+        first = max(bisect_left(self.bases, start + 1) - 1, 0)
+        for each in self.bases[first : self.bases.index(base)]:
+            file = self.disk.open(self.path(file_name(each, LOG)))
+            try:
+                for at, header in walk_headers(file, 0, file.size(), _REPLAY_BYTES):
+                    if header.base_offset >= start:
+                        self._track(tracker, file, at, header)
+            finally:
+                file.close()
+        return tracker
+
+    def _track(
+        self, tracker: TransactionTracker, file: File, position: int, header: BatchHeader
+    ) -> bytes:
+        """Track the batch, and return its entry of an index of aborted transactions, if any."""
+        if not header.is_transactional:
+            return b""
+        if not header.is_control:
+            tracker.begin(header.producer_id, header.base_offset)
+            return b""
+        marker = read_marker(file, position, header)
+        completed = tracker.end(header.producer_id, header.last_offset, marker)
+        if completed is None or not completed.is_aborted:
+            return b""
+        return AbortedTransaction(*completed[:4]).encode()
+
+    def _write_aborted(self, base: int, entries: bytes) -> None:
+        name = file_name(base, ABORTED_INDEX)
+        if entries:
+            write_index(self.disk, self.path(name), entries)
+        elif self.disk.exists(self.path(name)):
+            self.disk.remove(self.path(name))
 
     # Scan and truncation
 
@@ -363,12 +463,17 @@ class _Loader:
         """Scan the segment, truncate it at damage, and sync it. Return False if truncated."""
         log = self.log
         self.changed = True
+        aborted = bytearray()
+        tracker = self.tracker = self._tracker_before(base)
         file = self.disk.open(self.path(file_name(base, LOG)))
+
+        def on_batch(position: int, header: BatchHeader) -> None:
+            self._on_batch(file, position, header)
+            aborted.extend(self._track(tracker, file, position, header))
+
         try:
             self._rewrite(file)
-            result = scan_segment(
-                file, base, self.config, self._on_batch, leader_epoch=self.last_epoch
-            )
+            result = scan_segment(file, base, self.config, on_batch, leader_epoch=self.last_epoch)
             if result.damage is not None:
                 self._cut(file, result, result.damage)
             file.sync()
@@ -378,8 +483,10 @@ class _Loader:
             write_index(self.disk, self.path(file_name(base, suffix)), data)
         log.scanned_bytes += result.state.size_bytes
         log.bytes_since_index = result.bytes_since_index
-        log.segments.append(result.state)
+        self._write_aborted(base, bytes(aborted))
+        log.segments.append(result.state._replace(aborted_bytes=len(aborted)))
         self.next_offset = result.next_offset
+        self.tracked_to = self.bases[self.bases.index(base) + 1] if base != self.bases[-1] else -1
         return result.damage is None
 
     def _rewrite(self, file: File) -> None:
@@ -469,7 +576,7 @@ class _Loader:
             self._remove_segment(base)
 
     def _remove_segment(self, base: int) -> None:
-        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX):
             name = file_name(base, suffix)
             if self.disk.exists(self.path(name)):
                 self.disk.remove(self.path(name))
@@ -544,6 +651,12 @@ class _Loader:
         log.segments = [SegmentState(log.log_start_offset)]
         log.log_end_offset = log.recovery_point = log.log_start_offset
         log.producers = ProducerStateTable()
+
+
+def _open_of(producers: ProducerStateTable) -> list[tuple[int, int]]:
+    """Return the first offset and producer id of each open transaction."""
+    transactions = producers.transactions
+    return [] if transactions is None else list(transactions.open.items())
 
 
 def _is_unfinished(file: File, position: int, size: int) -> bool:

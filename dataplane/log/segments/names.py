@@ -6,6 +6,7 @@ from typing import Final
 LOG: Final = ".log"
 OFFSET_INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
+ABORTED_INDEX: Final = ".txnindex"
 SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
 # Compaction writes a segment with the suffix .cleaned, and renames it to .swap once it is synced:

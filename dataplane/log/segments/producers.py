@@ -22,19 +22,38 @@ timestamps of their records: a client that writes old timestamps is protected fr
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from dataplane.log.segments.aborted import CompletedTransaction, OpenTransactions
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CONTROL, TRANSACTIONAL, BatchHeader
+from wire.records.batches import TRANSACTIONAL, BatchHeader
+from wire.records.records import ControlType, EndTransactionMarker
 
 REMEMBERED_BATCHES: Final = 5
 # Beyond this many producer ids, 1/_EVICTED_SHARE of them are evicted, longest idle first.
 MAX_PRODUCERS: Final = 100_000
 _EVICTED_SHARE: Final = 100
 
+# From this level of `transaction.version` on, each transaction has an epoch of its own (KIP-890).
+EPOCH_PER_TRANSACTION: Final = 2
+MAX_EPOCH: Final = 32767
 NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
+
+
+class TransactionMarker(NamedTuple):
+    """Marker that ends a producer's transaction in one partition.
+
+    `transaction_version` is the level of that feature with which the coordinator ended the
+    transaction.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    is_commit: bool
+    transaction_version: int = 0
 
 
 class BatchMetadata(NamedTuple):
@@ -97,10 +116,17 @@ class ProducerEntry:
 class ProducerStateTable:
     """Producer state of one log, by producer id. Plain state."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "transactions")
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self.entries: dict[int, ProducerEntry] = {e.producer_id: e for e in entries}
+        open_ = [
+            (entry.transaction_first_offset, entry.producer_id)
+            for entry in self.entries.values()
+            if entry.transaction_first_offset != NO_OFFSET
+        ]
+        # None until the log has its first transaction.
+        self.transactions: OpenTransactions | None = OpenTransactions(open_) if open_ else None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -108,8 +134,9 @@ class ProducerStateTable:
     def check(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
         """Return the earlier copy of the first batch if all are duplicates; None if all are next.
 
-        Changes no state. Raises KafkaError (INVALID_PRODUCER_EPOCH or
-        OUT_OF_ORDER_SEQUENCE_NUMBER) if they are neither.
+        Changes no state. Raises KafkaError (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER
+        or INVALID_TXN_STATE) if they are neither. A batch without a sequence is of a coordinator:
+        only its epoch is checked.
         """
         if len(headers) == 1:
             header = headers[0]
@@ -123,17 +150,21 @@ class ProducerStateTable:
                 header.producer_epoch == entry.epoch
                 and entry.batches
                 and first == (entry.batches[-1].last_sequence + 1) & _SEQUENCE_MASK
+                and (
+                    entry.transaction_first_offset == NO_OFFSET or header.attributes & TRANSACTIONAL
+                )
             ):
                 return None  # the next sequence: nearly all batches
-            last = (first + header.last_offset_delta) & _SEQUENCE_MASK
-            mark = entry.find_duplicate(header.producer_epoch, first, last)
+            last = header.last_sequence
+            mark = entry.find_duplicate(header.producer_epoch, first, last) if first >= 0 else None
             if mark is None:
-                _check_next(header, entry.epoch, entry.last_sequence)
+                is_open = entry.transaction_first_offset != NO_OFFSET
+                _check_next(header, entry.epoch, entry.last_sequence, is_open)
             return mark
         return self._check_several(headers)
 
     def _check_several(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
-        ahead: dict[int, tuple[int, int]] = {}
+        ahead: dict[int, tuple[int, int, bool]] = {}
         first: BatchMetadata | None = None
         duplicates = 0
         for header in headers:
@@ -141,23 +172,62 @@ class ProducerStateTable:
                 continue
             entry = self.entries.get(header.producer_id)
             if entry is not None and header.producer_id not in ahead:
-                mark = entry.find_duplicate(
-                    header.producer_epoch, header.base_sequence, header.last_sequence
-                )
+                mark = None
+                if header.base_sequence >= 0:
+                    mark = entry.find_duplicate(
+                        header.producer_epoch, header.base_sequence, header.last_sequence
+                    )
                 if mark is not None:
                     first = first or mark
                     duplicates += 1
                     continue
-                ahead[header.producer_id] = (entry.epoch, entry.last_sequence)
-            if header.producer_id in ahead:
-                _check_next(header, *ahead[header.producer_id])
-            ahead[header.producer_id] = (header.producer_epoch, header.last_sequence)
+                is_open = entry.transaction_first_offset != NO_OFFSET
+                ahead[header.producer_id] = (entry.epoch, entry.last_sequence, is_open)
+            before = ahead.get(header.producer_id)
+            is_open = bool(header.attributes & TRANSACTIONAL)
+            if before is not None:
+                _check_next(header, *before)
+                is_open = is_open or before[2]
+            ahead[header.producer_id] = (header.producer_epoch, header.last_sequence, is_open)
         if 0 < duplicates < len(headers):
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"{duplicates} of {len(headers)} batches are duplicates, the others are not",
             )
         return first
+
+    def check_marker(self, marker: TransactionMarker) -> None:
+        """Raise KafkaError if this marker may not end the producer's transaction.
+
+        INVALID_PRODUCER_EPOCH if its epoch is older than the producer's. With an epoch per
+        transaction, the coordinator ends a transaction with a new epoch: the producer's current
+        epoch is that of a late marker, too, unless no transaction is open (a repeated marker) or
+        the epochs are used up. TRANSACTION_COORDINATOR_FENCED if a newer coordinator has written a
+        marker. Source: Kafka's ProducerAppendInfo, KIP-890, KIP-1228.
+        """
+        entry = self.entries.get(marker.producer_id)
+        if entry is None:
+            return
+        epoch = marker.producer_epoch
+        is_late = epoch < entry.epoch or (
+            marker.transaction_version >= EPOCH_PER_TRANSACTION
+            and epoch == entry.epoch
+            and entry.transaction_first_offset != NO_OFFSET
+            and epoch != MAX_EPOCH
+        )
+        if is_late:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {marker.producer_id} has epoch {entry.epoch}, the marker has epoch "
+                f"{epoch}; transaction version {marker.transaction_version}",
+            )
+        if marker.coordinator_epoch < entry.coordinator_epoch:
+            raise KafkaError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"the last marker of producer {marker.producer_id} is of coordinator epoch "
+                f"{entry.coordinator_epoch}, this one of the older epoch "
+                f"{marker.coordinator_epoch}",
+            )
 
     def update(
         self, header: BatchHeader, last_offset: int, max_timestamp: int, now_ms: int
@@ -166,28 +236,62 @@ class ProducerStateTable:
         producer_id = header.producer_id
         entry = self.entries.get(producer_id)
         if entry is None:
-            if len(self.entries) >= MAX_PRODUCERS:
-                self._evict()
-            entry = ProducerEntry(producer_id, header.producer_epoch, now_ms)
-            self.entries[producer_id] = entry
+            entry = self._add(producer_id, header.producer_epoch)
         elif entry.epoch != header.producer_epoch:
             entry.epoch = header.producer_epoch
             entry.batches.clear()
         entry.last_seen_ms = now_ms
-        attributes = header.attributes
-        if attributes & CONTROL:
-            entry.transaction_first_offset = NO_OFFSET
-            return
         delta = header.last_offset_delta
         batches = entry.batches
         if len(batches) == REMEMBERED_BATCHES:
             del batches[0]
-        last_sequence = (header.base_sequence + delta) & _SEQUENCE_MASK
+        last_sequence = header.base_sequence
+        if last_sequence >= 0:
+            last_sequence = (last_sequence + delta) & _SEQUENCE_MASK
         batches.append(
             _new_tuple(BatchMetadata, (last_sequence, last_offset, delta, max_timestamp))
         )
-        if attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
-            entry.transaction_first_offset = last_offset - delta
+        if header.attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
+            first_offset = entry.transaction_first_offset = last_offset - delta
+            if self.transactions is None:
+                self.transactions = OpenTransactions()
+            self.transactions.begin(first_offset, producer_id)
+
+    def end_transaction(
+        self,
+        header: BatchHeader,
+        marker: EndTransactionMarker | None,
+        last_offset: int,
+        now_ms: int,
+    ) -> CompletedTransaction | None:
+        """Record an appended control batch, and return the transaction that it ends.
+
+        `marker` is None if compaction has emptied the batch. The result is None if the producer had
+        no open transaction.
+        """
+        producer_id = header.producer_id
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self._add(producer_id, header.producer_epoch)
+        elif entry.epoch != header.producer_epoch:
+            entry.epoch = header.producer_epoch
+            entry.batches.clear()
+        entry.last_seen_ms = now_ms
+        if marker is not None:
+            entry.coordinator_epoch = marker.coordinator_epoch
+        first_offset = entry.transaction_first_offset
+        if first_offset == NO_OFFSET:
+            return None
+        entry.transaction_first_offset = NO_OFFSET
+        assert self.transactions is not None
+        is_aborted = marker is not None and marker.control_type is ControlType.ABORT
+        return self.transactions.end(first_offset, producer_id, last_offset, is_aborted)
+
+    def _add(self, producer_id: int, epoch: int) -> ProducerEntry:
+        if len(self.entries) >= MAX_PRODUCERS:
+            self._evict()
+        entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch, 0)
+        return entry
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers idle for `expiration_ms` and without a transaction; return how many."""
@@ -202,28 +306,36 @@ class ProducerStateTable:
         return len(old)
 
     def _evict(self) -> None:
+        """Evict idle producers; none with an open transaction, so these do not count."""
+        open_ = 0 if self.transactions is None else len(self.transactions.open)
+        if len(self.entries) - open_ < MAX_PRODUCERS:
+            return
         idle = [e for e in self.entries.values() if e.transaction_first_offset == NO_OFFSET]
         idle.sort(key=lambda entry: entry.last_seen_ms)
         for entry in idle[: MAX_PRODUCERS // _EVICTED_SHARE]:
             del self.entries[entry.producer_id]
 
 
-def _check_next(header: BatchHeader, epoch: int, last_sequence: int) -> None:
+def _check_next(header: BatchHeader, epoch: int, last_sequence: int, is_open: bool) -> None:
     if header.producer_epoch < epoch:
         raise KafkaError(
             ErrorCode.INVALID_PRODUCER_EPOCH,
             f"producer {header.producer_id} has epoch {epoch}, the batch has the older epoch "
             f"{header.producer_epoch}",
         )
-    if header.producer_epoch > epoch:
+    if header.base_sequence >= 0 and epoch != NO_EPOCH:
         expected = 0
-        if epoch == NO_EPOCH:
-            return
-    else:
-        expected = (last_sequence + 1) & _SEQUENCE_MASK
-    if header.base_sequence != expected:
+        if header.producer_epoch == epoch:
+            expected = (last_sequence + 1) & _SEQUENCE_MASK
+        if header.base_sequence != expected:
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} sent sequence {header.base_sequence}, "
+                f"expected {expected}",
+            )
+    if is_open and not header.attributes & TRANSACTIONAL:
         raise KafkaError(
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"producer {header.producer_id} sent sequence {header.base_sequence}, "
-            f"expected {expected}",
+            ErrorCode.INVALID_TXN_STATE,
+            f"producer {header.producer_id} has an open transaction, the batch is not "
+            "transactional",
         )

@@ -46,11 +46,12 @@ def scan_segment(
     file: File,
     base_offset: int,
     config: LogConfig,
-    on_batch: Callable[[BatchHeader], None],
+    on_batch: Callable[[int, BatchHeader], None],
     *,
     leader_epoch: int = NO_EPOCH,
 ) -> SegmentScan:
-    """Scan the segment from its start, and call `on_batch` for each valid batch.
+    """Scan the segment from its start, and call `on_batch(position, header)` for each valid
+    batch.
 
     The first damaged batch ends the scan. `leader_epoch` is that of the batch before the segment,
     if known. Leader epochs never decrease in a log: a segment whose first batch has an earlier one
@@ -68,7 +69,7 @@ def scan_segment(
 
     def take(position: int, header: BatchHeader) -> None:
         builder.add(position, header)
-        on_batch(header)
+        on_batch(position, header)
 
     for position, header, problem in _checked_batches(file, size):
         if header is None or problem:

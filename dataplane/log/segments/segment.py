@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from dataplane.log.segments.aborted import AbortedIndex, AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import LogFile, OpenFiles, storage_errors
 from dataplane.log.segments.index import OffsetIndex, TimeIndex
-from dataplane.log.segments.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
+from dataplane.log.segments.names import (
+    ABORTED_INDEX,
+    DELETED,
+    LOG,
+    OFFSET_INDEX,
+    TIME_INDEX,
+    file_name,
+)
 from metaquorum.runtime.interfaces import File, StorageError
 from wire.primitives.errors import KafkaError
 from wire.records.records import HEADER_BYTES, BatchHeader, parse_header
@@ -39,12 +47,15 @@ class SegmentState(NamedTuple):
     first_timestamp: int = UNKNOWN_TIMESTAMP
     max_timestamp: int = UNKNOWN_TIMESTAMP
     max_timestamp_offset: int = -1
+    aborted_bytes: int = 0  # size of the `.txnindex`; 0 without a file
 
 
 class Segment:
     """One segment of a log; see the top of this file."""
 
     __slots__ = (
+        "_aborted",
+        "_aborted_bytes",
         "_config",
         "_ending",
         "_files",
@@ -85,6 +96,8 @@ class Segment:
         self.indexes_full = False
         name = file_name(state.base_offset, LOG) + ending
         self.file = LogFile(files, folder, name, create=create)
+        self._aborted: AbortedIndex | None = None
+        self._aborted_bytes = state.aborted_bytes
         self._index: OffsetIndex | None = None
         self._times: TimeIndex | None = None
         self._index_bytes = state.index_bytes
@@ -106,6 +119,13 @@ class Segment:
             file = self._index_file(TIME_INDEX)
             self._times = TimeIndex(file, self._config.segment_index_bytes, self._time_index_bytes)
         return self._times
+
+    @property
+    def aborted(self) -> AbortedIndex | None:
+        """Index of aborted transactions; None if the segment never had one."""
+        if self._aborted is None and self._aborted_bytes:
+            self._aborted = AbortedIndex(self._index_file(ABORTED_INDEX), self._aborted_bytes)
+        return self._aborted
 
     def _index_file(self, suffix: str) -> LogFile:
         name = file_name(self.base_offset, suffix) + self._ending
@@ -147,8 +167,27 @@ class Segment:
                 error,
             )
 
+    def note_aborted(self, aborted: AbortedTransaction) -> None:
+        """Add an aborted transaction whose marker was written to this segment.
+
+        An error is only logged: the entry stays in memory, and `seal` writes it to the file.
+        """
+        index = self.aborted
+        if index is None:
+            index = self._aborted = AbortedIndex(self._index_file(ABORTED_INDEX), 0)
+        index.add(aborted)
+        try:
+            index.write_buffer()
+        except OSError as error:
+            logger.warning(
+                "cannot write %s: %s; the next aborted transaction or the end of the segment tries "
+                "again",
+                index.path,
+                error,
+            )
+
     def seal(self) -> None:
-        """Write both indexes to their files, with an entry for the largest timestamp.
+        """Write all indexes to their files, with an entry for the largest timestamp.
 
         Removes the file of an index that was found wrong, if that failed before. Raises OSError.
         """
@@ -161,6 +200,8 @@ class Segment:
                 index.file.get()  # creates the file of an index without entries
             else:
                 index.remove_wrong_file()
+        if self._aborted is not None:
+            self._aborted.write_buffer()
 
     # Timestamps
 
@@ -380,6 +421,8 @@ class Segment:
         self.size_bytes = position
         self.index.truncate_to(header.base_offset - self.base_offset)
         self.times.truncate_to(header.base_offset - self.base_offset)
+        if (aborted := self.aborted) is not None:
+            aborted.truncate_to(header.base_offset)
         self.indexes_full = False
         self.bytes_since_index = 0
         if position == 0:
@@ -398,18 +441,21 @@ class Segment:
                 self._max_timestamp_offset = rest.last_offset
         return self.end_offset()
 
-    def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
-        return self.file, self.index.file, self.times.file
+    def all_files(self) -> tuple[LogFile, ...]:
+        aborted = self.aborted
+        rest = () if aborted is None else (aborted.file,)
+        return self.file, self.index.file, self.times.file, *rest
 
     def files_to_sync(self) -> tuple[LogFile, ...]:
         """Return the log file, and the files of the indexes that are kept on disk."""
-        kept = (index.file for index in (self.index, self.times) if index.is_kept)
+        kept = [index.file for index in (self.index, self.times) if index.is_kept]
+        if (aborted := self.aborted) is not None:
+            kept.append(aborted.file)
         return self.file, *kept
 
     def settle(self) -> None:
         """Rename the files to their names without `ending`. Raises OSError."""
-        index_files = self.index.file, self.times.file
-        for file in index_files:
+        for file in self.all_files()[1:]:
             try:
                 file.rename(file.name.removesuffix(self._ending))
             except FileNotFoundError:  # an index that was found wrong and removed
@@ -434,13 +480,13 @@ class Segment:
 
     def close(self) -> None:
         self.file.close()
-        for index in (self._index, self._times):
+        for index in (self._index, self._times, self._aborted):
             if index is not None:
                 index.file.close()
 
     def moved(self, folder: str) -> None:
         self.file.moved(folder)
-        for index in (self._index, self._times):
+        for index in (self._index, self._times, self._aborted):
             if index is not None:
                 index.file.moved(folder)
 

@@ -95,7 +95,7 @@ def decode_snapshot(data: Buffer) -> ProducerStateTable:
 
 def _entry(fields: tuple[int, ...]) -> ProducerEntry:
     producer_id, epoch, sequence, offset, delta, seen_ms, coordinator, transaction = fields
-    marks = [] if sequence == NO_SEQUENCE else [BatchMetadata(sequence, offset, delta, seen_ms)]
+    marks = [] if offset < 0 else [BatchMetadata(sequence, offset, delta, seen_ms)]
     return ProducerEntry(producer_id, epoch, seen_ms, marks, coordinator, transaction)
 
 

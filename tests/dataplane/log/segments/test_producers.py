@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.segments import producers
+from dataplane.log.segments.aborted import CompletedTransaction
+from dataplane.log.segments.markers import marker_at
 from dataplane.log.segments.producers import BatchMetadata, ProducerEntry, ProducerStateTable
 from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
 from tests.dataplane.log.logs import headers_of, make_batch
@@ -109,7 +111,10 @@ def test_a_marker_ends_the_transaction_and_keeps_the_sequence() -> None:
         producer_epoch=0,
         timestamp_ms=0,
     )
-    table.update(headers_of(marker)[0], 13, 0, 0)
+    ended = table.end_transaction(
+        headers_of(marker)[0], marker_at(marker, 0, headers_of(marker)[0]), 13, 0
+    )
+    assert ended == CompletedTransaction(7, 10, 13, 14, is_aborted=False)
     assert table.entries[7].transaction_first_offset == -1
     take(table, header(3))
 
