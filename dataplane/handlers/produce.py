@@ -32,9 +32,20 @@ from dataplane.handlers.produce_outcome import (
     topic_response,
     unchanged,
 )
+from dataplane.handlers.produce_transactions import (
+    FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
+)
+from dataplane.handlers.produce_transactions import (
+    ProduceTransaction,
+    VerifiesTransactions,
+    is_transactional,
+    look_for_transaction,
+    producer_of,
+)
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.producers import ProducerStateTable
+from dataplane.log.segments.verification import Verification
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
@@ -74,7 +85,6 @@ from wire.protocol.headers import RequestHeader
 from wire.protocol.produce_one import Appended, decode_one, encode_one
 from wire.records.batches import TRANSACTIONAL, BatchHeader, produced_batch
 
-_TOPIC_IDS_SINCE: Final = 13
 # Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
 PIECES_PER_SLICE: Final = 8
 _API: Final = APIS[ApiKey.PRODUCE]
@@ -113,7 +123,7 @@ class Appends(AppendsSlowly, HasPartitions, AppendLimit, Protocol):
     """Capability to append to partitions, in place or in a worker thread."""
 
 
-class Produces(Appends, HasImage, HasSlicer, Protocol):
+class Produces(Appends, VerifiesTransactions, HasImage, HasSlicer, Protocol):
     """All that Produce may use: it appends to any number of partitions."""
 
 
@@ -123,7 +133,8 @@ def handle_produce_fast(
     """Append a request for one topic in place, as for most requests, and return its response.
 
     Return None, without an append, for requests that `handle_produce` must handle: several topics,
-    acks=0, unknown partitions, internal topics, or an append that has to wait.
+    acks=0, unknown partitions, internal topics, an append that has to wait, or the first batch of a
+    transaction in a partition.
     """
     if client.rejected is not None:
         client.rejected = client.rejected.next_request()
@@ -133,7 +144,7 @@ def handle_produce_fast(
     one = decode_one(frame, body, version)
     if one is None:
         return None
-    acks, timeout_ms, topic, asked = one
+    acks, timeout_ms, topic, asked, has_transactional_id = one
     hosted = worker.replica_manager.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
@@ -148,6 +159,10 @@ def handle_produce_fast(
         ):
             return None
         todo.append((partition, records))
+        if is_transactional(records) and not (
+            has_transactional_id and _continues_transaction(todo)
+        ):
+            return None
     now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
     doubts: list[Refusal] = []
@@ -194,14 +209,43 @@ def handle_produce(
                 message, ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
             )
         )
-    if message.transactional_id is not None:
-        return (yield from _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS))
+    try:
+        transaction = yield from look_for_transaction(worker, message, request.version)
+    except KafkaError as error:
+        return (yield from _refuse_all(message, error.code, error.message))
+    if transaction is not None and transaction.must_ask:
+        return _verify_and_append(worker, request, message, transaction)
+    return (yield from _append_all(worker, request, message, transaction))
+
+
+async def _verify_and_append(
+    worker: Produces, request: Request, message: ProduceRequest, transaction: ProduceTransaction
+) -> ProduceResponse | None:
+    """Append once the transaction's coordinator has answered.
+
+    Later requests of the connection wait meanwhile, so the batches keep their order.
+    """
+    assert message.transactional_id is not None
+    await transaction.verify(worker, message.transactional_id)
+    count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
+    work = _append_all(worker, request, message, transaction)
+    answer = await worker.slicer.do(work, count)
+    return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+
+
+def _append_all(
+    worker: Produces,
+    request: Request,
+    message: ProduceRequest,
+    transaction: ProduceTransaction | None,
+) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
+    acks = message.acks
     must_wait = False
     commit = Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
 
     def append(topic: TopicProduceData, data: PartitionProduceData) -> Answer | Pending:
         nonlocal must_wait
-        answer = _append(worker, request, topic, data, acks, commit)
+        answer = _append(worker, request, topic, data, acks, commit, transaction)
         must_wait = must_wait or type(answer) is not PartitionProduceResponse
         return answer
 
@@ -215,7 +259,13 @@ def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
     return topic.partition_data
 
 
-_NO_TRANSACTIONS: Final = "transactions are not supported by this version"
+def _continues_transaction(todo: list[tuple[Partition, memoryview]]) -> bool:
+    """Return whether the last batch continues an open transaction, that of the first batch."""
+    partition, records = todo[-1]
+    producer_id, epoch, _ = producer_of(records)
+    return partition.log.producers.in_transaction(producer_id, epoch) and (
+        len(todo) == 1 or producer_of(todo[0][1])[:2] == (producer_id, epoch)
+    )
 
 
 async def _await_all(
@@ -263,6 +313,7 @@ def _append(
     data: PartitionProduceData,
     acks: int,
     commit: Commit | None,
+    transaction: ProduceTransaction | None,
 ) -> Answer | Pending:
     version, client = request.version, request.client
     partition: Partition | None = None
@@ -277,12 +328,16 @@ def _append(
         if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "produce without a record batch")
         assert isinstance(records, memoryview)
+        verified = None if transaction is None else transaction.verification_of(partition)
         if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
             partition.check_append(acks)
             header = _check(partition, records, version, worker.clock.now_ms())
-            return partial(_append_slowly, worker, request, partition, records, header, commit)
+            return partial(
+                _append_slowly, worker, request, partition, records, header, commit, verified
+            )
         leader_epoch = partition.leader_epoch
-        result = _append_now(partition, records, version, acks, worker.clock.now_ms(), client)
+        now_ms = worker.clock.now_ms()
+        result = _append_now(partition, records, version, acks, now_ms, client, verified)
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leader_state is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
@@ -317,6 +372,7 @@ def _append_now(
     acks: int,
     now_ms: int,
     client: Client,
+    verified: Verification | None = None,
 ) -> AppendResult:
     """Validate and append a batch in place.
 
@@ -327,6 +383,8 @@ def _append_now(
     if client.rejected is not None:
         _check_turn(client, _place(partition, version), partition.log.producers, header)
     _, header = validated(records, header, partition.config, partition, now_ms)
+    if header.attributes & TRANSACTIONAL:
+        partition.log.producers.check_verified(header, verified)
     result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
@@ -336,7 +394,7 @@ def _append_now(
 def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
     """Return the header of the one batch.
 
-    Raises KafkaError if the batch is malformed, too large or part of a transaction.
+    Raises KafkaError if the batch is malformed or too large.
     """
     header = produced_batch(records, version)
     config = partition.config
@@ -346,8 +404,6 @@ def _check(partition: Partition, records: memoryview, version: int, now_ms: int)
             f"record batch of {header.batch_bytes} bytes for {partition} exceeds"
             f" max.message.bytes, {config.max_message_bytes}",
         )
-    if header.attributes & TRANSACTIONAL:
-        raise KafkaError(ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
     return header
 
 
@@ -416,6 +472,7 @@ async def _append_slowly(
     records: memoryview,
     header: BatchHeader,
     commit: Commit | None,
+    verified: Verification | None,
 ) -> Answer:
     """Append a batch in a worker thread, in the order of the partition."""
     plog = partition.log
@@ -429,6 +486,8 @@ async def _append_slowly(
                 batch, header = validated(records, header, partition.config, partition, now_ms)
             partition.check_append(_NO_ACKS)  # the leader may have changed meanwhile
             _check_turn(request.client, _place(partition, request.version), plog.producers, header)
+            if header.attributes & TRANSACTIONAL:
+                plog.producers.check_verified(header, verified)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
                 worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()

@@ -20,7 +20,18 @@ from metaquorum.client.values import (
     Topic,
     WorkerDescription,
 )
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from wire.primitives.frozen import frozen
+
+# Config with the most replicas of an internal topic.
+REPLICATION_CONFIGS: Final = {
+    CONSUMER_OFFSETS: "offsets.topic.replication.factor",
+    TRANSACTION_STATE: "transaction.state.log.replication.factor",
+}
+_STORED: Final = {
+    CONSUMER_OFFSETS: "committed offsets of consumer groups",
+    TRANSACTION_STATE: "states of transactions",
+}
 
 
 class Trouble(Enum):
@@ -96,13 +107,14 @@ def troubles(
     return found
 
 
-def offsets_topic_warnings(
+def internal_topic_warnings(
     topic: Topic, live_workers: int, most_replicas: int | None, cleanup_policy: str | None
 ) -> list[str]:
-    """Return the risks for the committed offsets of all groups, stored in `topic`.
+    """Return the risks for the state of groups or transactions that is stored in `topic`.
 
-    `most_replicas`: offsets.topic.replication.factor. None: not known.
+    `most_replicas`: value of the config in REPLICATION_CONFIGS. None: not known.
     """
+    stored = _STORED[topic.name]
     found = []
     fewest = min((len(each.replicas) for each in topic.partitions), default=0)
     wanted = 0 if most_replicas is None else min(most_replicas, live_workers)
@@ -110,13 +122,12 @@ def offsets_topic_warnings(
         short = sum(len(each.replicas) < wanted for each in topic.partitions)
         found.append(
             f"{short} partitions of {topic.name} have fewer replicas than {wanted}, the number that"
-            f" {live_workers} live workers and offsets.topic.replication.factor={most_replicas}"
-            " permit: committed offsets of consumer groups are lost if the workers that have them"
-            " lose their disks"
+            f" {live_workers} live workers and {REPLICATION_CONFIGS[topic.name]}={most_replicas}"
+            f" permit: {stored} are lost if the workers that have them lose their disks"
         )
     if cleanup_policy is not None and "compact" not in cleanup_policy.split(","):
         found.append(
-            f"{topic.name} has cleanup.policy={cleanup_policy}: retention deletes committed offsets"
+            f"{topic.name} has cleanup.policy={cleanup_policy}: retention deletes {stored}"
             f" that are in use; set it with `mq-admin configs set topic {topic.name}"
             " cleanup.policy=compact`"
         )

@@ -11,11 +11,12 @@ from typing import Final
 from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, NotServedError, broker_error
 from metaquorum.client.health import (
+    REPLICATION_CONFIGS,
     ClusterHealth,
     PartitionHealth,
     Trouble,
+    internal_topic_warnings,
     needs_look,
-    offsets_topic_warnings,
     partition_health,
 )
 from metaquorum.client.quorum import describe_workers
@@ -29,7 +30,6 @@ from metaquorum.client.values import (
     Topic,
     Truncation,
 )
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from wire.primitives.types import uuid_to_text
 
 
@@ -124,19 +124,23 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
 async def _warnings(
     cluster: Cluster, topics: Sequence[Topic], live: Sequence[int]
 ) -> Sequence[str]:
-    topic = next((each for each in topics if each.name == CONSUMER_OFFSETS), None)
-    if topic is None or not live:
-        return ()
-    of_topic = await topic_config(cluster, [topic.name], "cleanup.policy")
-    name = "offsets.topic.replication.factor"
-    of_worker = await reported_configs(cluster, ResourceType.BROKER, [str(live[0])], name, live[0])
-    factor = of_worker.get(str(live[0]), "")
-    return offsets_topic_warnings(
-        topic,
-        len(live),
-        int(factor) if factor.isdigit() else None,
-        of_topic.get(topic.name),
-    )
+    warnings: list[str] = []
+    for topic in topics:
+        name = REPLICATION_CONFIGS.get(topic.name)
+        if name is None or not live:
+            continue
+        of_topic = await topic_config(cluster, [topic.name], "cleanup.policy")
+        of_worker = await reported_configs(
+            cluster, ResourceType.BROKER, [str(live[0])], name, live[0]
+        )
+        factor = of_worker.get(str(live[0]), "")
+        warnings += internal_topic_warnings(
+            topic,
+            len(live),
+            int(factor) if factor.isdigit() else None,
+            of_topic.get(topic.name),
+        )
+    return warnings
 
 
 # Most resources in one request.

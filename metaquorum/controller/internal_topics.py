@@ -27,6 +27,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 GROUPS_LEVEL: Final = 2  # metadata.version from which all workers protect internal topics
+TRANSACTIONS_LEVEL: Final = 3  # metadata.version from which there are transactions
 # Configs of new internal topics besides segment.bytes, as in Kafka.
 _CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     CONSUMER_OFFSETS: {"cleanup.policy": "compact", "compression.type": "producer"},

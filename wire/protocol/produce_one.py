@@ -4,9 +4,12 @@ The results equal those of `wire.messages.produce`, byte for byte (a test checks
 object for each level of nesting. For a request of any other form the decoder returns None, and the
 caller uses the general codec.
 
-    v3-8    transactional id null | acks, timeout | 1 topic: name | partitions: index, records
+    v3-8    transactional id | acks, timeout | 1 topic: name | partitions: index, records
     v9-12   the same fields in compact encoding, no tagged fields
     v13     as v9-12, with the topic id instead of the name
+
+Of the transactional id it only matters whether it is null: only the first batch of a transaction
+needs it, and that is left to the general codec.
 """
 
 from collections.abc import Sequence
@@ -28,8 +31,9 @@ _unpack_compact_partition = Struct(">iB").unpack_from
 _END_TAGS: Final = b"\0\0"  # empty tagged fields of the topic and of the request
 
 
-# acks, timeout in ms, topic name (from v13: topic id), and (index, records) of each partition
-ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]]]
+# acks, timeout in ms, topic name (from v13: topic id), (index, records) of each partition, and
+# whether the request has a transactional id
+ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]], bool]
 
 
 def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | None:
@@ -47,8 +51,11 @@ def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | N
 
 def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
     transactional, acks, timeout_ms, topics, length = _unpack_start(frame, position)
+    if transactional > 0:
+        position += transactional
+        _, acks, timeout_ms, topics, length = _unpack_start(frame, position)
     at = position + 14 + length
-    if transactional != -1 or topics != 1 or length < 0:
+    if transactional < -1 or topics != 1 or length < 0:
         return None
     topic = frame[position + 14 : at].tobytes()
     (count,) = _unpack_count(frame, at)
@@ -61,21 +68,28 @@ def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
             return None
         partitions.append((index, frame[at - size : at]))
         count -= 1
-    return (acks, timeout_ms, topic, partitions) if partitions and at == len(frame) else None
+    if not partitions or at != len(frame):
+        return None
+    return acks, timeout_ms, topic, partitions, transactional != -1
 
 
 def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOne | None:
+    transactional = frame[position]
+    if transactional > 1:
+        if transactional > 127:
+            return None
+        position += transactional - 1
     if version >= FIRST_WITH_TOPIC_ID:
-        transactional, acks, timeout_ms, topics, topic = _unpack_id_start(frame, position)
+        _, acks, timeout_ms, topics, topic = _unpack_id_start(frame, position)
         at = position + 8 + _ID_BYTES
     else:
-        transactional, acks, timeout_ms, topics, length = _unpack_named_start(frame, position)
+        _, acks, timeout_ms, topics, length = _unpack_named_start(frame, position)
         if length < 1:
             return None
         at = position + 8 + length
         topic = frame[position + 9 : at].tobytes()
     count = frame[at] - 1
-    if transactional or topics != 2 or not 1 <= count <= _MAX_COUNT:
+    if topics != 2 or not 1 <= count <= _MAX_COUNT:
         return None
     at += 1
     partitions = []
@@ -100,7 +114,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
         at = end + 1
     if frame[at:].tobytes() != _END_TAGS:
         return None
-    return acks, timeout_ms, topic, partitions
+    return acks, timeout_ms, topic, partitions, transactional != 0
 
 
 # One partition of the response: index, base offset, log append time, log start offset

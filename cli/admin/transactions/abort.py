@@ -28,17 +28,25 @@ _INT16_MAX = 2**15 - 1
 @click.option(
     "--start-offset",
     type=click.IntRange(0, INT64_MAX),
+    metavar="OFFSET",
     help="First offset of the transaction, as `hanging` and `explain` show it.",
 )
 @click.option(
     "--producer-id",
     type=click.IntRange(0, INT64_MAX),
+    metavar="NUMBER",
     help="Producer id, for Kafka before 3.0; with the next two options.",
 )
-@click.option("--producer-epoch", type=click.IntRange(0, _INT16_MAX), help="Its epoch.")
+@click.option(
+    "--producer-epoch",
+    type=click.IntRange(0, _INT16_MAX),
+    metavar="NUMBER",
+    help="Epoch of the producer.",
+)
 @click.option(
     "--coordinator-epoch",
     type=click.IntRange(-1, INT32_MAX),
+    metavar="NUMBER",
     help="Coordinator epoch of its last marker; -1: none.",
 )
 @click.option(

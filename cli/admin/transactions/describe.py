@@ -41,18 +41,20 @@ _PRODUCER_COLUMNS: Final = (
     "states",
     type=click.Choice(STATES, case_sensitive=False),
     multiple=True,
-    help="Only ids in this state; repeatable.",
+    metavar="STATE",
+    help="Only ids in this state, such as Ongoing; repeatable.",
 )
 @click.option(
     "--producer-id",
     "producer_ids",
     type=click.IntRange(0, INT64_MAX),
     multiple=True,
+    metavar="NUMBER",
     help="Only the id with this producer id; repeatable.",
 )
 @click.option(
     "--longer-than",
-    type=click.FloatRange(0, INT64_MAX // 1000),
+    type=click.FloatRange(0, 1e9),
     metavar="SECONDS",
     help="Only transactions that are open for longer.",
 )

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from dataplane.log.segments.aborted import CompletedTransaction, OpenTransactions
+from dataplane.log.segments.verification import Verification, Verifications
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import TRANSACTIONAL, BatchHeader
 from wire.records.records import ControlType, EndTransactionMarker
@@ -116,7 +117,7 @@ class ProducerEntry:
 class ProducerStateTable:
     """Producer state of one log, by producer id. Plain state."""
 
-    __slots__ = ("entries", "transactions")
+    __slots__ = ("entries", "transactions", "verifications")
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self.entries: dict[int, ProducerEntry] = {e.producer_id: e for e in entries}
@@ -127,6 +128,7 @@ class ProducerStateTable:
         ]
         # None until the log has its first transaction.
         self.transactions: OpenTransactions | None = OpenTransactions(open_) if open_ else None
+        self.verifications = Verifications()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -195,6 +197,29 @@ class ProducerStateTable:
                 f"{duplicates} of {len(headers)} batches are duplicates, the others are not",
             )
         return first
+
+    def in_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Return whether the producer has an open transaction in this log, in this epoch."""
+        entry = self.entries.get(producer_id)
+        return (
+            entry is not None
+            and entry.transaction_first_offset != NO_OFFSET
+            and entry.epoch == epoch
+        )
+
+    def check_verified(self, header: BatchHeader, verification: Verification | None) -> None:
+        """Check that a transactional batch of a client continues or begins a known transaction.
+
+        `verification` is the one that has succeeded for it, if any. Raises KafkaError
+        (INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER). A duplicate passes: it is not appended.
+        """
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        if not self.in_transaction(producer_id, epoch):
+            entry = self.entries.get(producer_id)
+            if entry is None or not entry.find_duplicate(
+                epoch, header.base_sequence, header.last_sequence
+            ):
+                self.verifications.check(header, verification)
 
     def check_marker(self, marker: TransactionMarker) -> None:
         """Raise KafkaError if this marker may not end the producer's transaction.

@@ -105,9 +105,10 @@ class AssignedPartitions:
         own.records.clear()
 
     def forget_position(self, where: TopicPartition) -> None:
-        """Read the committed offset again."""
+        """Read the committed offset again, and drop the fetched records."""
         own = self._known(where)
         own.fetched = own.reset = None
+        own.records.clear()
 
     # Pauses
 

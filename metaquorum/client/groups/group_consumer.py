@@ -259,6 +259,12 @@ class GroupConsumer:
         for where in partitions:
             self._partitions.request_reset(where, OffsetReset.LATEST)
 
+    def rewind(self) -> None:
+        """Continue at the committed offsets, such as after an aborted transaction."""
+        for where in self._partitions.all:
+            self._partitions.forget_position(where)
+        self._positions_at = 0.0
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; polls still keep the membership.
 
@@ -590,7 +596,6 @@ class GroupConsumer:
                     self.config.group,
                     partitions,
                     self._link.version_of,
-                    require_stable=self.config.read_committed,
                 )
                 response: OffsetFetchResponse = await self._link.ask(
                     request, deadline, max_version=last

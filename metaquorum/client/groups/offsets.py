@@ -214,12 +214,10 @@ def fetch_request(
     group: str,
     partitions: Iterable[TopicPartition],
     version_of: Callable[[type[Message]], int],
-    *,
-    require_stable: bool,
 ) -> tuple[OffsetFetchRequest, int]:
     """Return the request for the committed offsets of partitions, and its last version.
 
-    `require_stable`: the coordinator refuses offsets of an open transaction (KIP-447).
+    The coordinator refuses to return offsets that an open transaction may change (KIP-447).
     """
     from wire.messages.offset_fetch import (
         OffsetFetchRequest,
@@ -237,11 +235,11 @@ def fetch_request(
             for topic, own in indexes.items()
         ]
         groups = [OffsetFetchRequestGroup(group_id=group, topics=topics)]
-        return OffsetFetchRequest(groups=groups, require_stable=require_stable), _NAMES_UNTIL
+        return OffsetFetchRequest(groups=groups, require_stable=True), _NAMES_UNTIL
     one = [
         OffsetFetchRequestTopic(name=topic, partition_indexes=own) for topic, own in indexes.items()
     ]
-    request = OffsetFetchRequest(group_id=group, topics=one, require_stable=require_stable)
+    request = OffsetFetchRequest(group_id=group, topics=one, require_stable=True)
     return request, _NAMES_UNTIL
 
 

@@ -1,13 +1,14 @@
 """Problems of partitions, and the causes given for replicas that are not in sync."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from metaquorum.client.health import (
     Trouble,
-    offsets_topic_warnings,
+    internal_topic_warnings,
     partition_health,
     troubles,
 )
@@ -140,7 +141,7 @@ def test_an_offsets_topic_with_fewer_replicas_than_possible_is_a_risk(
     replicas: Sequence[Sequence[int]], live_workers: int, most_replicas: int | None, short: int
 ) -> None:
     topic = offsets_topic(*replicas)
-    found = offsets_topic_warnings(topic, live_workers, most_replicas, "compact")
+    found = internal_topic_warnings(topic, live_workers, most_replicas, "compact")
     assert len(found) == bool(short)
     if short:
         wanted = min(live_workers, most_replicas or 0)
@@ -156,7 +157,20 @@ def test_an_offsets_topic_with_fewer_replicas_than_possible_is_a_risk(
 def test_an_offsets_topic_without_compaction_is_a_risk(
     policy: str | None, *, is_risk: bool
 ) -> None:
-    found = offsets_topic_warnings(offsets_topic((1,)), 1, 3, policy)
+    found = internal_topic_warnings(offsets_topic((1,)), 1, 3, policy)
     assert len(found) == is_risk
     if is_risk:
         assert "configs set topic __consumer_offsets cleanup.policy=compact" in found[0]
+
+
+def test_the_topic_of_transactions_is_checked_like_that_of_offsets() -> None:
+    topic = replace(offsets_topic((1,), (1, 2)), name="__transaction_state")
+    found = internal_topic_warnings(topic, 2, 3, "delete")
+    assert found == [
+        "1 partitions of __transaction_state have fewer replicas than 2, the number that 2 live "
+        "workers and transaction.state.log.replication.factor=3 permit: states of transactions are "
+        "lost if the workers that have them lose their disks",
+        "__transaction_state has cleanup.policy=delete: retention deletes states of transactions "
+        "that are in use; set it with `mq-admin configs set topic __transaction_state "
+        "cleanup.policy=compact`",
+    ]

@@ -45,6 +45,7 @@ def request(version: int, name: str, acks: int, *partitions: tuple[int, bytes]) 
     version=st.sampled_from(VERSIONS),
     name=st.text("abcXYZ._-0", min_size=1, max_size=126),
     acks=st.integers(-1, 1),
+    transactional_id=st.none() | st.text("aé", max_size=63),
     partitions=st.lists(
         st.tuples(
             st.integers(0, 2**31 - 1),
@@ -56,16 +57,22 @@ def request(version: int, name: str, acks: int, *partitions: tuple[int, bytes]) 
     | st.integers(1, 126).map(lambda count: [(index, b"r") for index in range(count)]),
 )
 def test_the_commonest_request_is_read_as_the_tables_write_it(
-    version: int, name: str, acks: int, partitions: list[tuple[int, bytes]]
+    version: int,
+    name: str,
+    acks: int,
+    transactional_id: str | None,
+    partitions: list[tuple[int, bytes]],
 ) -> None:
     message = request(version, name, acks, *partitions)
+    message.transactional_id = transactional_id
     frame = memoryview(encode_request(ApiKey.PRODUCE, version, 7, "client", message))[4:]
     _, body = decode_request_header(frame)
     one = decode_one(frame, body, version)
     assert one is not None
-    told_acks, timeout_ms, topic, told_partitions = one
+    told_acks, timeout_ms, topic, told_partitions, is_transactional = one
     assert topic == (TOPIC_ID if version >= FIRST_WITH_TOPIC_ID else name.encode())
     assert (told_acks, timeout_ms) == (acks, 30_000)
+    assert is_transactional == (transactional_id is not None)
     assert [(index, bytes(records)) for index, records in told_partitions] == partitions
 
 
@@ -113,21 +120,22 @@ def test_other_forms_are_left_to_the_tables(version: int) -> None:
     no_partitions = request(version, "t", 1)
     two_topics = request(version, "t", 1, (0, b"records"))
     two_topics.topic_data.append(two_topics.topic_data[0])
-    transactional = request(version, "t", 1, (0, b"records"))
-    transactional.transactional_id = "tx"
     no_records = request(version, "t", 1, (0, b""))
     no_records.topic_data[0].partition_data[0].records = None
     assert decode_one(memoryview(encode(plain, version)), 0, version) is not None
-    for message in (no_partitions, two_topics, transactional, no_records):
+    for message in (no_partitions, two_topics, no_records):
         assert decode_one(memoryview(encode(message, version)), 0, version) is None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_cut_and_extended_requests_are_left_to_the_tables(version: int) -> None:
-    data = encode(request(version, "topic", 1, (3, b"records"), (5, b"more")), version)
-    for end in range(len(data)):
-        assert decode_one(memoryview(data[:end]), 0, version) is None
-    assert decode_one(memoryview(data + b"\0"), 0, version) is None
+    for transactional_id in (None, "", "tx"):
+        message = request(version, "topic", 1, (3, b"records"), (5, b"more"))
+        message.transactional_id = transactional_id
+        data = encode(message, version)
+        for end in range(len(data)):
+            assert decode_one(memoryview(data[:end]), 0, version) is None
+        assert decode_one(memoryview(data + b"\0"), 0, version) is None
 
 
 @settings(max_examples=300)

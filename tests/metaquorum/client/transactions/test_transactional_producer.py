@@ -12,7 +12,8 @@ from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin, open_group_consumer
 from metaquorum.client.groups.group_config import GroupConfig, OffsetReset
 from metaquorum.client.groups.values import GroupMetadata
-from metaquorum.client.socket_transport import BlockingAdmin
+from metaquorum.client.producer import Producer
+from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer
 from metaquorum.client.transactions.blocking import BlockingTransactionAdmin
 from metaquorum.client.transactions.errors import (
     AbortableTransactionError,
@@ -238,6 +239,43 @@ def test_offsets_of_a_member_that_has_left_are_refused(cluster: Cluster, level: 
     assert refused.value.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
     one.abort()
     assert_committed(cluster, group, [0])
+
+
+def test_a_consumer_waits_for_pending_offsets_and_rewinds_after_an_abort(
+    cluster: Cluster,
+) -> None:
+    topic, group = new_topic(cluster), unique("g")
+    BlockingProducer(Producer(cluster)).send(topic, values("a", "b", "c"))
+    config = GroupConfig(
+        group,
+        auto_offset_reset=OffsetReset.EARLIEST,
+        auto_commit_interval_s=None,
+        max_poll_records=1,
+    )
+    one = producer(cluster, unique("id"))
+    one.init()
+    with open_group_consumer(cluster, config, [topic]) as consumer:
+
+        def poll() -> bytes | None:
+            (record,) = wait_until(lambda: consumer.poll(1.0))
+            return record.value
+
+        def send_offsets() -> None:
+            one.send_offsets(consumer.client.positions(), consumer.client.group_metadata)
+
+        assert poll() == b"a"
+        with one.transaction():
+            send_offsets()
+        assert poll() == b"b"
+        one.begin()
+        send_offsets()
+        with pytest.raises(BrokerError) as unstable:
+            consumer.committed([TopicPartition(topic, 0)], timeout_s=0.5)
+        assert unstable.value.code is ErrorCode.UNSTABLE_OFFSET_COMMIT
+        assert poll() == b"c"
+        one.abort()
+        consumer.client.rewind()
+        assert poll() == b"b"
 
 
 # Lost answers

@@ -1,0 +1,235 @@
+"""Transactional batches of produce requests: which must be verified, and with what outcome.
+
+    batch                                     request
+    none is transactional                     as without a transactional id
+    transactional, no transactional id        refused: TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    of two producers                          refused: INVALID_PRODUCER_ID_MAPPING
+    of a producer with an open transaction    appended
+    the first of a transaction                the coordinator is asked first (KIP-890)
+
+From version 12 on, the question adds the partition to the transaction: that is how clients of
+transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
+"""
+
+from struct import Struct
+from typing import Final, Protocol
+
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from dataplane.partition.partition import Partition
+from dataplane.scheduling.time_slices import Work, for_each_of
+from dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
+from dataplane.worker.feature_levels import has_level
+from dataplane.worker.transaction_verifier import MAX_PLACES, Codes, Place, TransactionVerifier
+from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Buffer
+from wire.records.batches import HEADER_BYTES, TRANSACTIONAL
+
+FIRST_WITH_ABORTABLE: Final = 11  # KIP-890: TRANSACTION_ABORTABLE
+FIRST_THAT_ADDS: Final = 12
+FIRST_WITH_TOPIC_ID: Final = 13
+# Delays of the question while the producer's last transaction is being completed; seconds.
+# Kafka: add.partitions.to.txn.retry.backoff.ms and .max.ms.
+RETRY_S: Final = 0.02
+RETRIES_S: Final = 0.1
+
+_ATTRIBUTES_LOW_AT: Final = 22
+_unpack_producer = Struct(">qhi").unpack_from
+_PRODUCER_AT: Final = 43
+# Errors that the clients of all versions retry, if they are reported as NOT_ENOUGH_REPLICAS.
+_TRY_AGAIN: Final = frozenset(
+    (
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    )
+)
+
+
+class VerifiesTransactions(HasImage, HasPartitions, HasClock, Protocol):
+    """Capability to ask transaction coordinators about the partitions that this worker leads."""
+
+    @property
+    def transaction_verifier(self) -> TransactionVerifier: ...
+
+    @property
+    def verifies_transactions(self) -> bool:
+        """The config `transaction.partition.verification.enable`."""
+
+
+def is_transactional(records: Buffer | None) -> bool:
+    """Return whether the batch, which may be malformed, has the flag of a transaction."""
+    return (
+        records is not None
+        and len(records) >= HEADER_BYTES
+        and records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL != 0
+    )
+
+
+def producer_of(records: Buffer) -> tuple[int, int, int]:
+    """Return producer id, producer epoch and base sequence of a batch with a whole header."""
+    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
+    return producer_id, epoch, sequence
+
+
+class ProduceTransaction:
+    """The transaction of one produce request."""
+
+    __slots__ = ("_codes", "_version", "errors", "places", "producer")
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self.producer: tuple[int, int] | None = None
+        # Partitions to verify, the first batch of a transaction in each.
+        self.places: dict[Place, Verification] = {}
+        self.errors: dict[Place, KafkaError] = {}
+        self._codes: Codes = {}
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether a coordinator must be asked before the append."""
+        return any(verification is not NOT_REQUIRED for verification in self.places.values())
+
+    @property
+    def adds(self) -> bool:
+        return self._version >= FIRST_THAT_ADDS
+
+    def verification_of(self, partition: Partition) -> Verification | None:
+        """Return the verification on which an append to this partition relies, if any.
+
+        Raises KafkaError if the partition could not be verified.
+        """
+        place = partition.topic, partition.index
+        if (error := self.errors.get(place)) is not None:
+            raise error
+        code = self._codes.get(place, ErrorCode.NONE)
+        if code:
+            raise produce_error(code, self._version)
+        return self.places.get(place)
+
+    async def verify(self, worker: VerifiesTransactions, transactional_id: str) -> None:
+        """Ask the coordinator about all places, and again soon while it completes a transaction."""
+        assert self.producer is not None
+        clock = worker.clock
+        give_up = clock.monotonic() + RETRIES_S
+        while True:
+            self._codes = await worker.transaction_verifier.verify(
+                transactional_id, *self.producer, self.places, adds=self.adds
+            )
+            if (
+                not self.adds
+                or ErrorCode.CONCURRENT_TRANSACTIONS not in self._codes.values()
+                or clock.monotonic() >= give_up
+            ):
+                return
+            await clock.sleep_until(clock.monotonic() + RETRY_S)
+
+
+def look_for_transaction(
+    worker: VerifiesTransactions, message: ProduceRequest, version: int
+) -> Work[ProduceTransaction | None]:
+    """Return the transaction of the request; None if no batch is transactional.
+
+    Verifications have begun in the partitions whose coordinator must be asked. Raises KafkaError if
+    the whole request must be refused.
+    """
+    transaction = ProduceTransaction(version)
+    found: list[tuple[TopicProduceData, PartitionProduceData]] = []
+
+    def look(topic: TopicProduceData, data: PartitionProduceData) -> None:
+        if is_transactional(data.records):
+            found.append((topic, data))
+
+    yield from for_each_of(message.topic_data, lambda topic: topic.partition_data, look)
+    if not found:
+        return None
+    if not has_level(worker.image, TRANSACTIONS_LEVEL):
+        raise KafkaError(
+            ErrorCode.INVALID_TXN_STATE, "this cluster's metadata.version has no transactions"
+        )
+    if message.transactional_id is None:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "a transactional batch in a request without a transactional id",
+        )
+    is_required = transaction.adds or worker.verifies_transactions
+
+    def begin(topic: TopicProduceData, data: PartitionProduceData) -> None:
+        _begin(worker, transaction, topic, data, is_required=is_required)
+
+    yield from for_each_of(found, lambda one: (one,), lambda _, one: begin(*one))
+    return transaction
+
+
+def _begin(
+    worker: VerifiesTransactions,
+    transaction: ProduceTransaction,
+    topic: TopicProduceData,
+    data: PartitionProduceData,
+    *,
+    is_required: bool,
+) -> None:
+    assert data.records is not None
+    producer_id, epoch, sequence = producer_of(data.records)
+    if producer_id < 0:
+        return  # the batch is refused
+    if transaction.producer is None:
+        transaction.producer = producer_id, epoch
+    elif transaction.producer != (producer_id, epoch):
+        raise KafkaError(
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+            "transactional batches of more than one producer in a request",
+        )
+    partition = _led_partition(worker, topic, data.index)
+    if partition is None or partition.is_internal:
+        return  # the append refuses it
+    if partition.log.producers.in_transaction(producer_id, epoch):
+        return
+    place = partition.topic, partition.index
+    if not is_required:
+        transaction.places[place] = NOT_REQUIRED
+        return
+    try:
+        if len(transaction.places) >= MAX_PLACES:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"a request begins transactions in more than {MAX_PLACES} partitions",
+            )
+        transaction.places[place] = partition.log.producers.verifications.begin(
+            producer_id, epoch, sequence, worker.clock.now_ms()
+        )
+    except KafkaError as error:
+        transaction.errors[place] = error
+
+
+def _led_partition(
+    worker: HasPartitions, topic: TopicProduceData, index: int
+) -> Partition | None:
+    """Return the partition; None if this worker does not lead it, which the append reports."""
+    try:
+        if topic.name:
+            partition = worker.replica_manager.by_name(topic.name, index)
+        else:
+            partition = worker.replica_manager.by_id(topic.topic_id, index)
+    except KafkaError:
+        return None
+    return None if partition.leader_error() else partition
+
+
+def produce_error(code: ErrorCode, version: int) -> KafkaError:
+    """Return the error to report for the coordinator's answer, by the version of the request."""
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < FIRST_WITH_ABORTABLE:
+        code = ErrorCode.INVALID_TXN_STATE
+    if code is ErrorCode.INVALID_TXN_STATE:
+        return KafkaError(code, "the partition is not part of the transaction")
+    if code in _TRY_AGAIN and not (
+        code is ErrorCode.CONCURRENT_TRANSACTIONS and version >= FIRST_THAT_ADDS
+    ):
+        return KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"the transaction's coordinator has not verified the partition: {code.name}",
+        )
+    return KafkaError(code, f"the transaction's coordinator refused the partition: {code.name}")

@@ -1,0 +1,1 @@
+"""Handlers of transactions, for clients and between workers."""

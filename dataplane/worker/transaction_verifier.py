@@ -1,0 +1,206 @@
+"""Questions to transaction coordinators: is this partition part of that transaction (KIP-890)?
+
+    adds=False    the coordinator answers whether the client has added the partitions
+    adds=True     it adds them: clients of transaction.version 2 do not add partitions themselves
+
+One request is under way to each other worker at a time. What is asked meanwhile goes into the next
+one, together. A coordinator on this worker is asked in process, each transaction by itself, as its
+answers do not have to wait for a connection.
+
+At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` wait in all.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, Protocol, TypeAlias
+
+import trio
+
+from wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.schema.message import Message
+
+MAX_PLACES: Final = 2_000
+MAX_WAITING: Final = 100_000
+# Seconds that a coordinator has for its answer.
+ANSWER_S: Final = 10.0
+NO_WORKER: Final = -1
+
+# Topic name and partition index.
+Place: TypeAlias = tuple[str, int]
+Codes: TypeAlias = dict[Place, ErrorCode]
+
+
+class AsksWorkers(Protocol):
+    async def ask(self, worker_id: int, request: Message, *, timeout_s: float) -> Any:
+        """Send the request and return the response. Raises KafkaError."""
+
+
+class _Asked:
+    """A transaction that waits for its coordinator's answer."""
+
+    __slots__ = ("codes", "count", "transaction")
+
+    def __init__(self, transaction: AddPartitionsToTxnTransaction, count: int) -> None:
+        self.transaction = transaction
+        self.count = count
+        self.codes: Codes | ErrorCode | None = None
+
+
+class _Coordinator:
+    """What is asked of one other worker."""
+
+    __slots__ = ("sending", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[_Asked, None] = {}
+        self.sending = trio.Lock()
+
+
+class TransactionVerifier:
+    """Asks coordinators whether partitions are part of transactions, and has them added."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        client: AsksWorkers,
+        coordinator_of: Callable[[str], int],
+        add_partitions: Callable[
+            [AddPartitionsToTxnRequest], Awaitable[AddPartitionsToTxnResponse]
+        ],
+    ) -> None:
+        """Create the verifier of one worker.
+
+        `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
+        `add_partitions` asks the coordinator of this worker.
+        """
+        self._worker_id = worker_id
+        self._client = client
+        self._coordinator_of = coordinator_of
+        self._add_partitions = add_partitions
+        self._coordinators: dict[int, _Coordinator] = {}
+        self._waiting = 0
+
+    async def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        places: Collection[Place],
+        *,
+        adds: bool,
+    ) -> Codes:
+        """Return the coordinator's answer for each of at most `MAX_PLACES` partitions.
+
+        An error of its own is COORDINATOR_NOT_AVAILABLE (no coordinator, or too much is asked) or
+        NETWORK_EXCEPTION. PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH, as in Kafka: the client
+        then asks the coordinator whether it was fenced.
+        """
+        assert len(places) <= MAX_PLACES
+        worker_id = self._coordinator_of(transactional_id)
+        if worker_id == NO_WORKER or self._waiting + len(places) > MAX_WAITING:
+            return dict.fromkeys(places, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        asked = _Asked(
+            AddPartitionsToTxnTransaction(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                verify_only=not adds,
+                topics=[
+                    AddPartitionsToTxnTopic(name=name, partitions=[index for _, index in rows])
+                    for name, rows in groupby(sorted(places), itemgetter(0))
+                ],
+            ),
+            len(places),
+        )
+        self._waiting += asked.count
+        try:
+            if worker_id == self._worker_id:
+                _take([asked], await self._add_partitions(_request([asked])))
+            else:
+                await self._ask(worker_id, asked)
+        finally:
+            self._waiting -= asked.count
+        codes = asked.codes
+        if isinstance(codes, ErrorCode):
+            return dict.fromkeys(places, codes)
+        assert codes is not None
+        return {place: codes.get(place, ErrorCode.NETWORK_EXCEPTION) for place in places}
+
+    async def _ask(self, worker_id: int, asked: _Asked) -> None:
+        """Wait for the answer; send what waits for this worker if no other task does.
+
+        If a task is cancelled that sends for others, one of those sends all again.
+        """
+        coordinator = self._coordinators.setdefault(worker_id, _Coordinator())
+        coordinator.waiting[asked] = None
+        try:
+            async with coordinator.sending:
+                while asked.codes is None:
+                    await self._send(worker_id, coordinator.waiting)
+        finally:
+            coordinator.waiting.pop(asked, None)
+
+    async def _send(self, worker_id: int, waiting: dict[_Asked, None]) -> None:
+        batch = _next_batch(waiting)
+        try:
+            response = await self._client.ask(worker_id, _request(batch), timeout_s=ANSWER_S)
+        except KafkaError as error:
+            # Those behind would wait as long for the same outcome. Their clients try again.
+            for each in waiting:
+                each.codes = error.code
+            waiting.clear()
+            return
+        _take(batch, response)
+        for each in batch:
+            waiting.pop(each, None)
+
+
+def _next_batch(waiting: dict[_Asked, None]) -> list[_Asked]:
+    """Return the first of those that wait; an answer names a transactional id once."""
+    batch: dict[str, _Asked] = {}
+    count = 0
+    for each in waiting:
+        count += each.count
+        if batch and count > MAX_PLACES:
+            break
+        if each.transaction.transactional_id not in batch:
+            batch[each.transaction.transactional_id] = each
+    return list(batch.values())
+
+
+def _request(batch: list[_Asked]) -> AddPartitionsToTxnRequest:
+    return AddPartitionsToTxnRequest(transactions=[each.transaction for each in batch])
+
+
+def _take(batch: list[_Asked], response: AddPartitionsToTxnResponse) -> None:
+    """Give each transaction its part of the response."""
+    whole = _code(response.error_code)
+    if whole is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        whole = ErrorCode.INVALID_TXN_STATE  # as in Kafka: the client cannot know that error
+    if whole:
+        for each in batch:
+            each.codes = whole
+        return
+    results = {result.transactional_id: result for result in response.results_by_transaction}
+    for each in batch:
+        result = results.get(each.transaction.transactional_id)
+        each.codes = {
+            (topic.name, row.partition_index): _code(row.partition_error_code)
+            for topic in (() if result is None else result.topic_results)
+            for row in topic.results_by_partition
+        }
+
+
+def _code(number: int) -> ErrorCode:
+    try:
+        code = ErrorCode(number)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code
