@@ -20,12 +20,12 @@ class Kind(Enum):
 
 
 class Stamp(NamedTuple):
-    """What a transactional batch says of its records, or a control batch of its marker."""
+    """Producer of a transactional record, or of a marker with its outcome."""
 
     producer_id: int
     producer_epoch: int
     kind: Kind
-    coordinator_epoch: int = -1  # of markers
+    coordinator_epoch: int = -1  # in markers
 
     @property
     def is_marker(self) -> bool:
@@ -103,7 +103,7 @@ class Aborted(NamedTuple):
 
 @dataclass(slots=True)
 class StableView:
-    """What a consumer with read_committed shows of fetched batches, and what it leaves out."""
+    """Records of fetched batches that a consumer with read_committed shows, and the others."""
 
     shown: list[int] = field(default_factory=list)  # offsets
     left_out: list[int] = field(default_factory=list)

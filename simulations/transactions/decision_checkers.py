@@ -243,7 +243,7 @@ class EpochsInLogsGrow(TransactionChecker):
 class AppendedIsInTransaction(TransactionChecker):
     """A transaction begins in a log only while its coordinator has the partition in it (KIP-890).
 
-    Otherwise nothing would end it, and the last stable offset would stay for ever.
+    Otherwise nothing would end it, and the last stable offset would not move again.
     """
 
     invariant = "T5"

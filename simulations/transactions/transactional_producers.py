@@ -1,8 +1,8 @@
 """Producers with transactions: commits, aborts, crashes, zombies, late records, and transfers.
 
 A producer writes to several partitions, commits most of its transactions and aborts the others. At
-times it waits for longer than its timeout, sends a record after the end, or goes on although it was
-fenced. A transfer moves an amount between two partitions: its records add up to zero.
+times it waits for longer than its timeout, sends a record after the end, or continues although it
+was fenced. A transfer moves an amount between two partitions: its records add up to zero.
 """
 
 from random import Random
@@ -161,7 +161,7 @@ class TransactionalProducer(TransactionalClient):
             self.say(f"late record: {error!r}")
 
     async def _haunt(self, runtime: Runtime, transaction: Transaction) -> None:
-        """Go on for a moment although this instance was fenced."""
+        """Send one more request although this instance was fenced."""
         if self._draw.random() < 0.5 or not transaction.sent:
             return
         if self._draw.random() < 0.5:

@@ -1,7 +1,7 @@
 """Scenario `transactions`: transactional clients in clusters of one or three workers, with faults.
 
 Producers commit and abort transactions over several partitions and topics; some crash in the
-middle, share a transactional id, wait for too long, or go on although they are fenced. Transfers
+middle, share a transactional id, wait for too long, or continue although they are fenced. Transfers
 add up to zero. Chains consume, transform and produce. Consumers read with both isolation levels.
 Administrators move leaders and coordinators, and raise and lower transaction.version.
 
