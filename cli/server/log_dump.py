@@ -10,8 +10,9 @@ import click
 
 from cli.common.output import plain, printable
 from cli.common.times import iso_text
-from dataplane.log.dump import segment_rows
-from dataplane.log.segments.names import LOG, parse_file_name
+from dataplane.log.dump import aborted_rows, producer_rows, segment_rows
+from dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
+from dataplane.log.segments.names import SNAPSHOT as PRODUCER_SNAPSHOT
 from metaquorum.runtime.one_line import UNSAFE, one_line
 from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
 from metaquorum.storage.dump import (
@@ -51,7 +52,8 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
     """Print the contents of the metadata log or of partitions.
 
     PATH is a data directory or its folder `metadata`, a file of that folder (journal or snapshot),
-    a partition's folder, or a segment of it (.log). The command writes nothing, and the node may
+    a partition's folder, or a file of it: a segment (.log), its aborted transactions (.txnindex), a
+    producer snapshot (.snapshot). The command writes nothing, and the node may
     run: an incomplete write at the end of a file is printed as torn. Exit code 1: a file is
     damaged; its line shows the position.
 
@@ -91,7 +93,9 @@ def _files(path: str) -> Sequence[str]:
     found = [name for name in names if name.endswith(SNAPSHOT) and "-" in name]
     found += [name for name in names if name.endswith(JOURNAL)]
     found = found or [
-        name for name in names if (parsed := parse_file_name(name)) and parsed[1] == LOG
+        name
+        for name in names
+        if (parsed := parse_file_name(name)) and parsed[1] in (LOG, ABORTED_INDEX)
     ]
     if not found:
         raise _UnknownFileError(
@@ -115,6 +119,10 @@ def _rows(path: str, offsets: Offsets, keys: bool) -> Iterator[Row]:
             yield row
     elif path.endswith(LOG):
         yield from segment_rows(path, records=keys)
+    elif path.endswith(ABORTED_INDEX):
+        yield from aborted_rows(path)
+    elif (parsed := parse_file_name(os.path.basename(path))) and parsed[1] == PRODUCER_SNAPSHOT:
+        yield from producer_rows(path)
     elif path.endswith((JOURNAL, SNAPSHOT)):
         yield {
             "position": 0,
@@ -153,6 +161,14 @@ def _lines(row: Row) -> Iterator[str]:
         yield at + _op_text(row)
     elif "base_offset" in row:
         yield at + _batch_text(row)
+    elif "aborted_producer_id" in row:
+        yield (
+            f"{at}aborted transaction of producer {row['aborted_producer_id']}: offsets"
+            f" {row['first_offset']} to {row['last_offset']}, last stable offset"
+            f" {row['last_stable_offset']}"
+        )
+    elif "snapshot_producer_id" in row:
+        yield at + _producer_text(row)
     if "batch" in row:
         batch = row["batch"]
         for number, record in enumerate(batch["records"], batch["base_offset"]):
@@ -241,9 +257,22 @@ def _batch_text(row: Row) -> str:
     )
 
 
+def _producer_text(row: Row) -> str:
+    first_offset = row["transaction_first_offset"]
+    open_ = "no transaction" if first_offset is None else f"transaction from offset {first_offset}"
+    return (
+        f"producer {row['snapshot_producer_id']} epoch {row['producer_epoch']}: last sequence"
+        f" {row['last_sequence']} at offset {row['last_offset']}, coordinator epoch"
+        f" {row['coordinator_epoch']}, {open_}, last append"
+        f" {iso_text(row['last_timestamp']) or '-'}"
+    )
+
+
 def _partition_record_text(record: Row) -> str:
     if "marker" in record:
-        return f"marker {plain(record['marker'])}"
+        if record["marker"] is None:
+            return "control record of another type"
+        return f"marker {record['marker']}, coordinator epoch {record['coordinator_epoch']}"
     key = "-" if record["key"] is None else printable(_key_text(record["key"]))
     size = "null" if record["value_bytes"] is None else f"{record['value_bytes']} bytes"
     names = f"  headers {plain(record['headers'])}" if record["headers"] else ""

@@ -1,4 +1,6 @@
-"""The batches of a segment file as rows of plain data, for `mq-server log dump`.
+"""The files of a partition as rows of plain data, for `mq-server log dump`.
+
+Batches of a segment, aborted transactions of a `.txnindex`, producers of a `.snapshot`.
 
 The file is only read, and may belong to a running node. A batch with a wrong checksum is shown and
 marked; after a batch without a valid header nothing is shown.
@@ -8,6 +10,9 @@ import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, TypeAlias
 
+from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
+from dataplane.log.segments.producers import NO_OFFSET
+from dataplane.log.segments.snapshots import MAX_SNAPSHOT_BYTES, decode_snapshot
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
 from wire.records.records import Record, decode_marker, iter_records
@@ -36,6 +41,51 @@ def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
             if not size:
                 return
             position += size
+
+
+def aborted_rows(path: str) -> Iterator[Row]:
+    """Yield a row for each aborted transaction of a `.txnindex`. Raises OSError."""
+    with open(path, "rb") as file:
+        position = 0
+        while data := file.read(ENTRY_BYTES):
+            if len(data) < ENTRY_BYTES:
+                yield {"position": position, "torn_bytes": len(data)}
+                return
+            version, producer_id, first_offset, last_offset, stable = ENTRY.unpack(data)
+            row: Row = {
+                "position": position,
+                "aborted_producer_id": producer_id,
+                "first_offset": first_offset,
+                "last_offset": last_offset,
+                "last_stable_offset": stable,
+            }
+            if version != VERSION:
+                row["damage"] = f"unknown version {version}"
+            yield row
+            position += ENTRY_BYTES
+
+
+def producer_rows(path: str) -> Iterator[Row]:
+    """Yield a row for each producer of a producer snapshot. Raises OSError."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_SNAPSHOT_BYTES + 1)
+    try:
+        producers = decode_snapshot(data)
+    except ValueError as error:
+        yield {"position": 0, "damage": str(error)}
+        return
+    for entry in producers.entries.values():
+        first_offset = entry.transaction_first_offset
+        yield {
+            "position": 0,
+            "snapshot_producer_id": entry.producer_id,
+            "producer_epoch": entry.epoch,
+            "coordinator_epoch": entry.coordinator_epoch,
+            "last_sequence": entry.last_sequence,
+            "last_offset": entry.batches[-1].last_offset if entry.batches else NO_OFFSET,
+            "last_timestamp": entry.last_seen_ms,
+            "transaction_first_offset": None if first_offset == NO_OFFSET else first_offset,
+        }
 
 
 def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, int]:
@@ -100,4 +150,5 @@ def _record_row(record: Record, header: BatchHeader) -> Row:
     if header.is_control:
         marker = decode_marker(record)
         row["marker"] = None if marker is None else marker.control_type.name.lower()
+        row["coordinator_epoch"] = None if marker is None else marker.coordinator_epoch
     return row

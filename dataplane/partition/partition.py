@@ -1,10 +1,11 @@
 """One partition on its worker: leadership, high watermark, and the requests that wait for it.
 
-Plain state around the log. Two offsets have waiters:
+Plain state around the log. Three offsets have waiters:
 
     log_end_offset    moves with every append                followers
     high_watermark    moves when all in-sync replicas have   consumers, and producers with
                       the records                            acks=all
+    last_stable_offset  below it when a transaction is open  consumers with read_committed
 
 With one replica both are equal, and the append itself commits. With more, the leader computes the
 high watermark (`dataplane.partition.leader_state`), and followers get it in fetch responses.

@@ -91,9 +91,9 @@ class OpenTransactions:
         return CompletedTransaction(producer_id, first_offset, last_offset, stable, is_aborted)
 
     @property
-    def first_open_offset(self) -> int | None:
-        """First offset of the earliest open transaction."""
-        return self._first
+    def unreplicated_count(self) -> int:
+        """Number of ended transactions that still limit the first unstable offset."""
+        return len(self._unreplicated)
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset that is not stable; None if there is none.

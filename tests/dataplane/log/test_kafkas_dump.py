@@ -24,6 +24,7 @@ from tests.dataplane.log.logs import (
     make_batch,
     open_log,
 )
+from tests.dataplane.log.test_transactions import fill
 from wire.records.compression import Codec
 
 
@@ -57,6 +58,31 @@ def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: Kafka
     sane = kafka_tool("dump-log", "--index-sanity-check", "--files", names)
     indexes = [path for path in files if path.suffix in (".index", ".timeindex")]
     assert sane.stdout.count("passed sanity check") == len(indexes), sane.stdout + sane.stderr
+
+
+def test_kafka_reads_markers_aborted_transactions_and_open_ones(
+    tmp_path: Path, kafka_tool: KafkaTool
+) -> None:
+    log = open_log(tmp_path, LogConfig(segment_bytes=300, index_interval_bytes=100))
+    aborted = fill(log)
+    log.roll(0)
+    trio.run(close_clean, log)
+    files = sorted(path for path in tmp_path.iterdir() if re.match(r"\d{20}\.", path.name))
+    names = ",".join(map(str, files))
+    dumped = kafka_tool("dump-log", "--deep-iteration", "--print-data-log", "--files", names)
+    assert dumped.returncode == 0, dumped.stderr
+    for complaint in ("Mismatches", "isvalid: false", "out of order", "Error"):
+        assert complaint not in dumped.stdout + dumped.stderr
+    kinds = re.findall(r"endTxnMarker: (\w+) coordinatorEpoch: 0", dumped.stdout)
+    assert (kinds.count("ABORT"), kinds.count("COMMIT")) == (len(aborted), 3)
+    entries = re.findall(
+        r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)",
+        dumped.stdout,
+    )
+    assert sorted(tuple(map(int, each)) for each in entries) == sorted(aborted)
+    last = dumped.stdout.split(f"{18:020d}.snapshot")[-1]
+    open_ = r"producerId: 5 producerEpoch: 0 .*currentTxnFirstOffset: OptionalLong\[17\]"
+    assert re.search(open_, last), last
 
 
 @pytest.mark.parametrize("codec", list(Codec))
