@@ -39,6 +39,7 @@ from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
 from dataplane.handlers.security import acls, sasl, scram
+from dataplane.handlers.transactions import markers
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
@@ -95,6 +96,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
     ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
     ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,
+    ApiKey.WRITE_TXN_MARKERS: markers.handle_write_txn_markers,
     ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
     ApiKey.CREATE_ACLS: acls.handle_create_acls,
     ApiKey.DELETE_ACLS: acls.handle_delete_acls,

@@ -49,7 +49,7 @@ _TRY_AGAIN: Final = frozenset(
 )
 
 
-class VerifiesTransactions(HasImage, HasPartitions, HasClock, Protocol):
+class VerifiesTransactions(HasClock, HasPartitions, HasImage, Protocol):
     """Capability to ask transaction coordinators about the partitions that this worker leads."""
 
     @property
@@ -205,9 +205,7 @@ def _begin(
         transaction.errors[place] = error
 
 
-def _led_partition(
-    worker: HasPartitions, topic: TopicProduceData, index: int
-) -> Partition | None:
+def _led_partition(worker: HasPartitions, topic: TopicProduceData, index: int) -> Partition | None:
     """Return the partition; None if this worker does not lead it, which the append reports."""
     try:
         if topic.name:

@@ -105,6 +105,7 @@ class IsrManager:
         """
         self._between_workers = between_workers
         self._endpoint = endpoint
+        self._tls = tls
         self.worker_id: Final = session.registration.worker_id
         self.ledger: Final = ledger
         self._session: Final = session
@@ -124,9 +125,7 @@ class IsrManager:
             between_workers.login,
             tls,
         )
-        self.worker_client: Final = WorkerClient(
-            self.worker_id, runtime, self._address_of, endpoint, between_workers.login, tls
-        )
+        self.worker_client: Final = self.new_worker_client()
         self._catch_up_config = replace(
             self._fetcher_config,
             partition_max_bytes=min(self._fetcher_config.partition_max_bytes, CATCH_UP_BYTES),
@@ -160,6 +159,17 @@ class IsrManager:
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._losses: list[truncation_ledger.Entry] = []  # unclean elections to record
+
+    def new_worker_client(self) -> WorkerClient:
+        """Return a client with connections of its own, on which no request of others waits."""
+        return WorkerClient(
+            self.worker_id,
+            self._runtime,
+            self._address_of,
+            self._endpoint,
+            self._between_workers.login,
+            self._tls,
+        )
 
     def _broker_epoch(self) -> int:
         return self._session.broker_epoch

@@ -1,13 +1,14 @@
 """State shared by the handlers of one worker: identity, metadata, partitions."""
 
 import logging
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 import trio
 
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
+from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -24,10 +25,19 @@ from dataplane.replication.replica_manager import ReplicaManager
 from dataplane.scheduling.time_slices import TimeSlicer
 from dataplane.worker.internal_topics import InternalTopics
 from dataplane.worker.leadership_check import LeadershipCheck
+from dataplane.worker.marker_writer import EndsGroupTransactions, MarkerWriter
 from dataplane.worker.metadata_cache import MetadataCache
 from dataplane.worker.producer_ids import ProducerIds
+from dataplane.worker.transaction_states import TransactionStates
+from dataplane.worker.transaction_verifier import (
+    NO_WORKER,
+    CoordinatesTransactions,
+    NoCoordinator,
+    TransactionVerifier,
+)
 from metaquorum.config.resolution import Configs, WorkerLayers
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import RequestContext
@@ -110,6 +120,29 @@ class Worker:
             group_configs,
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
+        self.transactions: CoordinatesTransactions = NoCoordinator()
+        self.verifies_transactions = True
+        self._verifying = partitions.replication.new_worker_client()
+        self.transaction_verifier = TransactionVerifier(
+            worker_id,
+            self._verifying,
+            self._transaction_coordinator,
+            lambda request: self.transactions.add_partitions(request),
+        )
+        self.transaction_states = TransactionStates(
+            worker_id,
+            self._verifying,
+            lambda: self.image,
+            lambda request: self.transactions.list_transactions(request),
+        )
+        self.marker_writer = MarkerWriter(
+            partitions,
+            cast(EndsGroupTransactions, self.groups),
+            self.clock,
+            self.disk,
+            self.slicer,
+            self.partition_failed,
+        )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
@@ -136,10 +169,18 @@ class Worker:
         """Wait until all parts of this worker have applied the metadata that is known now."""
         await self.loader.wait_visible(self.loader.image.end_offset)
 
+    def _transaction_coordinator(self, transactional_id: str) -> int:
+        """Return the worker that coordinates the transactional id, or NO_WORKER."""
+        topic = self.image.topic(TRANSACTION_STATE)
+        if topic is None:
+            return NO_WORKER
+        return topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader
+
     def stop_waiting(self) -> None:
         """Answer all requests that wait for others now; later requests do not wait."""
         self.stopping = True
         self.groups.close()
+        self._verifying.close()
         self.long_polls.close()
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None:

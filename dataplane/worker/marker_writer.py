@@ -1,7 +1,7 @@
 """Markers: the end of transactions in the partitions that this worker leads (WriteTxnMarkers).
 
     partition of a client's topic       the marker is appended to its log
-    partition of `__consumer_offsets`   the coordinator of groups appends it, and applies the offsets
+    partition of `__consumer_offsets`   the coordinator of groups appends it, and applies offsets
     any other internal topic            refused: it belongs to its coordinator
 
 Like a produce with acks=all, a marker needs min.insync.replicas, and is answered once all in-sync
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from dataplane.log.segments.markers import MARKER_BYTES
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer
@@ -31,8 +32,6 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds that replicas have to get the markers of a request.
 COMMIT_S: Final = 10.0
-# Bytes of the batch of a marker.
-MARKER_BYTES: Final = 78
 
 # Raises KafkaError if the marker must not be appended to the partition now.
 Check = Callable[[Partition, TransactionMarker], None]

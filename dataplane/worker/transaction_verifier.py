@@ -23,6 +23,7 @@ from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
+from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
@@ -35,6 +36,31 @@ NO_WORKER: Final = -1
 # Topic name and partition index.
 Place: TypeAlias = tuple[str, int]
 Codes: TypeAlias = dict[Place, ErrorCode]
+
+
+class CoordinatesTransactions(Protocol):
+    """The transaction coordinator of this worker."""
+
+    def add_partitions(
+        self, request: AddPartitionsToTxnRequest
+    ) -> Awaitable[AddPartitionsToTxnResponse]:
+        """Answer a request of version 4 or later."""
+
+    def list_transactions(
+        self, request: ListTransactionsRequest
+    ) -> Awaitable[ListTransactionsResponse]: ...
+
+
+class NoCoordinator:
+    """A worker that coordinates no transactions."""
+
+    async def add_partitions(
+        self, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnResponse:
+        return AddPartitionsToTxnResponse(error_code=ErrorCode.NOT_COORDINATOR)
+
+    async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
+        return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 class AsksWorkers(Protocol):

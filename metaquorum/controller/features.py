@@ -17,6 +17,7 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (
     ELIGIBLE_LEADERS,
     METADATA_VERSION,
+    TRANSACTION_VERSION,
     FeatureLevelRecord,
     FeatureRange,
     MetadataRecord,
@@ -24,11 +25,23 @@ from metaquorum.metadata.records import (
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
+# Levels of metadata.version: the first with consumer groups, in which all workers protect internal
+# topics, and the first with transactions.
+GROUPS_LEVEL: Final = 2
+TRANSACTIONS_LEVEL: Final = 3
 # Features and levels that this version supports; a new cluster starts at the highest levels.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
-    FeatureRange(METADATA_VERSION, 1, 2),  # 2: consumer groups, and protected internal topics
+    # 2: consumer groups, and protected internal topics; 3: transactions
+    FeatureRange(METADATA_VERSION, 1, 3),
     FeatureRange(ELIGIBLE_LEADERS, 0, 1),
+    # 1: newer records of the transaction coordinator; 2: a producer epoch for each transaction, and
+    # partitions that are added by Produce (KIP-890)
+    FeatureRange(TRANSACTION_VERSION, 0, 2),
 )
+# Levels of other features that all levels of a feature above 0 need.
+DEPENDENCIES: Final[Mapping[str, Mapping[str, int]]] = {
+    TRANSACTION_VERSION: {METADATA_VERSION: TRANSACTIONS_LEVEL},
+}
 # Levels of a node whose registration does not state any: nodes of the first version do not, because
 # the codec omits defaults. These must never change, and newer nodes always state their levels.
 UNSTATED_FEATURES: Final[tuple[FeatureRange, ...]] = (
@@ -116,8 +129,10 @@ def update_features(
     """
     if len({update.name for update in updates}) != len(updates):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is given more than once.")
+    proposed = dict(image.features) | {update.name: update.level for update in updates}
     for update in updates:
         _check_update(image.features.get(update.name, 0), update, nodes)
+        _check_dependencies(update, proposed)
     changed = [each for each in updates if each.level != image.features.get(each.name, 0)]
     records = _update_records(image, changed, static_configs)
     return Decision(None, records, divisible=True)
@@ -181,6 +196,20 @@ def _check_update(
                 else "Unsafe metadata downgrade is not supported in this version."
             ),
         )
+
+
+def _check_dependencies(update: FeatureUpdate, proposed: Mapping[str, int]) -> None:
+    """Raise KafkaError if the levels after all updates do not suffice for this one."""
+    if not update.level:
+        return
+    for name, level in DEPENDENCIES.get(update.name, {}).items():
+        if (known := proposed.get(name, 0)) < level:
+            raise _invalid(
+                update,
+                f"It depends on level {level} of {name}, and the cluster runs at level {known}."
+                f" Raise both with 'mq-admin cluster upgrade {name}={level}"
+                f" {update.name}={update.level}'.",
+            )
 
 
 def _unsupported(

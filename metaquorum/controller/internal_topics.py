@@ -11,6 +11,8 @@ from typing import Final
 from metaquorum.config.definition import Scope
 from metaquorum.config.registry import parse_all
 from metaquorum.controller.decision import Decision
+from metaquorum.controller.features import GROUPS_LEVEL as GROUPS_LEVEL
+from metaquorum.controller.features import TRANSACTIONS_LEVEL as TRANSACTIONS_LEVEL
 from metaquorum.controller.features import check_level
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
@@ -26,8 +28,6 @@ from metaquorum.metadata.topic_names import colliding_topic
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-GROUPS_LEVEL: Final = 2  # metadata.version from which all workers protect internal topics
-TRANSACTIONS_LEVEL: Final = 3  # metadata.version from which there are transactions
 # Configs of new internal topics besides segment.bytes, as in Kafka.
 _CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     CONSUMER_OFFSETS: {"cleanup.policy": "compact", "compression.type": "producer"},

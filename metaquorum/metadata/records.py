@@ -22,6 +22,7 @@ from wire.primitives.frozen import frozen
 
 METADATA_VERSION: Final = "metadata.version"
 ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"
+TRANSACTION_VERSION: Final = "transaction.version"
 
 MAX_REPLICAS: Final = 128
 MAX_ENDPOINTS: Final = 64

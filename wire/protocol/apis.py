@@ -166,6 +166,13 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_RECORDS, 0, 2, flexible_from=2),
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, flexible_from=2),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, flexible_from=4),
+    Api(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        2,
+        flexible_from=1,
+        permissions=("ALTER CLUSTER", "CLUSTER_ACTION CLUSTER"),
+    ),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.CREATE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),

@@ -1,4 +1,4 @@
-"""Verification of transactions in one log: no batch enters a transaction unknown to its coordinator.
+"""Verification of transactions in one log: no batch joins one that its coordinator does not know.
 
 The first transactional batch of a producer without an open transaction in the log is appended only
 after the coordinator has confirmed that the partition is part of the transaction (KIP-890). A
