@@ -282,17 +282,6 @@ class EpochsAreGivenOnce(TransactionChecker):
         )
 
 
-class ForgedMarkersAreRefused(TransactionChecker):
-    """A marker that a client sends ends no transaction that its coordinator knows."""
-
-    invariant = "T5"
-
-    def answered(self, history: PartitionHistory, marker: str, code: ErrorCode) -> None:
-        self.compare(
-            code is not ErrorCode.NONE, "{}: the forged marker {} is written", history, marker
-        )
-
-
 class PositionsAreCommitted(TransactionChecker):
     """A committed offset that is read belongs to a transaction whose commit was asked for.
 
@@ -393,7 +382,6 @@ TRANSACTION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     TransactionsEnd,
     ZombiesAreRefused,
     EpochsAreGivenOnce,
-    ForgedMarkersAreRefused,
     PositionsAreCommitted,
     ExactlyOnce,
 )

@@ -44,7 +44,6 @@ from simulations.transactions.transaction_checkers import (
     CommittedIsShown,
     EpochsAreGivenOnce,
     ExactlyOnce,
-    ForgedMarkersAreRefused,
     PositionsAreCommitted,
     SumIsTheSame,
     TransactionsEnd,
@@ -484,14 +483,6 @@ def test_a_transaction_begins_in_a_log_only_while_it_is_ongoing(cluster: Cluster
     assert not cluster.found
     cluster.append(ONE, data())
     assert cluster.found == ["AppendedIsInTransaction"]
-
-
-def test_a_forged_marker_is_refused(cluster: Cluster) -> None:
-    checker = cluster.checker(ForgedMarkersAreRefused)
-    checker.answered(cluster.log(ONE), "marker", ErrorCode.INVALID_REQUEST)
-    assert not cluster.found
-    checker.answered(cluster.log(ONE), "marker", ErrorCode.NONE)
-    assert cluster.found == ["ForgedMarkersAreRefused"]
 
 
 # T6
