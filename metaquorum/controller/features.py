@@ -141,12 +141,15 @@ def update_features(
 def _update_records(
     image: MetadataImage, updates: Sequence[FeatureUpdate], static_configs: Mapping[str, str]
 ) -> Iterator[MetadataRecord | None]:
-    """Yield the preparing records first, which are valid at the old levels, then the levels."""
+    """Yield the preparing records first, which are valid at the old levels, then the levels.
+
+    The level of metadata.version is the first, because others may need it.
+    """
     for update in updates:
         if update.name == ELIGIBLE_LEADERS:
             steps = eligible_leaders.beginning(image, static_configs)
             yield from steps if update.level else eligible_leaders.ending(image)
-    for update in updates:
+    for update in sorted(updates, key=lambda each: each.name != METADATA_VERSION):
         yield FeatureLevelRecord(update.name, update.level)
 
 

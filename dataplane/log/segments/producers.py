@@ -281,6 +281,7 @@ class ProducerStateTable:
             if self.transactions is None:
                 self.transactions = OpenTransactions()
             self.transactions.begin(first_offset, producer_id)
+            self.verifications.end(producer_id)
 
     def end_transaction(
         self,
@@ -295,6 +296,7 @@ class ProducerStateTable:
         no open transaction.
         """
         producer_id = header.producer_id
+        self.verifications.end(producer_id)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self._add(producer_id, header.producer_epoch)

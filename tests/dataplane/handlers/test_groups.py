@@ -14,7 +14,7 @@ from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import at_once
 from dataplane.worker.context import Request
 from metaquorum.controller import features
-from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
 from tests.dataplane.serving import (
     RawClient,
@@ -972,7 +972,6 @@ def test_groups_need_a_raised_metadata_version(monkeypatch: pytest.MonkeyPatch) 
         client = await GroupClient.connect(node)
         await client.stable()
 
-    others = [each for each in features.SUPPORTED_FEATURES if each.name != METADATA_VERSION]
-    earlier = (FeatureRange(METADATA_VERSION, 1, 1), *others)
+    earlier = (FeatureRange(METADATA_VERSION, 1, 1), FeatureRange(ELIGIBLE_LEADERS, 0, 1))
     monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
     groups(scenario)

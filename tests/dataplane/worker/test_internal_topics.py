@@ -12,7 +12,7 @@ from metaquorum.client.admin import AdminClient
 from metaquorum.controller import features
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
 from metaquorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
 from tests.dataplane.replication.together import NODES, PORT, Together, together
 from tests.dataplane.serving import Simulated, simulated
@@ -165,8 +165,7 @@ def test_a_cluster_of_an_earlier_version_creates_it_after_its_upgrade(
         assert (await node.worker.internal_topics.ensure()).partitions
 
     # A cluster that the earlier version founded.
-    others = [each for each in features.SUPPORTED_FEATURES if each.name != METADATA_VERSION]
-    earlier = (FeatureRange(METADATA_VERSION, 1, 1), *others)
+    earlier = (FeatureRange(METADATA_VERSION, 1, 1), FeatureRange(ELIGIBLE_LEADERS, 0, 1))
     monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
     simulated(scenario)
 

@@ -3,8 +3,11 @@
 import pytest
 
 from metaquorum.controller.features import (
+    SUPPORTED_FEATURES,
     FeatureUpdate,
     UpgradeType,
+    check_covered,
+    found_cluster,
     nodes_with_features,
     update_features,
 )
@@ -72,13 +75,75 @@ def test_a_level_that_cannot_be_is_refused_and_all_others_with_it(
     assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
+TRANSACTIONS = records.TRANSACTION_VERSION
+
+
+def at_levels(**levels: int) -> MetadataImage:
+    """Return an image with the levels, written with _ for the dots."""
+    features = [FeatureLevelRecord(name.replace("_", "."), of) for name, of in levels.items()]
+    return replay(MetadataImage.empty(CLUSTER), features)[0]
+
+
+def test_a_new_cluster_starts_at_the_highest_levels() -> None:
+    image, _ = replay(
+        MetadataImage.empty(CLUSTER), found_cluster(MetadataImage.empty(CLUSTER)).all_records()
+    )
+    assert image.features == {LEVEL: 3, records.ELIGIBLE_LEADERS: 1, TRANSACTIONS: 2}
+
+
+def test_transaction_version_needs_the_level_of_transactions() -> None:
+    nodes = {"Local controller 1": SUPPORTED_FEATURES}
+    image = at_levels(metadata_version=2)
+    for level in (1, 2):
+        with pytest.raises(
+            KafkaError, match=r"level 3 of metadata\.version.* runs at level 2"
+        ) as no:
+            update_features(image, [FeatureUpdate(TRANSACTIONS, level)], nodes, {})
+        assert no.value.code is ErrorCode.INVALID_UPDATE_VERSION
+    # Together, in either order: the cluster never has the one without the other.
+    both = [FeatureUpdate(TRANSACTIONS, 2), FeatureUpdate(LEVEL, 3)]
+    for updates in (both, both[::-1]):
+        changed = update_features(image, updates, nodes, {}).all_records()
+        assert changed == [FeatureLevelRecord(LEVEL, 3), FeatureLevelRecord(TRANSACTIONS, 2)]
+
+
+def test_transaction_version_can_be_lowered_and_raised_again() -> None:
+    nodes = {"Local controller 1": SUPPORTED_FEATURES}
+    image = at_levels(metadata_version=3, transaction_version=2)
+    for update in (
+        FeatureUpdate(TRANSACTIONS, 1, SAFE),
+        FeatureUpdate(TRANSACTIONS, 0, UNSAFE),
+        FeatureUpdate(TRANSACTIONS, 2),
+    ):
+        changed = update_features(image, [update], nodes, {}).all_records()
+        assert changed == [FeatureLevelRecord(TRANSACTIONS, update.level)]
+        image, _ = replay(image, changed)
+    with pytest.raises(KafkaError, match="without setting the upgrade type"):
+        update_features(image, [FeatureUpdate(TRANSACTIONS, 1)], nodes, {})
+
+
+def test_a_node_without_transaction_version_keeps_the_cluster_at_level_0() -> None:
+    earlier = (FeatureRange(LEVEL, 1, 2), FeatureRange(records.ELIGIBLE_LEADERS, 0, 1))
+    nodes = {"Local controller 1": SUPPORTED_FEATURES, "Broker 7": earlier}
+    image = at_levels(metadata_version=2)
+    raised = [FeatureUpdate(LEVEL, 3), FeatureUpdate(TRANSACTIONS, 1)]
+    with pytest.raises(KafkaError, match="Broker 7 only supports versions 1-2"):
+        update_features(image, raised, nodes, {})
+    with pytest.raises(KafkaError, match="Broker 7 does not support this feature"):
+        update_features(image, raised[1:], nodes, {})
+    assert not update_features(image, [FeatureUpdate(TRANSACTIONS, 0)], nodes, {}).all_records()
+    check_covered(image, earlier, "worker 7")
+    with pytest.raises(KafkaError, match=r"level 1 of transaction\.version, which worker 7"):
+        check_covered(at_levels(metadata_version=2, transaction_version=1), earlier, "worker 7")
+
+
 def test_every_controller_must_have_told_what_it_supports() -> None:
     image, _ = replay(MetadataImage.empty(CLUSTER), history([("register", 7, 1)]))
     assert nodes_with_features(image, 1, (1,)).keys() == {"Local controller 1", "Broker 7"}
     with pytest.raises(KafkaError, match="Controller 2 has not registered its supported versions"):
-        update_features(image, [FeatureUpdate(LEVEL, 2)], nodes_with_features(image, 1, (1, 2)), {})
+        update_features(image, [FeatureUpdate(LEVEL, 3)], nodes_with_features(image, 1, (1, 2)), {})
     told, _ = replay(image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Broker 7"])])
-    update_features(told, [FeatureUpdate(LEVEL, 2)], nodes_with_features(told, 1, (1, 2)), {})
+    update_features(told, [FeatureUpdate(LEVEL, 3)], nodes_with_features(told, 1, (1, 2)), {})
 
 
 def test_a_record_is_written_in_the_newest_version_that_the_level_allows() -> None:
