@@ -399,6 +399,17 @@ class PartitionLog(LocalLog):
         finally:
             files.refuses_cold = False
 
+    def aborted_in_hot(
+        self, piece: LogSlice, end_offset: int, most: int
+    ) -> tuple[list[AbortedTransaction], int]:
+        """Do what `aborted_in` does. Raises ColdError if it would wait for the disk."""
+        files = self._files
+        files.refuses_cold = True
+        try:
+            return self.aborted_in(piece, end_offset, most)
+        finally:
+            files.refuses_cold = False
+
     def rest_hot(self, offset: int) -> tuple[int, BatchHeader | None]:
         """Return the size of the batches from the one with `offset` to the log end, and its header.
 
@@ -460,6 +471,48 @@ class PartitionLog(LocalLog):
             except EOFError as error:
                 raise StorageError(str(error)) from None
         return found
+
+    def aborted_in(
+        self, piece: LogSlice, end_offset: int, most: int
+    ) -> tuple[list[AbortedTransaction], int]:
+        """Return the aborted transactions that may have records in `piece`, and its end offset.
+
+        `piece` was read up to `end_offset`. If there are more than about `most`, the result is
+        complete only up to the returned end offset, which is then smaller than `end_offset`: an
+        end of a batch in `piece`. As in Kafka, the offset index gives the end of a truncated read.
+        Raises StorageError and ColdError as `aborted_transactions` does.
+        """
+        start, end = piece.first_offset, end_offset
+        found: list[AbortedTransaction] = []
+        segments = self._segments.since(start)
+        if not any([segment.aborted is not None for segment in segments]):
+            return found, end_offset
+        for number, segment in enumerate(segments):
+            if piece.is_in(segment.file):
+                behind = segment.offset_behind(piece.position + piece.size_bytes)
+                if behind is None and number + 1 < len(segments):
+                    behind = segments[number + 1].base_offset
+                if behind is not None:
+                    end = min(end, behind)
+                break
+        for segment in segments:
+            aborted = segment.aborted
+            if aborted is None:
+                continue
+            try:
+                with storage_errors("read", aborted.path):
+                    for one in aborted.entries(aborted.count_upto(start - 1)):
+                        stable = one.last_stable_offset
+                        if one.first_offset < end:
+                            found.append(one)
+                        if stable >= end:
+                            return found, end_offset
+                        # No later entry has records before `stable`.
+                        if len(found) >= most and stable > start:
+                            return [each for each in found if each.first_offset < stable], stable
+            except EOFError as error:
+                raise StorageError(str(error)) from None
+        return found, end_offset
 
     def aborted_transactions_hot(self, start: int, end: int) -> list[AbortedTransaction]:
         """Do what `aborted_transactions` does. Raises ColdError if it would wait for the disk."""
