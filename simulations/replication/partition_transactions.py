@@ -62,6 +62,8 @@ class LogTransactions:
     # Highest producer epoch of each producer id, and highest coordinator epoch of its markers.
     epochs: dict[int, int] = field(default_factory=dict)
     coordinator_epochs: dict[int, int] = field(default_factory=dict)
+    # Number of the first of `ended` whose marker was appended since the log was read from disk.
+    first_new: int = 0
 
     def add(self, offset: int, stamp: Stamp) -> None:
         producer_id = stamp.producer_id
@@ -76,13 +78,18 @@ class LogTransactions:
         if first is not None:
             self.ended.append((first, offset))
 
-    def last_stable_offset(self, high_watermark: int, log_start: int) -> int:
+    def last_stable_offset(
+        self, high_watermark: int, log_start: int, *, awaits_old: bool = True
+    ) -> int:
         """Return the high watermark, or the first offset of what is not known to have ended.
 
-        A transaction has ended for readers once its marker is below the high watermark.
+        A transaction has ended for readers once its marker is below the high watermark. Without
+        `awaits_old`, markers that were read from disk count as if they were: a broker that was
+        restarted does not know that they are not replicated (nor does Kafka's).
         """
         unstable = [*self.open.values()]
-        unstable += [first for first, marker in self.ended if marker >= high_watermark]
+        ended = self.ended if awaits_old else self.ended[self.first_new :]
+        unstable += [first for first, marker in ended if marker >= high_watermark]
         return min([high_watermark, *(max(first, log_start) for first in unstable)])
 
 
@@ -91,6 +98,7 @@ def transactions_of(stamps: Iterable[tuple[int, Stamp]]) -> LogTransactions:
     found = LogTransactions()
     for offset, stamp in stamps:
         found.add(offset, stamp)
+    found.first_new = len(found.ended)
     return found
 
 

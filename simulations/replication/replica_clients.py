@@ -587,11 +587,10 @@ class ReplicaReader(ReplicaClient):
         read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
         for position, header in batches(buffer):
             read.next_offset = max(offset, header.next_offset)
-            if header.is_control:
-                continue
             for record in decode_records(buffer, position):
                 if record.offset >= offset:
-                    read.records.append((record.offset, contents_of(record).text))
+                    if not header.is_control:
+                        read.records.append((record.offset, contents_of(record).text))
                     read.times.append((record.timestamp_ms, record.offset))
         self.cluster_state.world.count("records read", len(read.records))
         return read

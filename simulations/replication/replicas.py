@@ -244,13 +244,17 @@ class PartitionHistory:
                 self.markers.setdefault(stamp.producer_id, []).append(name)
 
     def marker_after(self, name: Name) -> Name | None:
-        """Return the committed marker that ends the transaction of a record; None without one."""
-        committed = [
+        """Return the marker that ends the transaction of a record; None without one.
+
+        A committed one, or else one that may not be replicated yet.
+        """
+        later = [
             marker
             for marker in self.markers.get(self.stamps[name].producer_id, ())
-            if marker.offset > name.offset and marker in self.ever_committed
+            if marker.offset > name.offset
         ]
-        return min(committed, key=lambda marker: marker.offset, default=None)
+        committed = [marker for marker in later if marker in self.ever_committed]
+        return min(committed or later, key=lambda marker: marker.offset, default=None)
 
     def ending(self, name: Name) -> Kind:
         """Return how the transaction of a record has ended; DATA: not yet. Else its committed."""
