@@ -252,6 +252,8 @@ class PartitionHistory:
             marker
             for marker in self.markers.get(self.stamps[name].producer_id, ())
             if marker.offset > name.offset
+            and marker.leader_epoch >= name.leader_epoch
+            and marker not in self.gone
         ]
         committed = [marker for marker in later if marker in self.ever_committed]
         return min(committed or later, key=lambda marker: marker.offset, default=None)

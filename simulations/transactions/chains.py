@@ -216,7 +216,11 @@ class ChainMember(TransactionalClient):
             await sleep(runtime.clock, RETRY_S)
             self.done = self._are_sources_done and bool(self._inputs())
             return
-        at = self._draw.choice(sorted(self._positions))
+        usable = [at for at in sorted(self._positions) if not self.is_over(*at)]
+        if not usable or all(self.is_over(*at) for at in self._places_of(OUTPUT)):
+            await self._finish(runtime)
+            return
+        at = self._draw.choice(usable)
         name, place = at
         before = self._positions[at]
         try:
@@ -242,6 +246,10 @@ class ChainMember(TransactionalClient):
         """End if the input is written, and the group has committed the ends of all partitions."""
         await sleep(runtime.clock, RETRY_S * self._draw.random())
         if not self._are_sources_done:
+            return
+        outputs = self._places_of(OUTPUT)
+        if outputs and all(self.is_over(*at) for at in outputs):
+            self.done = True  # no transaction can be completed any longer
             return
         for name, place in self._positions:
             if self.is_over(name, place):
@@ -310,11 +318,9 @@ class ChainMember(TransactionalClient):
         at: tuple[str, Place],
         records: list[tuple[int, bytes]],
     ) -> None:
-        outputs = self._places_of(OUTPUT)
-        while not outputs:
-            self._step()
-            await sleep(runtime.clock, RETRY_S)
-            outputs = self._places_of(OUTPUT)
+        outputs = [at for at in self._places_of(OUTPUT) if not self.is_over(*at)]
+        if not outputs:
+            raise CrashError("no output")
         for offset, _ in records:
             name, place = self._draw.choice(outputs)
             values = self.new_values(transaction, place, 1)

@@ -191,6 +191,9 @@ class TransferringProducer(TransactionalProducer):
         if lasting is None:
             raise CrashError("no accounts")
         topic_id, partitions = lasting
+        if any(self.is_over(ACCOUNTS, Place(topic_id, index)) for index in range(partitions)):
+            self._left = 0
+            raise CrashError("an account is lost")
         amount = self._draw.randint(1, 99)
         indexes = self._draw.sample(range(partitions), min(2, partitions))
         if len(indexes) < 2:
