@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from dataplane.log.segments.files import LogFile
 from dataplane.log.segments.index import SparseIndex
-from metaquorum.runtime.interfaces import File
+from metaquorum.runtime.interfaces import Disk, File
 from wire.records.records import ControlType, EndTransactionMarker
 
 ENTRY: Final = struct.Struct(">hqqqq")
@@ -48,7 +48,7 @@ class CompletedTransaction(NamedTuple):
 
     producer_id: int
     first_offset: int
-    last_offset: int  # of the marker
+    last_offset: int  # offset of the marker
     last_stable_offset: int
     is_aborted: bool
 
@@ -144,6 +144,43 @@ def read_entries(file: File, size_bytes: int) -> Iterator[AbortedTransaction]:
         size = min(_BLOCK_ENTRIES * ENTRY_BYTES, size_bytes - position)
         for fields in ENTRY.iter_unpack(file.read(size, position)):
             yield AbortedTransaction(*fields[1:])
+
+
+class AbortedWriter:
+    """Writer of a new `.txnindex`, in bounded memory. Blocking."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._file: File | None = None
+        self._buffer = bytearray()
+        self.size_bytes = 0
+
+    def add(self, aborted: AbortedTransaction) -> None:
+        self._buffer += aborted.encode()
+        self.size_bytes += ENTRY_BYTES
+        if len(self._buffer) >= _BLOCK_ENTRIES * ENTRY_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = self._disk.open(self._path, create=True)
+            self._file.truncate(0)
+        self._file.write(bytes(self._buffer), self.size_bytes - len(self._buffer))
+        self._buffer.clear()
+
+    def finish(self) -> None:
+        """Write and sync all entries; without any, remove the file."""
+        if self.size_bytes:
+            self._write()
+            assert self._file is not None
+            self._file.sync()
+        elif self._disk.exists(self._path):
+            self._disk.remove(self._path)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class AbortedIndex(SparseIndex):
