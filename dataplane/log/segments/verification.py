@@ -58,11 +58,13 @@ class Verifications:
         known = pending.get(producer_id)
         if known is not None and epoch <= known.epoch:
             known.noted_ms = now_ms
+            pending[producer_id] = pending.pop(producer_id)  # in the order of their times
             if epoch == known.epoch and _is_before(sequence, known.lowest_sequence):
                 known.lowest_sequence = sequence
             return known
         if known is None and len(pending) >= MAX_VERIFICATIONS:
             self._forget(now_ms)
+        pending.pop(producer_id, None)
         begun = pending[producer_id] = Verification(epoch, sequence, now_ms)
         return begun
 

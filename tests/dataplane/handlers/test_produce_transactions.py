@@ -42,6 +42,7 @@ from wire.protocol.apis import ApiKey
 
 PRODUCER = 7
 VERIFIES, ABORTABLE, ADDS = 10, 11, 12
+NO_WORKERS: Any = None
 
 
 class Coordinator:
@@ -56,12 +57,12 @@ class Coordinator:
         self.states: dict[int, str] = {}
         worker.transactions = self
         worker.transaction_verifier = TransactionVerifier(
-            worker.worker_id, None, lambda _: worker.worker_id, self.add_partitions
+            worker.worker_id, NO_WORKERS, lambda _: worker.worker_id, self.add_partitions
         )
         topic = SimpleNamespace(partitions=[SimpleNamespace(leader=worker.worker_id)])
-        self.image = SimpleNamespace(topic=lambda _: topic)
+        image: Any = SimpleNamespace(topic=lambda _: topic)
         worker.transaction_states = TransactionStates(
-            worker.worker_id, None, lambda: self.image, self.list_transactions
+            worker.worker_id, NO_WORKERS, lambda: image, self.list_transactions
         )
 
     async def add_partitions(
