@@ -472,6 +472,13 @@ class PartitionLog(LocalLog):
                 raise StorageError(str(error)) from None
         return found
 
+    def has_aborted_since(self, offset: int) -> bool:
+        """Return whether `aborted_in` may find a transaction for a read at `offset`: fast."""
+        segments = self._segments
+        if offset >= segments.active.base_offset:
+            return segments.active.aborted is not None
+        return any(segment.aborted is not None for segment in segments.since(offset))
+
     def aborted_in(
         self, piece: LogSlice, end_offset: int, most: int
     ) -> tuple[list[AbortedTransaction], int]:
@@ -485,8 +492,6 @@ class PartitionLog(LocalLog):
         start, end = piece.first_offset, end_offset
         found: list[AbortedTransaction] = []
         segments = self._segments.since(start)
-        if not any([segment.aborted is not None for segment in segments]):
-            return found, end_offset
         for number, segment in enumerate(segments):
             if piece.is_in(segment.file):
                 behind = segment.offset_behind(piece.position + piece.size_bytes)
