@@ -171,11 +171,6 @@ class Worker:
         """Wait until all parts of this worker have applied the metadata that is known now."""
         await self.loader.wait_visible(self.loader.image.end_offset)
 
-    @property
-    def verifies_transactions(self) -> bool:
-        """The config `transaction.partition.verification.enable`."""
-        return self.transaction_configs.verifies_partitions
-
     def _transaction_coordinator(self, transactional_id: str) -> int:
         """Return the worker that coordinates the transactional id, or NO_WORKER."""
         topic = self.image.topic(TRANSACTION_STATE)

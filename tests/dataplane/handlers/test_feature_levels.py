@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from tests.dataplane.handlers.test_admin_changes import change
 from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.serving import Simulated, simulated
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from wire.protocol.apis import ApiKey
 
 UPGRADE, SAFE_DOWNGRADE = 1, 2
+BROKER = 4
 NAME = "transaction.version"
 
 
@@ -70,3 +73,18 @@ def test_older_clients_do_not_get_a_feature_whose_lowest_level_is_0() -> None:
         assert finalized(answer) == 2
 
     together(scenario)
+
+
+def test_verification_can_be_switched_off_and_on_while_a_node_runs() -> None:
+    config = "transaction.partition.verification.enable"
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        assert node.worker.verifies_transactions
+        for text, verifies in (("false", False), (None, True)):
+            assert await change(client, BROKER, "1", {config: text}) == 0
+            assert node.worker.verifies_transactions is verifies
+        refused = await change(client, BROKER, "1", {"transaction.max.timeout.ms": 1000})
+        assert refused != 0  # not dynamic, as in Kafka
+
+    simulated(scenario)
