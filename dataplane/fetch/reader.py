@@ -263,8 +263,8 @@ class FetchReader:
                 found, _ = find(piece, end_offset, _UNLIMITED)
         if found:
             answer.aborted_transactions = [
-                AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
-                for each in found
+                AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
+                for first_offset, producer_id in found
             ]
         return piece
 

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 # Interval of the checks for sealed segments and flush.ms. log.flush.scheduler.interval.ms can only
 # shorten it: with that config's default, "never", flush.ms would have no effect (as in Kafka).
 FLUSH_LOOK_MS: Final = 1000
-PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
 REMOVAL_LOOK_MS: Final = 1000
 # Interval at which directories with read errors are probed with a write.
 PROBE_LOOK_MS: Final = 1000
@@ -68,7 +67,10 @@ class BackgroundTasks:
                 (self._remove_folders, REMOVAL_LOOK_MS),
                 (self._log_dirs.probe, PROBE_LOOK_MS),
                 (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
-                (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
+                (
+                    self._expire_producers,
+                    configs.integer("producer.id.expiration.check.interval.ms"),
+                ),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
                 (
                     self._keep_high_watermarks,

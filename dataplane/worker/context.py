@@ -9,6 +9,7 @@ import trio
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
 from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -120,8 +121,9 @@ class Worker:
             group_configs,
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self.transactions: CoordinatesTransactions = NoCoordinator()
-        self.verifies_transactions = True
         self._verifying = partitions.replication.new_worker_client()
         self.transaction_verifier = TransactionVerifier(
             worker_id,

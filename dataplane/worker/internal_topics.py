@@ -4,15 +4,16 @@ The first request asks the active controller; others that come meanwhile wait fo
 A client retries after COORDINATOR_NOT_AVAILABLE; its next request is sent to the controller again.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import trio
 
 from dataplane.config.worker import WorkerConfigs
 from dataplane.worker.feature_levels import needs_level
-from metaquorum.controller.internal_topics import GROUPS_LEVEL, CreateInternalTopic
+from metaquorum.controller.internal_topics import LEVELS, CreateInternalTopic
 from metaquorum.metadata.image import TopicImage
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import CREATE_INTERNAL_TOPIC
@@ -21,6 +22,11 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds to wait for the controller and for the metadata of the topic.
 CREATE_S: Final = 5.0
+# First words of the configs from which a topic gets its properties.
+_PREFIXES: Final[Mapping[str, str]] = {
+    CONSUMER_OFFSETS: "offsets.topic",
+    TRANSACTION_STATE: "transaction.state.log",
+}
 
 
 class _Creation:
@@ -55,7 +61,7 @@ class InternalTopics:
         """
         while True:
             image = self._loader.visible
-            needs_level(image, GROUPS_LEVEL, f"topic '{name}'")
+            needs_level(image, LEVELS[name], f"topic '{name}'")
             if (topic := image.topic(name)) is not None:
                 return topic
             creation = self._creations.get(name)
@@ -87,12 +93,13 @@ class InternalTopics:
             creation.has_ended.set()
 
     def _request(self, name: str) -> CreateInternalTopic:
-        configs = self._configs.own
+        configs, prefix = self._configs.own, _PREFIXES[name]
         return CreateInternalTopic(
             self._session.registration.worker_id,
             self._session.broker_epoch,
             name,
-            configs.integer("offsets.topic.num.partitions"),
-            configs.integer("offsets.topic.replication.factor"),
-            configs.integer("offsets.topic.segment.bytes"),
+            configs.integer(f"{prefix}.num.partitions"),
+            configs.integer(f"{prefix}.replication.factor"),
+            configs.integer(f"{prefix}.segment.bytes"),
+            configs.integer(f"{prefix}.min.isr") if name == TRANSACTION_STATE else 0,
         )

@@ -3,9 +3,9 @@
     adds=False    the coordinator answers whether the client has added the partitions
     adds=True     it adds them: clients of transaction.version 2 do not add partitions themselves
 
-One request is under way to each other worker at a time. What is asked meanwhile goes into the next
-one, together. A coordinator on this worker is asked in process, each transaction by itself, as its
-answers do not have to wait for a connection.
+One request is under way to each other worker at a time. Questions that come meanwhile go
+into the next one, together. A coordinator on this worker is asked in process, each transaction by
+itself, as its answers do not have to wait for a connection.
 
 At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` wait in all.
 """
@@ -80,7 +80,7 @@ class _Asked:
 
 
 class _Coordinator:
-    """What is asked of one other worker."""
+    """Questions to one other worker."""
 
     __slots__ = ("sending", "waiting")
 

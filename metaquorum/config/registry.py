@@ -16,6 +16,7 @@ from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse
 from metaquorum.config.group import GROUP_CONFIGS
 from metaquorum.config.listener import SOCKET_SERVER_CONFIGS
 from metaquorum.config.topic import TOPIC_CONFIGS
+from metaquorum.config.transaction import TRANSACTION_CONFIGS
 from metaquorum.config.worker import SERVER_CONFIGS
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -24,6 +25,7 @@ _ALL: Final = (
     *SERVER_CONFIGS,
     *SOCKET_SERVER_CONFIGS,
     *GROUP_CONFIGS,
+    *TRANSACTION_CONFIGS,
 )
 
 TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = {

@@ -22,15 +22,25 @@ from metaquorum.controller.topics import (
 )
 from metaquorum.metadata.ids import new_topic_id
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.metadata.topic_names import colliding_topic
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
-# Configs of new internal topics besides segment.bytes, as in Kafka.
+# Configs of new internal topics besides those of the request, as in Kafka.
 _CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     CONSUMER_OFFSETS: {"cleanup.policy": "compact", "compression.type": "producer"},
+    TRANSACTION_STATE: {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "unclean.leader.election.enable": "false",
+    },
+}
+# Level of metadata.version from which all nodes know what a topic contains.
+LEVELS: Final[Mapping[str, int]] = {
+    CONSUMER_OFFSETS: GROUPS_LEVEL,
+    TRANSACTION_STATE: TRANSACTIONS_LEVEL,
 }
 
 
@@ -38,7 +48,8 @@ _CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
 class CreateInternalTopic:
     """Request of a worker to create an internal topic, with the values of its configs.
 
-    `most_replicas`: replication factor, unless fewer workers are live.
+    `most_replicas`: replication factor, unless fewer workers are live. `min_isr`:
+    min.insync.replicas of the topic; 0 if it has the default of all topics.
     """
 
     worker_id: int
@@ -47,6 +58,7 @@ class CreateInternalTopic:
     partitions: int
     most_replicas: int
     segment_bytes: int
+    min_isr: int = 0
 
 
 def create_internal_topic(
@@ -63,7 +75,7 @@ def create_internal_topic(
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION, f"Workers do not create a topic named {name!r}."
         )
-    check_level(image, METADATA_VERSION, GROUPS_LEVEL, f"topic '{name}'")
+    check_level(image, METADATA_VERSION, LEVELS[name], f"topic '{name}'")
     if image.topic(name) is not None:
         return Decision(None)
     if (other := colliding_topic(image, name)) is not None:
@@ -72,6 +84,8 @@ def create_internal_topic(
             f"Topic '{name}' collides with existing topic '{other}'; delete that one.",
         )
     configs = dict(_CONFIGS[name]) | {"segment.bytes": str(request.segment_bytes)}
+    if request.min_isr:
+        configs["min.insync.replicas"] = str(request.min_isr)
     parse_all(Scope.TOPIC, configs)
     factor = _replicas(image, request)
     replicas = placed(image, _partitions(request), factor, random)

@@ -186,11 +186,14 @@ class AbortedWriter:
 class AbortedIndex(SparseIndex):
     """The `.txnindex` of one segment: aborted transactions with ascending last offsets."""
 
-    __slots__ = ()
+    __slots__ = ("_summaries",)
     FORMAT = ENTRY
 
     def __init__(self, file: LogFile, size_bytes: int) -> None:
         super().__init__(file, _UNLIMITED_BYTES, size_bytes)
+        # Smallest first offset, and last stable offset of the last entry, by the number of a block
+        # that was read whole. A search skips the blocks of short transactions within a long one.
+        self._summaries: dict[int, tuple[int, int]] = {}
 
     def _unpack(self, data: bytes | bytearray, at: int) -> tuple[int, int]:
         _, _, first_offset, last_offset, _ = ENTRY.unpack_from(data, at)
@@ -211,6 +214,33 @@ class AbortedIndex(SparseIndex):
         skipped = (number - self._disk_entries) * ENTRY_BYTES
         for fields in ENTRY.iter_unpack(bytes(self._buffer[skipped:])):
             yield AbortedTransaction(*fields[1:])
+
+    def search(self, start: int, end: int) -> Iterator[tuple[int, ...]]:
+        """Yield entries from the first marker at or after `start` on, as unpacked tuples.
+
+        Blocks may be omitted in which no entry overlaps [start, end), or ends a search for it.
+        Raises OSError, EOFError.
+        """
+        number = self.count_upto(start - 1)
+        while number < self._disk_entries:
+            block = number // _BLOCK_ENTRIES
+            first, stop = block * _BLOCK_ENTRIES, (block + 1) * _BLOCK_ENTRIES
+            summary = self._summaries.get(block)
+            if summary is not None and summary[0] >= end and summary[1] < end:
+                number = stop
+                continue
+            stop = min(stop, self._disk_entries)
+            found = list(ENTRY.iter_unpack(self._read(number, stop - number)))
+            if number == first and len(found) == _BLOCK_ENTRIES:
+                self._summaries[block] = min([each[2] for each in found]), found[-1][4]
+            yield from found
+            number = stop
+        skipped = (number - self._disk_entries) * ENTRY_BYTES
+        yield from ENTRY.iter_unpack(bytes(self._buffer[skipped:]))
+
+    def truncate_entries(self, count: int) -> None:
+        self._summaries.clear()
+        super().truncate_entries(count)
 
     def collect(self, start: int, end: int, found: list[AbortedTransaction]) -> bool:
         """Add the transactions that overlap [start, end) to `found`.

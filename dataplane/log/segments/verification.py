@@ -20,7 +20,7 @@ from wire.records.batches import BatchHeader
 
 # Producers being verified in one log at a time.
 MAX_VERIFICATIONS: Final = 10_000
-# A verification that nobody has asked for during this time may be forgotten.
+# A verification that no request has needed during this time may be forgotten.
 FORGOTTEN_AFTER_MS: Final = 120_000
 _SEQUENCES: Final = 1 << 31
 
@@ -32,7 +32,7 @@ class Verification:
 
     def __init__(self, epoch: int, lowest_sequence: int, noted_ms: int) -> None:
         self.epoch = epoch
-        self.lowest_sequence = lowest_sequence  # of the batches that asked: the first to append
+        self.lowest_sequence = lowest_sequence  # sequence of the first batch to append
         self.noted_ms = noted_ms
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import trio
 
+import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
+import metaquorum.controller_server  # noqa: F401
 from dataplane.coordinators.group import committed_offsets
 from dataplane.handlers.groups.admin import handle_list_groups
 from dataplane.handlers.groups.offsets import handle_offset_fetch

@@ -26,7 +26,7 @@ def aborted_records(
     if limit < end_offset:
         piece = log.read(offset, max_bytes, limit, min_one=True)
     assert piece.size_bytes
-    coming = sorted((each.first_offset, each.producer_id) for each in found)
+    coming = sorted(found)
     open_: set[int] = set()
     aborted: set[int] = set()
     last = offset
@@ -89,3 +89,25 @@ def test_many_aborted_transactions_shorten_the_read(tmp_path: Path) -> None:
     # A read that max_bytes has truncated has the transactions up to the next index entry.
     _, count, after = aborted_records(log, 0, 1000, UNLIMITED)
     assert after // 2 <= count < 100
+
+
+def test_blocks_of_short_transactions_within_a_long_one_are_skipped(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    expected = {send(log, 9, 0)}
+    for number in range(1500):
+        expected.add(send(log, 1, number))
+        end(log, 1)
+    end(log, 9)
+    for _ in range(2):  # the second time, the blocks are known
+        offset = 0
+        while offset < log.log_end_offset:
+            aborted, count, after = aborted_records(log, offset, 100_000, 300)
+            assert aborted == {each for each in expected if offset <= each < after}
+            assert 0 < count <= 300
+            offset = after
+    log.truncate_to(2000)
+    send(log, 2, 0)
+    for producer in (1, 2, 9):
+        end(log, producer)
+    aborted, _, _ = aborted_records(log, 1990, 100_000, 300)
+    assert aborted == {each for each in expected if 1990 <= each < 2000} | {2000}

@@ -51,6 +51,26 @@ def test_the_topic_has_a_replica_on_each_of_three_workers() -> None:
     together(scenario)
 
 
+def test_a_node_alone_has_the_topic_of_transactions_and_is_not_blocked_by_its_min_isr() -> None:
+    async def scenario(node: Simulated) -> None:
+        topic = await node.worker.internal_topics.ensure(TRANSACTION_STATE)
+        assert (topic.name, len(topic.partitions)) == (TRANSACTION_STATE, 3)
+        assert {tuple(each.replicas) for each in topic.partitions} == {(1,)}
+        configs = node.worker.image.topic_configs(TRANSACTION_STATE)
+        assert configs["min.insync.replicas"] == "2"
+        assert configs["segment.bytes"] == "2097152"
+        partition = node.worker.replica_manager.by_name(TRANSACTION_STATE, 0)
+        assert partition.config.min_insync_replicas == 2
+        assert partition.least_isr == 1
+        partition.check_append(-1)
+
+    simulated(
+        scenario,
+        transaction_state_log_num_partitions=3,
+        transaction_state_log_segment_bytes=2 << 20,
+    )
+
+
 def test_requests_that_come_together_ask_the_controller_once() -> None:
     async def scenario(node: Simulated) -> None:
         before = node.worker.image.end_offset
@@ -163,6 +183,8 @@ def test_a_cluster_of_an_earlier_version_creates_it_after_its_upgrade(
             UPDATE_FEATURES, UpdateFeatures(RequestContext(), updates), timeout_s=10.0
         )
         assert (await node.worker.internal_topics.ensure()).partitions
+        with pytest.raises(KafkaError, match=r"mq-admin cluster upgrade metadata\.version=3"):
+            await node.worker.internal_topics.ensure(TRANSACTION_STATE)
 
     # A cluster that the earlier version founded.
     earlier = (FeatureRange(METADATA_VERSION, 1, 1), FeatureRange(ELIGIBLE_LEADERS, 0, 1))

@@ -166,7 +166,7 @@ async def test_too_many_waiting_partitions_are_refused_at_once() -> None:
     [
         (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR),
         (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.INVALID_TXN_STATE),
-        (ErrorCode.NONE, ErrorCode.NETWORK_EXCEPTION),  # the answer lacks the transaction
+        (ErrorCode.NONE, ErrorCode.NETWORK_EXCEPTION),  # the transaction is missing
     ],
 )
 def test_an_error_of_the_whole_answer_is_that_of_all(

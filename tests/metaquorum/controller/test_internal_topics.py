@@ -118,7 +118,7 @@ def test_a_topic_that_exists_is_not_created_again() -> None:
         ({"broker_epoch": 0}, E.STALE_BROKER_EPOCH, "registered with broker epoch"),
         ({"worker_id": 9}, E.BROKER_ID_NOT_REGISTERED, "not registered"),
         ({"name": "orders"}, E.INVALID_TOPIC_EXCEPTION, "do not create a topic named 'orders'"),
-        ({"name": TRANSACTION_STATE}, E.INVALID_TOPIC_EXCEPTION, "do not create"),
+        ({"name": "__share_group_state"}, E.INVALID_TOPIC_EXCEPTION, "do not create"),
         ({"partitions": 0}, E.INVALID_PARTITIONS, "1 to 10000"),
         ({"partitions": 10_001}, E.INVALID_PARTITIONS, "1 to 10000"),
         ({"segment_bytes": 1}, E.INVALID_CONFIG, "segment.bytes"),
@@ -151,6 +151,28 @@ def test_a_cluster_of_the_first_level_is_told_how_to_raise_it() -> None:
         "kafka-features.sh upgrade --feature metadata.version=2",
     ):
         assert words in refused.value.message
+
+
+def test_the_topic_of_transactions_has_kafkas_configs_and_each_live_worker() -> None:
+    image = created(name=TRANSACTION_STATE, min_isr=2)
+    topic = image.topic(TRANSACTION_STATE)
+    assert topic is not None
+    assert dict(image.topic_configs(TRANSACTION_STATE)) == {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "min.insync.replicas": "2",
+        "segment.bytes": str(asked().segment_bytes),
+        "unclean.leader.election.enable": "false",
+    }
+    assert {frozenset(each.replicas) for each in topic.partitions} == {frozenset({1, 2})}
+
+
+def test_transactions_need_their_level() -> None:
+    image = after(IMAGE, FeatureLevelRecord("metadata.version", 2))
+    with pytest.raises(KafkaError, match="'__transaction_state' needs level 3") as refused:
+        created(image, name=TRANSACTION_STATE)
+    assert refused.value.code is E.UNSUPPORTED_VERSION
+    assert created(image).topic(CONSUMER_OFFSETS) is not None
 
 
 def test_a_colliding_topic_of_an_earlier_version_is_named() -> None:

@@ -69,7 +69,7 @@ def test_committed_records_are_read_up_to_the_first_open_transaction(seed: int) 
         plan = await _make_plan(cluster, OPTIONS)
         assert [(each.start, each.end) for each in plan.ranges] == [(0, stable)]
         reader = RangeReader(cluster, plan.ranges[0], OPTIONS.fetch, is_compacted=False)
-        rows = {}
+        rows: dict[int, bytes] = {}
         async for batch in reader.read():
             rows |= dict(zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True))
         assert rows == wanted
