@@ -3,11 +3,15 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+import trio
+
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments import producers, snapshots
 from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
 from dataplane.log.segments.segment import Segment
+from dataplane.log.segments.verification import Verifications
+from dataplane.worker.transaction_states import TransactionStates
 from simulations.kernel.mutation import Mutant, swapped
 
 # Logs
@@ -35,16 +39,17 @@ def _aborted_not_indexed() -> AbstractContextManager[None]:
     return swapped(Segment, "note_aborted", lambda _: lambda self, aborted: None)
 
 
-def _older_segments_not_searched() -> AbstractContextManager[None]:
+def _aborted_range_cut_short() -> AbstractContextManager[None]:
     """Return only the aborted transactions whose markers are before the end of the range."""
 
     def wrong(right: Any) -> Any:
-        def aborted_transactions(self: Any, start: int, end: int) -> Any:
-            return [each for each in right(self, start, end) if each.last_offset < end]
+        def aborted_in(self: Any, *values: Any) -> Any:
+            found, end = right(self, *values)
+            return [each for each in found if each.last_offset < end], end
 
-        return aborted_transactions
+        return aborted_in
 
-    return swapped(PartitionLog, "aborted_transactions", wrong)
+    return swapped(PartitionLog, "aborted_in", wrong)
 
 
 def _snapshot_without_open_offset() -> AbstractContextManager[None]:
@@ -74,6 +79,26 @@ def _late_marker_appended() -> AbstractContextManager[None]:
     return swapped(ProducerStateTable, "check_marker", lambda _: lambda self, marker: None)
 
 
+# Produce, and markers of administrators
+
+
+def _not_verified() -> AbstractContextManager[None]:
+    return swapped(Verifications, "check", lambda _: lambda self, *values: None)
+
+
+def _ongoing_ended_by_administrators() -> AbstractContextManager[None]:
+    """Take no transaction for one that its coordinator knows."""
+
+    def wrong(_: Any) -> Any:
+        async def open_producers(self: Any, producer_ids: Any) -> set[int]:
+            await trio.lowlevel.checkpoint()
+            return set()
+
+        return open_producers
+
+    return swapped(TransactionStates, "open_producers", wrong)
+
+
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -99,7 +124,7 @@ TRANSACTION_MUTANTS: Final = tuple(
             "aborted-range-cut-short",
             "a transaction whose abort marker is beyond the fetched range is not in the response",
             ("T2", "T3", "T6"),
-            _older_segments_not_searched,
+            _aborted_range_cut_short,
         ),
         (
             "snapshot-without-open-offset",
@@ -118,6 +143,18 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a leader appends markers of older producer epochs and of older coordinators",
             ("T5",),
             _late_marker_appended,
+        ),
+        (
+            "transaction-not-verified",
+            "a leader appends the first batch of a transaction without a valid verification",
+            ("T4", "T5"),
+            _not_verified,
+        ),
+        (
+            "ongoing-ended-by-administrators",
+            "the marker of an administrator ends a transaction that its coordinator knows",
+            ("T2", "T3"),
+            _ongoing_ended_by_administrators,
         ),
     )
 )

@@ -165,20 +165,26 @@ class TransactionAdministrator(CleanupAdministrator):
             )
             response = await at_leader.call(ApiKey.DESCRIBE_PRODUCERS, request)
             rows = response.topics[0].partitions[0].active_producers
-            for each in [row for row in rows if row.current_txn_start_offset >= 0][:1]:
+            # Of an open transaction, if there is one.
+            rows = sorted(rows, key=lambda row: -row.current_txn_start_offset)
+            for each in rows[:2]:
                 await self._forge(at_leader, name, index, each)
 
     async def _forge(
         self, connection: ClientConnection, name: str, index: int, producer: Any
     ) -> None:
-        """Send a marker for an open transaction; the log checkers see whether it ends it."""
+        """Send a marker that is not a coordinator's, or is late.
+
+        The checkers of logs see whether it ends a transaction, or follows a newer one.
+        """
         is_commit = self._draw.random() < 0.5
+        earlier = self._draw.choice([(0, 0), (1, 0), (0, 1)])
         marker = WritableTxnMarker(
             producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
+            producer_epoch=max(producer.producer_epoch - earlier[0], 0),
             transaction_result=is_commit,
             topics=[WritableTxnMarkerTopic(name=name, partition_indexes=[index])],
-            coordinator_epoch=producer.coordinator_epoch,
+            coordinator_epoch=producer.coordinator_epoch - earlier[1],
             transaction_version=self._draw.choice([0, 2]),
         )
         message = WriteTxnMarkersRequest(markers=[marker])
