@@ -118,7 +118,9 @@ def _rows(path: str, offsets: Offsets, keys: bool) -> Iterator[Row]:
                 offsets.by_index[row["index"]] = row["end_offset"]
             yield row
     elif path.endswith(LOG):
-        yield from segment_rows(path, records=keys)
+        from cli.server.internal_records import decoder_for  # most dumps do not need it
+
+        yield from segment_rows(path, records=keys, decode=decoder_for(path) if keys else None)
     elif path.endswith(ABORTED_INDEX):
         yield from aborted_rows(path)
     elif (parsed := parse_file_name(os.path.basename(path))) and parsed[1] == PRODUCER_SNAPSHOT:
@@ -268,11 +270,18 @@ def _producer_text(row: Row) -> str:
     )
 
 
+def _fields_text(fields: Row) -> str:
+    words = [f"{name}={_value(value)}" for name, value in fields.items() if name != "type"]
+    return " ".join([fields.get("type", ""), *words]).strip()
+
+
 def _partition_record_text(record: Row) -> str:
     if "marker" in record:
         if record["marker"] is None:
             return "control record of another type"
         return f"marker {record['marker']}, coordinator epoch {record['coordinator_epoch']}"
+    if "fields" in record:
+        return f"{iso_text(record['timestamp'])}  {_fields_text(record['fields'])}"
     key = "-" if record["key"] is None else printable(_key_text(record["key"]))
     size = "null" if record["value_bytes"] is None else f"{record['value_bytes']} bytes"
     names = f"  headers {plain(record['headers'])}" if record["headers"] else ""

@@ -17,7 +17,8 @@ single partition. Partitions that returned records move to the end of `news`, so
 max_bytes starves none.
 
 An append wakes a follower's session; a new high watermark does not, but is sent with the next
-response. Otherwise each append would cause two responses.
+response. Otherwise each append would cause two responses. In the same way, a session with
+read_committed is woken by a new last stable offset.
 
 Sessions end by eviction, not with their connections: first the least recently used if unused for
 more than MIN_AGE_S, else the smallest one older than MIN_AGE_S if the new session is larger. Beyond
@@ -31,7 +32,8 @@ from itertools import islice
 from random import Random
 from typing import Final, TypeAlias
 
-from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition
+from dataplane.fetch.reader import READ_COMMITTED
+from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
 from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -70,7 +72,10 @@ def next_epoch(epoch: int) -> int:
 
 
 class _CommitWatcher:
-    """Watcher of the high watermark for a follower's session, which it does not wake."""
+    """Watcher of the high watermark for a session that waits for another offset.
+
+    It does not wake the session.
+    """
 
     __slots__ = ("_part",)
 
@@ -80,13 +85,15 @@ class _CommitWatcher:
     def note(self, new_bytes: int) -> bool:
         part = self._part
         part.session.news[part] = None
+        if not part.session.is_followers:
+            return True
         if part.partition is not None and part.partition.is_leader:
             return True
         part.stop_watching_commits()  # this worker no longer leads the partition
         return False
 
     def wake(self) -> None:
-        """Do nothing: the session also watches appends and is woken by that watcher."""
+        """Do nothing: the session is woken by its watcher of the other offset."""
 
 
 class SessionPartition:
@@ -94,6 +101,7 @@ class SessionPartition:
 
     __slots__ = (
         "_commit_watcher",
+        "_watched",
         "asked",
         "high_watermark",
         "log_start_offset",
@@ -111,6 +119,7 @@ class SessionPartition:
         self.topic_id = topic_id
         self.asked = asked
         self.partition: Partition | None = None
+        self._watched: set[Watcher] | None = None  # the set that may hold this object
         self._commit_watcher: _CommitWatcher | None = None
         self.high_watermark = _NEVER_SENT
         self.log_start_offset = _NEVER_SENT
@@ -119,24 +128,33 @@ class SessionPartition:
         """Watch `partition` from now on, instead of the one watched before."""
         before = self.partition
         if partition is not before:
-            if before is not None:
-                before.waiters.discard(self)
-                before.end_waiters.discard(self)
-                if self._commit_watcher is not None:
-                    before.waiters.discard(self._commit_watcher)
-                    self._commit_watcher = None
+            self._stop_watching()
             if self.session.is_open:
                 self.session.present_count += (partition is not None) - (before is not None)
             self.partition = partition
         if partition is None or not self.session.is_open:
             return
-        if not self.session.is_followers:
-            partition.waiters.add(self)
-            return
-        partition.end_waiters.add(self)
-        if self._commit_watcher is None:
+        if self.session.is_followers:
+            watchers = partition.end_waiters
+        elif self.session.is_committed:
+            watchers = partition.stable_waiters
+        else:
+            watchers = partition.waiters
+        if watchers is not self._watched:
+            self._stop_watching()  # the isolation level has changed
+            self._watched = watchers
+        watchers.add(self)
+        if watchers is not partition.waiters and self._commit_watcher is None:
             self._commit_watcher = _CommitWatcher(self)
             partition.waiters.add(self._commit_watcher)
+
+    def _stop_watching(self) -> None:
+        if self._watched is not None:
+            self._watched.discard(self)
+            self._watched = None
+        if self._commit_watcher is not None and self.partition is not None:
+            self.partition.waiters.discard(self._commit_watcher)
+            self._commit_watcher = None
 
     def end(self) -> None:
         """Stop watching and drop the reference to the closed session.
@@ -220,6 +238,10 @@ class FetchSession:
     @property
     def is_followers(self) -> bool:
         return self.reader is not None and self.reader[0] >= 0
+
+    @property
+    def is_committed(self) -> bool:
+        return self.reader is not None and self.reader[1] == READ_COMMITTED
 
     def ask(self, topic: str, topic_id: Uuid, asked: FetchPartition) -> SessionPartition:
         """Add the partition, or change its fetch parameters to `asked`."""

@@ -1,6 +1,7 @@
 """Fetch: slices of segment files, with long polls.
 
-Consumers read up to the high watermark, followers up to the log end. A response does not hold
+Consumers read up to the high watermark, with read_committed up to the last stable offset, followers
+up to the log end. A response does not hold
 records, only their position in segment files: `connection` copies small slices and sends large ones
 by sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again when
 enough bytes have been appended, its wait time is over, or another event happens to one of the
@@ -21,7 +22,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.parked_polls import ParkedRequests
-from dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of, size_of
+from dataplane.fetch.reader import (
+    FetchedWorker,
+    FetchReader,
+    replica_of,
+    size_of,
+    waiters_for,
+)
 from dataplane.fetch.sessions import (
     INITIAL_EPOCH,
     NO_SESSION,
@@ -400,9 +407,8 @@ class _FullFetch:
             or self.worker.long_polls.is_closed
         ):
             return self._respond(reader)
-        is_replica = reader.replica_id >= 0
         self.watched = [
-            partition.end_waiters if is_replica else partition.waiters
+            waiters_for(message, partition)
             for _, _, partition, _, _ in self.found
             if partition is not None
         ]
@@ -464,8 +470,7 @@ class _FullFetch:
 
     def _watch(self, poll: _DelayedFetch, partition: Partition | None) -> None:
         if partition is not None:
-            is_replica = replica_of(self.message) >= 0
-            watchers = partition.end_waiters if is_replica else partition.waiters
+            watchers = waiters_for(self.message, partition)
             watchers.add(poll.waiter)
             self.watched.append(watchers)
 
@@ -557,7 +562,8 @@ class _FullFetch:
     def _look_again(self, reader: FetchReader, found: Iterable[_Found]) -> list[_Found]:
         """Read again the partitions with events since their read, and those with records."""
         again = []
-        is_replica = reader.replica_id >= 0  # not every change wakes a follower's poll
+        # Not every change wakes the poll of a follower, or one for the last stable offset.
+        is_replica = reader.replica_id >= 0 or reader.is_committed
         has_changed = self.worker.image is not self.image
         for each in found:
             topic, data, before, row, seen = each

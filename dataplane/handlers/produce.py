@@ -41,6 +41,7 @@ from dataplane.handlers.produce_transactions import (
     is_transactional,
     look_for_transaction,
     producer_of,
+    verify,
 )
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
@@ -226,7 +227,7 @@ async def _verify_and_append(
     Later requests of the connection wait meanwhile, so the batches keep their order.
     """
     assert message.transactional_id is not None
-    await transaction.verify(worker, message.transactional_id)
+    await verify(worker, transaction, message.transactional_id)
     count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
     work = _append_all(worker, request, message, transaction)
     answer = await worker.slicer.do(work, count)

@@ -18,7 +18,7 @@ from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_manager import NotLeaderOrFollowerError
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, in_pieces, pieces
+from dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
 from dataplane.worker.capabilities import (
     FailsPartitions,
     HasClock,
@@ -140,13 +140,14 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
 def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
     """Return the response for complete answers; add workers' endpoints if it names a leader."""
     response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
-    names_leader = False
-    for topic in response.responses:
-        for piece in pieces(topic.partition_responses):
-            names_leader = names_leader or any(answer.current_leader for answer in piece)
-            if len(piece) == PIECE_ROWS:
-                yield
-    if names_leader:
+    leaders: list[LeaderIdAndEpoch] = []
+
+    def look(_: TopicProduceResponse, answer: PartitionProduceResponse) -> None:
+        if not leaders and answer.current_leader is not None:
+            leaders.append(answer.current_leader)
+
+    yield from for_each_of(response.responses, lambda topic: topic.partition_responses, look)
+    if leaders:
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
             for w in live_workers(worker.image, client.listener)

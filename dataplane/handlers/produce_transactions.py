@@ -78,7 +78,7 @@ def producer_of(records: Buffer) -> tuple[int, int, int]:
 class ProduceTransaction:
     """The transaction of one produce request."""
 
-    __slots__ = ("_codes", "_version", "errors", "places", "producer")
+    __slots__ = ("_version", "codes", "errors", "places", "producer")
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -86,7 +86,7 @@ class ProduceTransaction:
         # Partitions to verify, the first batch of a transaction in each.
         self.places: dict[Place, Verification] = {}
         self.errors: dict[Place, KafkaError] = {}
-        self._codes: Codes = {}
+        self.codes: Codes = {}
 
     @property
     def must_ask(self) -> bool:
@@ -105,27 +105,30 @@ class ProduceTransaction:
         place = partition.topic, partition.index
         if (error := self.errors.get(place)) is not None:
             raise error
-        code = self._codes.get(place, ErrorCode.NONE)
+        code = self.codes.get(place, ErrorCode.NONE)
         if code:
             raise produce_error(code, self._version)
         return self.places.get(place)
 
-    async def verify(self, worker: VerifiesTransactions, transactional_id: str) -> None:
-        """Ask the coordinator about all places, and again soon while it completes a transaction."""
-        assert self.producer is not None
-        clock = worker.clock
-        give_up = clock.monotonic() + RETRIES_S
-        while True:
-            self._codes = await worker.transaction_verifier.verify(
-                transactional_id, *self.producer, self.places, adds=self.adds
-            )
-            if (
-                not self.adds
-                or ErrorCode.CONCURRENT_TRANSACTIONS not in self._codes.values()
-                or clock.monotonic() >= give_up
-            ):
-                return
-            await clock.sleep_until(clock.monotonic() + RETRY_S)
+
+async def verify(
+    worker: VerifiesTransactions, transaction: ProduceTransaction, transactional_id: str
+) -> None:
+    """Ask the coordinator about all places, and again soon while it completes a transaction."""
+    assert transaction.producer is not None
+    clock = worker.clock
+    give_up = clock.monotonic() + RETRIES_S
+    while True:
+        transaction.codes = await worker.transaction_verifier.verify(
+            transactional_id, *transaction.producer, transaction.places, adds=transaction.adds
+        )
+        if (
+            not transaction.adds
+            or ErrorCode.CONCURRENT_TRANSACTIONS not in transaction.codes.values()
+            or clock.monotonic() >= give_up
+        ):
+            return
+        await clock.sleep_until(clock.monotonic() + RETRY_S)
 
 
 def look_for_transaction(

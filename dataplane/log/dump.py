@@ -7,7 +7,7 @@ marked; after a batch without a valid header nothing is shown.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
@@ -18,6 +18,8 @@ from wire.records.batches import HEADER_BYTES, BatchHeader, TimestampType, batch
 from wire.records.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
+# Returns the fields of a record by key and value; None if they are of an unknown kind.
+Decode: TypeAlias = Callable[[bytes | None, bytes | None], Row | None]
 
 MAX_BATCH_BYTES: Final = 256 << 20
 _MAGIC_AT: Final = 16
@@ -25,8 +27,10 @@ _SIZE_AT: Final = 8
 _PREFIX_BYTES: Final = 12
 
 
-def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
-    """Yield a row for each batch, with its records if `records`.
+def segment_rows(
+    path: str, *, records: bool = False, decode: Decode | None = None
+) -> Iterator[Row]:
+    """Yield a row for each batch, with its records if `records`, their fields by `decode`.
 
     The row of a damaged batch has the problem in `damage`; the last row of a file that ends within
     a batch has the number of bytes of that batch in `torn_bytes`. Raises OSError if the file cannot
@@ -36,7 +40,7 @@ def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
         end = os.fstat(file.fileno()).st_size
         position = 0
         while position < end:
-            row, size = _row(file, position, end, records)
+            row, size = _row(file, position, end, records, decode)
             yield {"position": position} | row
             if not size:
                 return
@@ -88,7 +92,9 @@ def producer_rows(path: str) -> Iterator[Row]:
         }
 
 
-def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, int]:
+def _row(
+    file: BinaryIO, position: int, end: int, records: bool, decode: Decode | None
+) -> tuple[Row, int]:
     """Return the row of the batch at `position` and its size; size 0 ends the listing."""
     head = os.pread(file.fileno(), HEADER_BYTES, position)
     if len(head) < HEADER_BYTES:
@@ -108,7 +114,7 @@ def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, i
         return row | {"damage": "the checksum does not match"}, size
     if records:
         try:
-            row["records"] = [_record_row(record, header) for record in iter_records(data)]
+            row["records"] = [_record_row(record, header, decode) for record in iter_records(data)]
         except (WireError, KafkaError) as error:
             row["damage"] = str(error)
     return row, size
@@ -139,7 +145,7 @@ def _batch_row(header: BatchHeader) -> Row:
     }
 
 
-def _record_row(record: Record, header: BatchHeader) -> Row:
+def _record_row(record: Record, header: BatchHeader, decode: Decode | None) -> Row:
     row: Row = {
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
@@ -151,4 +157,6 @@ def _record_row(record: Record, header: BatchHeader) -> Row:
         marker = decode_marker(record)
         row["marker"] = None if marker is None else marker.control_type.name.lower()
         row["coordinator_epoch"] = None if marker is None else marker.coordinator_epoch
+    elif decode is not None and (fields := decode(record.key, record.value)) is not None:
+        row["fields"] = fields
     return row

@@ -399,6 +399,17 @@ class PartitionLog(LocalLog):
         finally:
             files.refuses_cold = False
 
+    def aborted_in_hot(
+        self, piece: LogSlice, end_offset: int, most: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Do what `aborted_in` does. Raises ColdError if it would wait for the disk."""
+        files = self._files
+        files.refuses_cold = True
+        try:
+            return self.aborted_in(piece, end_offset, most)
+        finally:
+            files.refuses_cold = False
+
     def rest_hot(self, offset: int) -> tuple[int, BatchHeader | None]:
         """Return the size of the batches from the one with `offset` to the log end, and its header.
 
@@ -460,6 +471,54 @@ class PartitionLog(LocalLog):
             except EOFError as error:
                 raise StorageError(str(error)) from None
         return found
+
+    def has_aborted_since(self, offset: int) -> bool:
+        """Return whether `aborted_in` may find a transaction for a read at `offset`: fast."""
+        segments = self._segments
+        if offset >= segments.active.base_offset:
+            return segments.active.aborted is not None
+        return any(segment.aborted is not None for segment in segments.since(offset))
+
+    def aborted_in(
+        self, piece: LogSlice, end_offset: int, most: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Return the aborted transactions that may have records in `piece`, and its end offset.
+
+        Each transaction is its first offset and its producer id.
+        `piece` was read up to `end_offset`. If there are more than about `most`, the result is
+        complete only up to the returned end offset, which is then smaller than `end_offset`: an
+        end of a batch in `piece`. As in Kafka, the offset index gives the end of a truncated read.
+        Raises StorageError and ColdError as `aborted_transactions` does.
+        """
+        start, end = piece.first_offset, end_offset
+        segments = self._segments.since(start)
+        for number, segment in enumerate(segments):
+            if piece.is_in(segment.file):
+                behind = segment.offset_behind(piece.position + piece.size_bytes)
+                if behind is None and number + 1 < len(segments):
+                    behind = segments[number + 1].base_offset
+                if behind is not None:
+                    end = min(end, behind)
+                break
+        found: list[tuple[int, int]] = []  # first offset, producer id
+        for segment in segments:
+            aborted = segment.aborted
+            if aborted is None:
+                continue
+            try:
+                with storage_errors("read", aborted.path):
+                    for _, producer_id, first, _, stable in aborted.search(start, end):
+                        if first < end:
+                            found.append((first, producer_id))
+                        if stable >= end:
+                            return _shortened(found, start, end_offset, most)
+                        # No later entry has records before `stable`.
+                        if len(found) >= most and stable > start:
+                            found = [each for each in found if each[0] < stable]
+                            return _shortened(found, start, stable, most)
+            except EOFError as error:
+                raise StorageError(str(error)) from None
+        return _shortened(found, start, end_offset, most)
 
     def aborted_transactions_hot(self, start: int, end: int) -> list[AbortedTransaction]:
         """Do what `aborted_transactions` does. Raises ColdError if it would wait for the disk."""
@@ -649,3 +708,17 @@ class PartitionLog(LocalLog):
         if not offsets and not self.producers.entries:
             return False
         return offsets[-1:] != [self.log_end_offset] and self.log_end_offset > 0
+
+
+def _shortened(
+    found: list[tuple[int, int]], start: int, end: int, most: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Return at most `most` transactions and the end up to which they are complete.
+
+    All of them if more than `most` begin at or before `start`.
+    """
+    if len(found) <= most:
+        return found, end
+    found.sort()
+    behind = found[most][0]
+    return (found[:most], behind) if behind > start else (found, end)

@@ -120,7 +120,8 @@ class Worker:
             group_configs,
             lambda: str(UUID(int=random.getrandbits(128), version=4)),
         )
-        self.verifies_transactions = True
+        self.transaction_configs = TransactionConfigs()
+        configs.call(self.transaction_configs.update)
         self._verifying = partitions.replication.new_worker_client()
         self.transaction_verifier = TransactionVerifier(
             worker_id,
@@ -142,8 +143,6 @@ class Worker:
             self.slicer,
             self.partition_failed,
         )
-        self.transaction_configs = TransactionConfigs()
-        configs.call(self.transaction_configs.update)
         self.transactions = TransactionCoordinator(
             self,
             partitions,
@@ -154,6 +153,11 @@ class Worker:
         )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
+
+    @property
+    def verifies_transactions(self) -> bool:
+        """The config `transaction.partition.verification.enable`."""
+        return self.transaction_configs.verifies_partitions
 
     @property
     def isr_manager(self) -> IsrManager:

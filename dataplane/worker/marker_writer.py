@@ -164,6 +164,7 @@ class MarkerWriter:
             for topic in asked.topics:
                 of_topic = WritableTxnMarkerTopicResult(name=topic.name)
                 of_marker.topics.append(of_topic)
+                await self._slicer.pause()
                 for index in topic.partition_indexes:
                     result = WritableTxnMarkerPartitionResult(partition_index=index)
                     of_topic.partitions.append(result)

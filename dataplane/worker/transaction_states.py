@@ -1,4 +1,4 @@
-"""What all transaction coordinators of the cluster know about some producers."""
+"""States of producers' transactions, from all coordinators of the cluster."""
 
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final

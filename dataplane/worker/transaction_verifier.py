@@ -3,9 +3,9 @@
     adds=False    the coordinator answers whether the client has added the partitions
     adds=True     it adds them: clients of transaction.version 2 do not add partitions themselves
 
-One request is under way to each other worker at a time. What is asked meanwhile goes into the next
-one, together. A coordinator on this worker is asked in process, each transaction by itself, as its
-answers do not have to wait for a connection.
+One request is under way to each other worker at a time. Questions that come meanwhile go
+into the next one, together. A coordinator on this worker is asked in process, each transaction by
+itself, as its answers do not have to wait for a connection.
 
 At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` wait in all.
 """
@@ -51,18 +51,6 @@ class CoordinatesTransactions(Protocol):
     ) -> Awaitable[ListTransactionsResponse]: ...
 
 
-class NoCoordinator:
-    """A worker that coordinates no transactions."""
-
-    async def add_partitions(
-        self, request: AddPartitionsToTxnRequest
-    ) -> AddPartitionsToTxnResponse:
-        return AddPartitionsToTxnResponse(error_code=ErrorCode.NOT_COORDINATOR)
-
-    async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
-        return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-
-
 class AsksWorkers(Protocol):
     async def ask(self, worker_id: int, request: Message, *, timeout_s: float) -> Any:
         """Send the request and return the response. Raises KafkaError."""
@@ -80,7 +68,7 @@ class _Asked:
 
 
 class _Coordinator:
-    """What is asked of one other worker."""
+    """Questions to one other worker."""
 
     __slots__ = ("sending", "waiting")
 

@@ -1,9 +1,10 @@
 """Versions of the software that the nodes of a cluster run while an operator upgrades them.
 
-An old version is the shipped code, but it registers, and founds the cluster with, the level of
-metadata.version before groups, and does not know transaction.version. Its workers prove no worker
-id to each other, do not serve AuthenticateReplica, and believe every replica id, as those before
-level 2. A version takes effect when a process starts; no node returns to an old one.
+An old version is the shipped code, but it registers, and founds the cluster with, an earlier level
+of metadata.version, and does not know transaction.version: level 2, before transactions, or level
+1, before groups. Workers of the latter prove no worker id to each other, do not serve
+AuthenticateReplica, and believe every replica id. A version takes effect when a process starts; no
+node returns to an old one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dataplane.replication import isr_manager, replica_fetcher
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from metaquorum.controller import features
 from metaquorum.controller.features import SUPPORTED_FEATURES
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION, FeatureRange
@@ -29,17 +30,24 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import Api, ApiKey
 
 OLD_LEVEL: Final = GROUPS_LEVEL - 1
-OLD_FEATURES: Final = tuple(
-    FeatureRange(each.name, each.least, OLD_LEVEL) if each.name == METADATA_VERSION else each
-    for each in SUPPORTED_FEATURES
-    if each.name != TRANSACTION_VERSION
-)
+OLD_LEVELS: Final = (OLD_LEVEL, TRANSACTIONS_LEVEL - 1)
+
+
+def old_features(level: int) -> tuple[FeatureRange, ...]:
+    """Return what the version supports whose highest level of metadata.version is `level`."""
+    return tuple(
+        FeatureRange(each.name, each.least, level) if each.name == METADATA_VERSION else each
+        for each in SUPPORTED_FEATURES
+        if each.name != TRANSACTION_VERSION
+    )
 
 
 class NodeVersions:
     """Version of each node by its name: from which run of its process on it is new."""
 
-    def __init__(self) -> None:
+    def __init__(self, old_level: int = OLD_LEVEL) -> None:
+        """Create the versions; `old_level` is the highest level that the old one supports."""
+        self.old_level = old_level
         self.old: set[str] = set()  # nodes that run the old version at first
         self._new_since: dict[str, int] = {}
         # Called with each batch that a process of the old version applies.
@@ -55,10 +63,15 @@ class NodeVersions:
     def is_old_process(self, process: Process | None) -> bool:
         return process is not None and self.is_old(process.name, process.number)
 
+    def is_before_groups(self, process: Process | None) -> bool:
+        """Return whether the process runs a version that believes every replica id."""
+        return self.old_level < GROUPS_LEVEL and self.is_old_process(process)
+
     @property
     def supported(self) -> tuple[FeatureRange, ...]:
         """Levels that the running process supports."""
-        return OLD_FEATURES if self.is_old_process(running_process.get()) else SUPPORTED_FEATURES
+        is_old = self.is_old_process(running_process.get())
+        return old_features(self.old_level) if is_old else SUPPORTED_FEATURES
 
 
 class _SupportedFeatures(Sequence[FeatureRange]):
@@ -89,11 +102,11 @@ class _ServedApis:
         self._apis = apis
 
     def values(self) -> list[Api]:
-        is_old = self._versions.is_old_process(running_process.get())
+        is_first = self._versions.is_before_groups(running_process.get())
         return [
             each
             for each in self._apis.values()
-            if not (is_old and each.key == ApiKey.AUTHENTICATE_REPLICA)
+            if not (is_first and each.key == ApiKey.AUTHENTICATE_REPLICA)
         ]
 
 
@@ -120,15 +133,15 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
 
         return apply
 
-    def is_old() -> bool:
-        return versions.is_old_process(running_process.get())
+    def is_first() -> bool:
+        return versions.is_before_groups(running_process.get())
 
     def serves(right: Any) -> Any:
         return _ServedApis(versions, right)
 
     def closes(right: Any) -> Any:
         def respond(*values: Any) -> bytes:
-            if is_old():
+            if is_first():
                 raise CloseConnectionError("AuthenticateReplica is not served")
             token: bytes = right(*values)
             return token
@@ -137,17 +150,17 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
 
     def believes(right: Any) -> Any:
         def fetch_claim_error(*values: Any) -> ErrorCode:
-            return ErrorCode.NONE if is_old() else right(*values)
+            return ErrorCode.NONE if is_first() else right(*values)
 
         return fetch_claim_error
 
     def takes_for_earlier(right: Any) -> Any:
-        return lambda *values: is_old() or right(*values)
+        return lambda *values: is_first() or right(*values)
 
     def proves_nothing(right: Any) -> Any:
         async def verifies_proofs(*values: Any) -> bool:
             verifies = await right(*values)
-            return verifies and not is_old()
+            return verifies and not is_first()
 
         return verifies_proofs
 

@@ -1,19 +1,20 @@
 """Checkers of an upgrade: what old nodes read, when a level is raised, what needs the level."""
 
+from collections.abc import Mapping
 from typing import Final
 
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.controller.internal_topics import LEVELS, TRANSACTIONS_LEVEL
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
-from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.metadata.records import (
     METADATA_VERSION,
+    TRANSACTION_VERSION,
     FeatureLevelRecord,
     MetadataRecord,
     TopicRecord,
 )
 from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.groups.node_versions import OLD_LEVEL, NodeVersions
+from simulations.groups.node_versions import NodeVersions
 from simulations.kernel.process import Process
 from simulations.replication.replica_checkers import WatchingChecker
 from wire.primitives.errors import ErrorCode
@@ -42,16 +43,30 @@ class LevelsAreSupported(WatchingChecker):
         return [each.name for each in machines if self.versions.is_old(each.name, each.runs)]
 
     @property
+    def features(self) -> Mapping[str, int]:
+        """Levels of the newest metadata."""
+        return self.cluster_history.image.features
+
+    @property
     def level(self) -> int:
         """Level of the newest metadata; 0 before the cluster is founded."""
         return level_of(self.cluster_history.image)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         level = level_of(image)
-        if level < GROUPS_LEVEL:
-            created = [name for name in INTERNAL_TOPICS if image.topic(name) is not None]
-            self.compare(not created, "{} exists at level {}", created, level)
-        elif level_of(before) < level:
+        if level < TRANSACTIONS_LEVEL:
+            self.compare(not image.features.get(TRANSACTION_VERSION), "transactions at {}", level)
+        early = [name for name, needed in LEVELS.items() if level < needed and image.topic(name)]
+        self.compare(not early, "{} exists at level {}", early, level)
+        if image.features.get(TRANSACTION_VERSION, 0) > before.features.get(TRANSACTION_VERSION, 0):
+            self.world.count("levels of transaction.version raised")
+            self.compare(
+                not self.old_nodes and level >= TRANSACTIONS_LEVEL,
+                "transaction.version is raised at level {} while {} run the old version",
+                level,
+                self.old_nodes,
+            )
+        if 0 < level_of(before) < level:
             self.world.count("levels raised")
             self.compare(
                 not self.old_nodes,
@@ -75,10 +90,14 @@ class OldNodesReadOldRecords(WatchingChecker):
 
     invariant = "M7"
 
+    @property
+    def _versions(self) -> NodeVersions:
+        return self.cluster_state.checker(LevelsAreSupported).versions
+
     def applied(self, process: Process, batch: Batch) -> None:
         for record in batch.records():
             self.compare(
-                _level_needed(record) <= OLD_LEVEL,
+                _level_needed(record) <= self._versions.old_level,
                 "{} runs the old version, and applies {} at {}",
                 process.name,
                 record,
@@ -128,6 +147,8 @@ UPGRADE_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
 def _level_needed(record: MetadataRecord) -> int:
     if isinstance(record, FeatureLevelRecord) and record.name == METADATA_VERSION:
         return record.level
-    if isinstance(record, TopicRecord) and record.name in INTERNAL_TOPICS:
-        return GROUPS_LEVEL
+    if isinstance(record, FeatureLevelRecord) and record.name == TRANSACTION_VERSION:
+        return TRANSACTIONS_LEVEL if record.level else 0
+    if isinstance(record, TopicRecord):
+        return LEVELS.get(record.name, 0)
     return 0

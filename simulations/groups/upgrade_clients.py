@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
-from metaquorum.metadata.records import METADATA_VERSION
+from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
+from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.cluster.cluster_state import Member
@@ -61,22 +61,30 @@ _FETCH_GROUPS_SINCE: Final = 8
 _IDS_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch
 _LEAVE_MANY_SINCE: Final = 3
 _SYNC_PROTOCOL_SINCE: Final = 5
+# Levels to raise, in this order.
+STEPS: Final = (
+    (METADATA_VERSION, GROUPS_LEVEL),
+    (METADATA_VERSION, TRANSACTIONS_LEVEL),
+    (TRANSACTION_VERSION, 1),
+    (TRANSACTION_VERSION, 2),
+)
 Probe = Callable[[ClientConnection, int], Coroutine[Any, Any, None]]
 
 
 class UpgradeAttacker(ReplicaAttacker):
-    """Attacker of workers of the new version; those of the old one believe every replica id."""
+    """Attacker of workers of the new version; those before groups believe every replica id."""
 
     def may_attack(self, leader: int) -> bool:
         machine = self.cluster_state.members[leader].supervisor.machine
         versions = self.cluster_state.checker(LevelsAreSupported).versions
-        return not versions.is_old(machine.name, machine.runs)
+        is_first = versions.old_level < GROUPS_LEVEL
+        return not (is_first and versions.is_old(machine.name, machine.runs))
 
 
 class UpgradeOperator(ReplicaClient):
-    """Operator that restarts one node after another as the new version, and raises the level.
+    """Operator that restarts one node after another as the new version, and raises the levels.
 
-    Between two nodes it may ask for the new level too early.
+    Between two nodes it may ask for a new level too early.
     """
 
     def __init__(
@@ -102,10 +110,17 @@ class UpgradeOperator(ReplicaClient):
             await self._upgrade(member)
             new = state.world.counts.get("acknowledged records", 0) - acknowledged
             state.world.count("records acknowledged while a node was upgraded", new)
-        while self._checker.level < GROUPS_LEVEL and not state.closing:
+        while self._next is not None and not state.closing:
             await self._raise(runtime)
             await sleep(runtime.clock, RETRY_S)
         self.done = True
+
+    @property
+    def _next(self) -> tuple[str, int] | None:
+        """Feature and level to raise next; None if the cluster has the highest levels."""
+        features = self._checker.features
+        steps = ((name, level) for name, level in STEPS if features.get(name, 0) < level)
+        return next(steps, None)
 
     def _order(self) -> list[Member]:
         """Return the nodes in the order of their upgrades: the workers first, or last, or mixed."""
@@ -137,10 +152,15 @@ class UpgradeOperator(ReplicaClient):
                 await world.sleep(RETRY_S)
 
     async def _raise(self, runtime: Runtime) -> None:
-        """Ask for the level of groups through any worker."""
+        """Ask for the next level through any worker."""
+        wanted = self._next
+        if wanted is None:
+            return
+        if self._draw.random() < 0.2:  # perhaps before the level of metadata.version that it needs
+            wanted = STEPS[-1]
         old_nodes = self._checker.old_nodes
         update = FeatureUpdateKey(
-            feature=METADATA_VERSION, max_version_level=GROUPS_LEVEL, upgrade_type=_UPGRADE
+            feature=wanted[0], max_version_level=wanted[1], upgrade_type=_UPGRADE
         )
         try:
             async with self.connected(runtime) as connection:
@@ -152,11 +172,11 @@ class UpgradeOperator(ReplicaClient):
                 )
                 response = await connection.call(ApiKey.UPDATE_FEATURES, message)
         except BROKEN as error:
-            self.say(f"raises the level: {error!r}")
+            self.say(f"raises {wanted}: {error!r}")
             return
         codes = [response.error_code, *(row.error_code for row in response.results)]
         code = ErrorCode(next((each for each in codes if each), 0))
-        self.say(f"raises the level: {code.name}, old {old_nodes}")
+        self.say(f"raises {wanted}: {code.name}, old {old_nodes}")
         if code is ErrorCode.NONE:  # all nodes that are old now were old then
             old_nodes = self._checker.old_nodes
         self._checker.answered(old_nodes, code)

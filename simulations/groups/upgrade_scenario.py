@@ -1,8 +1,8 @@
-"""Scenario `upgrades`: a cluster at the level before groups is upgraded node by node.
+"""Scenario `upgrades`: a cluster at a level before groups, or transactions, is upgraded by nodes.
 
 Controllers run the old version when the cluster is founded, and so does a part of the other
 workers. An operator restarts each node as the new version, among other faults, then raises the
-level. The clients of `groups` start with the cluster: their members cannot join until then. A
+levels. The clients of `groups` start with the cluster: their members cannot join until then. A
 client claims to be a replica, while the workers of both versions replicate from each other.
 
 Left out: workers that are unregistered, as the level may be raised without them, and nodes that
@@ -28,7 +28,7 @@ from simulations.groups.groups_scenario import (
     draw_settings,
     small_offsets_topic,
 )
-from simulations.groups.node_versions import NodeVersions, mixed_versions
+from simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
 from simulations.groups.upgrade_checkers import (
     UPGRADE_CHECKERS,
     LevelsAreSupported,
@@ -63,7 +63,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings.faults = without(settings.faults, leave_out)
     longest_s = draw.choice([0.2, 1.0, 2.0])
     share_new = draw.choice([0.0, 0.5])  # new nodes at first, among those without a controller
-    versions = NodeVersions()
+    versions = NodeVersions(world.stream("old version").choice(OLD_LEVELS))
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> GroupClients:
@@ -94,7 +94,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 UPGRADES: Final = Scenario(
     "upgrades",
-    "nodes that are upgraded one by one: the level of metadata.version, and groups that need it",
+    "nodes that are upgraded one by one: levels of features, and groups that need them",
     play,
     UPGRADED_CHECKERS,
     gates=(
@@ -105,6 +105,7 @@ UPGRADES: Final = Scenario(
         "committed offsets read",
         "commit: NONE",
         "levels raised",
+        "levels of transaction.version raised",
         "raise: NONE",
         "raise: INVALID_UPDATE_VERSION",
         "nodes upgraded",

@@ -54,6 +54,10 @@ def _earlier_worker_at_any_address() -> AbstractContextManager[None]:
     return swapped(earlier_workers, "normalized", lambda _: lambda host: "")
 
 
+def _dependencies_of_levels_not_checked() -> AbstractContextManager[None]:
+    return swapped(features, "_check_dependencies", _unchecked)
+
+
 UPGRADE_MUTANTS: Final = tuple(
     Mutant(name, about, "upgrades", found_as, apply)
     for name, about, found_as, apply in (
@@ -74,6 +78,12 @@ UPGRADE_MUTANTS: Final = tuple(
             "a level is raised although a worker does not support it",
             ("M7",),
             _workers_not_asked,
+        ),
+        (
+            "dependencies-of-levels-not-checked",
+            "transaction.version is raised at a level of metadata.version without transactions",
+            ("M7",),
+            _dependencies_of_levels_not_checked,
         ),
         (
             "controllers-not-asked",

@@ -21,6 +21,12 @@ from simulations.checkers.log_files import naive_segments
 from simulations.kernel.machine import running_on
 from simulations.kernel.mutation import swapped
 from simulations.kernel.storage import Storage
+from simulations.replication.partition_transactions import (
+    Kind,
+    Stamp,
+    marker_stamp,
+    stamps_of,
+)
 from simulations.replication.replicas import (
     ClusterHistory,
     Content,
@@ -59,10 +65,23 @@ def contents_of(record: Record) -> Content:
 def records_of(records: Any) -> list[tuple[Name, Content]]:
     """Return every record of these batches, decoded."""
     return [
-        (Name(header.leader_epoch, record.offset), contents_of(record))
+        (
+            Name(header.leader_epoch, record.offset),
+            marker_content(
+                marker_stamp(header, bytes(record.key or b""), bytes(record.value or b""))
+            )
+            if header.is_control
+            else contents_of(record),
+        )
         for position, header in batches(records)
         for record in decode_records(records, position)
     ]
+
+
+def marker_content(stamp: Stamp) -> Content:
+    """Return contents that identify a marker, which has none of its own but what it says."""
+    text = f"{stamp.kind.value} {stamp[:2]} {stamp.coordinator_epoch}".encode()
+    return Content(b"marker", text, is_tombstone=False, is_control=True)
 
 
 def damaged_in(records: Any) -> list[int]:
@@ -160,12 +179,34 @@ class Probes:
         if known is None or result.is_duplicate:
             return
         role = self._role(log)
+        for leader_epoch, offset, stamp in stamps_of(records):
+            known[0].stamped(Name(leader_epoch, offset), stamp)
         self._cluster_history.appended(*known, seen_entries(self._cluster_history, records), role)
         known[1].end = log.log_end_offset  # compaction may have taken the last records of a batch
         if not role.leads:
             self._cluster_history.took(*known, damaged_in(records))
         elif self._cluster_history.contents is not None:
             self._cluster_history.stored(*known, codecs_of(records))
+
+    def marker_appended(
+        self, log: PartitionLog, marker: Any, leader_epoch: int, result: AppendResult
+    ) -> None:
+        """Report a marker that a leader has appended, with the producer it is of."""
+        known = self._logs.get(log)
+        if known is None:
+            return
+        stamp = Stamp(
+            marker.producer_id,
+            marker.producer_epoch,
+            Kind.COMMIT if marker.is_commit else Kind.ABORT,
+            marker.coordinator_epoch,
+        )
+        name, content = Name(leader_epoch, result.first_offset), marker_content(stamp)
+        if self._cluster_history.contents is not None:
+            self._cluster_history.contents[content.identity] = content
+        known[0].stamped(name, stamp)
+        self._cluster_history.appended(*known, [Entry(name, content.identity)], self._role(log))
+        known[1].end = log.log_end_offset
 
     def _role(self, log: PartitionLog) -> Role:
         partition = self._partitions[log]
@@ -228,6 +269,14 @@ class Probes:
         if known is not None and partition.is_leader and partition.high_watermark > old:
             self._cluster_history.advanced(*known, old, partition.high_watermark, partition.state)
 
+    def stable(self, partition: Partition) -> None:
+        """Report the last stable offset."""
+        known = self._logs.get(partition.log)
+        if known is not None and partition.offline is None and partition.is_hosted:
+            role = Role(partition.leader_epoch, partition.is_leader)
+            offset, high_watermark = partition.last_stable_offset, partition.high_watermark
+            self._cluster_history.stable(*known, offset, high_watermark, role)
+
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)
         if known is None or not partition.is_leader or partition.offline is not None:
@@ -243,6 +292,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
     probes = Probes(cluster_history)
     with ExitStack() as stack:
         for owner, name, wrapped in (
+            *((PartitionLog, "append_marker", _marks),) * hasattr(PartitionLog, "append_marker"),
             (log_dir, "load_log", _loads),
             (PartitionLog, "__init__", _opens),
             (PartitionLog, "append", _appends),
@@ -255,6 +305,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
             (Partition, "advance", _advances),
+            (Partition, "follow_to", _follows),
             (Partition, "appended", _advances),
         ):
             stack.enter_context(swapped(owner, name, wrapped(probes)))
@@ -311,6 +362,20 @@ def _appends_beside(probes: Probes) -> Wrap:
             return result
 
         return append_beside
+
+    return wrap
+
+
+def _marks(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def append_marker(
+            self: PartitionLog, marker: Any, leader_epoch: int, now_ms: int
+        ) -> AppendResult:
+            result: AppendResult = right(self, marker, leader_epoch, now_ms)
+            probes.marker_appended(self, marker, leader_epoch, result)
+            return result
+
+        return append_marker
 
     return wrap
 
@@ -391,7 +456,19 @@ def _advances(probes: Probes) -> Wrap:
             old = self.high_watermark
             right(self, *args)
             probes.advanced(self, old)
+            probes.stable(self)
 
         return advance
+
+    return wrap
+
+
+def _follows(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def follow_to(self: Partition, high_watermark: int) -> None:
+            right(self, high_watermark)
+            probes.stable(self)
+
+        return follow_to
 
     return wrap

@@ -589,7 +589,8 @@ class ReplicaReader(ReplicaClient):
             read.next_offset = max(offset, header.next_offset)
             for record in decode_records(buffer, position):
                 if record.offset >= offset:
-                    read.records.append((record.offset, contents_of(record).text))
+                    if not header.is_control:
+                        read.records.append((record.offset, contents_of(record).text))
                     read.times.append((record.timestamp_ms, record.offset))
         self.cluster_state.world.count("records read", len(read.records))
         return read

@@ -20,7 +20,7 @@ synced. A truncation of records that the leader does not have is not a loss. Rec
 missing after kill -9 are not an accepted loss, but a violation.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -34,6 +34,12 @@ from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.cluster.voter_group import CLUSTER_ID
 from simulations.kernel.machine import Machine
 from simulations.kernel.storage import Storage
+from simulations.replication.partition_transactions import (
+    Kind,
+    LogTransactions,
+    Stamp,
+    transactions_of,
+)
 from wire.records.compression import Codec
 
 
@@ -65,10 +71,12 @@ class Content(NamedTuple):
     key: bytes | None
     text: bytes  # unique in a world: the value, or the header of a tombstone
     is_tombstone: bool
+    is_control: bool = False  # a marker: the same in all partitions of a transaction
 
     @property
     def identity(self) -> Identity:
-        return Identity(crc32c.crc32c((self.key or b"") + b"|" + self.text), 0)
+        number = -1 if self.is_control else 0
+        return Identity(crc32c.crc32c((self.key or b"") + b"|" + self.text), number)
 
 
 class Entry(NamedTuple):
@@ -117,6 +125,7 @@ class ReplicaLog:
     earlier_sync_failures: int = 0
     # Records that were synced here when they were acknowledged.
     promised: set[Name] = field(default_factory=set)
+    transactions: LogTransactions = field(default_factory=LogTransactions)
 
     @property
     def is_dark(self) -> bool:
@@ -201,6 +210,9 @@ class PartitionHistory:
     cleaned: set[Name] = field(default_factory=set)
     # Highest log start offset to which retention has moved a replica for an accepted reason.
     expired_to: int = 0
+    # Transactional records and markers that any replica has had; the markers also by producer id.
+    stamps: dict[Name, Stamp] = field(default_factory=dict)
+    markers: dict[int, list[Name]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.place}"
@@ -223,6 +235,35 @@ class PartitionHistory:
         for offset, epoch in self.committed.items():
             if offset >= deleted_to and (name := Name(epoch, offset)) not in self.cleaned:
                 yield name
+
+    def stamped(self, name: Name, stamp: Stamp) -> None:
+        """Note that the record is transactional, or a marker."""
+        if name not in self.stamps:
+            self.stamps[name] = stamp
+            if stamp.is_marker:
+                self.markers.setdefault(stamp.producer_id, []).append(name)
+
+    def marker_after(self, name: Name) -> Name | None:
+        """Return the marker that ends the transaction of a record; None without one.
+
+        A committed one, or else one that may not be replicated yet.
+        """
+        later = [
+            marker
+            for marker in self.markers.get(self.stamps[name].producer_id, ())
+            if marker.offset > name.offset
+            and marker.leader_epoch >= name.leader_epoch
+            and marker not in self.gone
+        ]
+        committed = [marker for marker in later if marker in self.ever_committed]
+        return min(committed or later, key=lambda marker: marker.offset, default=None)
+
+    def ending(self, name: Name) -> Kind:
+        """Return how the transaction of a record has ended; DATA: not yet. Else its committed."""
+        if name not in self.stamps:
+            return Kind.COMMIT
+        marker = self.marker_after(name)
+        return Kind.DATA if marker is None else self.stamps[marker].kind
 
     @property
     def lost_records(self) -> set[tuple[int, Identity]]:
@@ -277,6 +318,16 @@ class ReplicaChecker(ClusterChecker):
         self, history: PartitionHistory, replica: ReplicaLog, moved: "LogStartMove"
     ) -> None:
         """Check a move of the replica's log start offset."""
+
+    def stable(
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        last_stable_offset: int,
+        high_watermark: int,
+        role: Role,
+    ) -> None:
+        """Check the last stable offset of a replica after its log or high watermark changed."""
 
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
@@ -414,6 +465,8 @@ class ClusterHistory:
             replica.lost.discard(name)
             replica.rotted.discard(name)
             replica.end = name.offset + 1
+            if (stamp := history.stamps.get(name)) is not None:
+                replica.transactions.add(name.offset, stamp)
 
     def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         for checker in self.checkers:
@@ -430,6 +483,7 @@ class ClusterHistory:
             replica.promised.discard(name)
         replica.end = end
         replica.cuts += 1
+        self._read_transactions(history, replica)
         self.started(replica, start)
         if names:
             self.world.count("truncations")
@@ -467,6 +521,8 @@ class ClusterHistory:
         last: dict[bytes | None, int] = {}
         for offset, epoch in replica.epochs.items():
             name = Name(epoch, offset)
+            if history.stamps and history.ending(name) is not Kind.COMMIT:
+                continue  # not a value of its key
             if name not in taken and name in history.ever_committed:
                 key = self.contents[history.identities[name]].key
                 last[key] = max(last.get(key, -1), offset)
@@ -476,9 +532,37 @@ class ClusterHistory:
                 if content.is_tombstone:  # an expired tombstone itself may be removed, too
                     last[content.key] = max(last.get(content.key, -1), name.offset + 1)
         return [
-            (name, last.get(self.contents[history.identities[name]].key, -1) > name.offset)
+            (
+                name,
+                self._is_over(history, replica, name, taken)
+                or last.get(self.contents[history.identities[name]].key, -1) > name.offset,
+            )
             for name in names
         ]
+
+    def _is_over(
+        self, history: PartitionHistory, replica: ReplicaLog, name: Name, taken: Set[Name]
+    ) -> bool:
+        """Return whether the record is of an aborted transaction, or a marker without records.
+
+        A marker may be removed once `delete.retention.ms` is over, if the replica has no record of
+        its transaction left.
+        """
+        stamp = history.stamps.get(name)
+        if stamp is None:
+            return False
+        if not stamp.is_marker:
+            return history.ending(name) is Kind.ABORT
+        if int(history.configs.get("delete.retention.ms", 0)) >= TOMBSTONES_STAY_MS:
+            return False
+        return not any(
+            other.producer_id == stamp.producer_id
+            and each not in taken
+            and replica.holds(each)
+            and history.marker_after(each) == name
+            for each, other in history.stamps.items()
+            if not other.is_marker
+        )
 
     def moved(self, history: PartitionHistory, replica: ReplicaLog, move: LogStartMove) -> None:
         """Move the log start offset of the replica, and remove the records below it."""
@@ -489,6 +573,17 @@ class ClusterHistory:
                 history.expired_to = max(history.expired_to, move.new)
                 self.world.count("log starts moved by retention")
         self.started(replica, move.new)
+
+    def stable(
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        last_stable_offset: int,
+        high_watermark: int,
+        role: Role,
+    ) -> None:
+        for checker in self.checkers:
+            checker.stable(history, replica, last_stable_offset, high_watermark, role)
 
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
@@ -546,6 +641,20 @@ class ClusterHistory:
         replica.has_to_tell, replica.rotten = replica.rotten, False
         replica.lost.difference_update(name for name, _ in entries)
         replica.epochs, replica.start, replica.end = now, start, end
+        self._read_transactions(history, replica)
+
+    @staticmethod
+    def _read_transactions(history: PartitionHistory, replica: ReplicaLog) -> None:
+        """Read the transactions off the replica's log again; also those below its start."""
+        names = [Name(epoch, offset) for offset, epoch in replica.epochs.items()]
+        names += [name for name in history.ever_committed if name.offset < replica.start]
+        names += history.cleaned
+        stamps = history.stamps
+        replica.transactions = transactions_of(
+            (name.offset, stamps[name])
+            for name in sorted(set(names), key=lambda name: name.offset)
+            if name in stamps
+        )
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         for checker in self.checkers:

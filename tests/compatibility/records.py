@@ -1,6 +1,7 @@
 """All records of a cluster's topics, read by librdkafka, as plain data."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
@@ -14,7 +15,9 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
-def read_all(bootstrap: str, **security: str) -> dict[str, list[list[Any]]]:
+def read_all(
+    bootstrap: str, *, topics: Sequence[str] = TOPICS, **security: str
+) -> dict[str, list[list[Any]]]:
     """Return for each "topic-partition": offset, timestamp type, timestamp, key, value, headers."""
     consumer = Consumer(
         {
@@ -29,7 +32,7 @@ def read_all(bootstrap: str, **security: str) -> dict[str, list[list[Any]]]:
     rows: dict[str, list[list[Any]]] = {}
     try:
         metadata = consumer.list_topics(timeout=PATIENCE_S)
-        for topic in TOPICS:
+        for topic in topics:
             for partition in sorted(metadata.topics[topic].partitions):
                 rows[f"{topic}-{partition}"] = _read(consumer, topic, partition)
     finally:

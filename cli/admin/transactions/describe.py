@@ -92,6 +92,8 @@ def list_command(
         }
         for each in found.transactions
         if pattern is None or fnmatch.fnmatchcase(each.transactional_id, pattern)
+        # The filter of brokers keeps ids without a transaction.
+        if longer_than is None or each.is_active
     ]
     if rows or session.output != "text":
         session.show_rows(rows, _LIST_COLUMNS)

@@ -1,1 +1,5 @@
-"""Handlers of transactions, for clients and between workers."""
+"""Handlers of transactions: requests to the coordinator, and markers that end transactions.
+
+They translate requests for `dataplane.coordinators.transaction` and `dataplane.worker`. May import
+`coordinators`, `worker` and below. No I/O of their own. Start with `markers`.
+"""

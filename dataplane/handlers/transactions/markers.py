@@ -10,7 +10,7 @@ for the producer. If the producer writes to the partition meanwhile, the marker 
     INVALID_TXN_STATE           a coordinator knows the transaction: abort it there
     COORDINATOR_NOT_AVAILABLE   a coordinator did not answer; retriable
     CONCURRENT_TRANSACTIONS     the producer wrote to the partition meanwhile; retriable
-    INVALID_REQUEST             more than `MAX_ROWS` partitions
+    INVALID_REQUEST             more than `MAX_ROWS` markers, topics and partitions
 """
 
 from typing import Final, Protocol, TypeAlias
@@ -33,7 +33,7 @@ from wire.messages.write_txn_markers import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# Partitions in an administrator's request; Java's client names one.
+# Markers, topics and partitions of an administrator's request; Java's client names one partition.
 MAX_ROWS: Final = 1_000
 
 # Epoch of a producer in a partition, first offset of its transaction, last offset of its batches.
@@ -61,14 +61,7 @@ async def handle_write_txn_markers(
 async def _write_for_administrator(
     worker: WritesMarkers, message: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    rows = sum(
-        [
-            1 + len(topic.partition_indexes)
-            for marker in message.markers[: MAX_ROWS + 1]
-            for topic in marker.topics[: MAX_ROWS + 1]
-        ]
-    )
-    if rows > MAX_ROWS or len(message.markers) > MAX_ROWS:
+    if _has_too_many_rows(message):
         return await _refuse(worker, message, ErrorCode.INVALID_REQUEST)
     seen: dict[tuple[str, int, int], _Seen | None] = {}
     for marker in message.markers:
@@ -102,6 +95,16 @@ async def _write_for_administrator(
     return await worker.marker_writer.write(message, check)
 
 
+def _has_too_many_rows(message: WriteTxnMarkersRequest) -> bool:
+    count = 0
+    for marker in message.markers:
+        count += 1 + len(marker.topics)
+        if count > MAX_ROWS:
+            return True
+        count += sum([len(topic.partition_indexes) for topic in marker.topics])
+    return count > MAX_ROWS
+
+
 def _look(partition: Partition, producer_id: int) -> _Seen | None:
     entry = partition.log.producers.entries.get(producer_id)
     if entry is None:
@@ -118,6 +121,7 @@ async def _refuse(
     for marker in message.markers:
         of_marker = WritableTxnMarkerResult(producer_id=marker.producer_id)
         response.markers.append(of_marker)
+        await worker.slicer.pause()
         for topic in marker.topics:
             results = await worker.slicer.each(
                 topic.partition_indexes,

@@ -45,6 +45,7 @@ from dataplane.log.segments.aborted import (
     ENTRY_BYTES,
     VERSION,
     AbortedTransaction,
+    AbortedWriter,
     TransactionTracker,
 )
 from dataplane.log.segments.config import NEVER, LogConfig
@@ -437,25 +438,18 @@ class _Loader:
 
     def _track(
         self, tracker: TransactionTracker, file: File, position: int, header: BatchHeader
-    ) -> bytes:
-        """Track the batch, and return its entry of an index of aborted transactions, if any."""
+    ) -> AbortedTransaction | None:
+        """Track the batch, and return the transaction that it aborts, if any."""
         if not header.is_transactional:
-            return b""
+            return None
         if not header.is_control:
             tracker.begin(header.producer_id, header.base_offset)
-            return b""
+            return None
         marker = read_marker(file, position, header)
         completed = tracker.end(header.producer_id, header.last_offset, marker)
         if completed is None or not completed.is_aborted:
-            return b""
-        return AbortedTransaction(*completed[:4]).encode()
-
-    def _write_aborted(self, base: int, entries: bytes) -> None:
-        name = file_name(base, ABORTED_INDEX)
-        if entries:
-            write_index(self.disk, self.path(name), entries)
-        elif self.disk.exists(self.path(name)):
-            self.disk.remove(self.path(name))
+            return None
+        return AbortedTransaction(*completed[:4])
 
     # Scan and truncation
 
@@ -463,13 +457,14 @@ class _Loader:
         """Scan the segment, truncate it at damage, and sync it. Return False if truncated."""
         log = self.log
         self.changed = True
-        aborted = bytearray()
+        aborted = AbortedWriter(self.disk, self.path(file_name(base, ABORTED_INDEX)))
         tracker = self.tracker = self._tracker_before(base)
         file = self.disk.open(self.path(file_name(base, LOG)))
 
         def on_batch(position: int, header: BatchHeader) -> None:
             self._on_batch(file, position, header)
-            aborted.extend(self._track(tracker, file, position, header))
+            if (found := self._track(tracker, file, position, header)) is not None:
+                aborted.add(found)
 
         try:
             self._rewrite(file)
@@ -477,14 +472,15 @@ class _Loader:
             if result.damage is not None:
                 self._cut(file, result, result.damage)
             file.sync()
+            aborted.finish()
         finally:
+            aborted.close()
             file.close()
         for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
             write_index(self.disk, self.path(file_name(base, suffix)), data)
         log.scanned_bytes += result.state.size_bytes
         log.bytes_since_index = result.bytes_since_index
-        self._write_aborted(base, bytes(aborted))
-        log.segments.append(result.state._replace(aborted_bytes=len(aborted)))
+        log.segments.append(result.state._replace(aborted_bytes=aborted.size_bytes))
         self.next_offset = result.next_offset
         self.tracked_to = self.bases[self.bases.index(base) + 1] if base != self.bases[-1] else -1
         return result.damage is None

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from dataplane.log.segments.files import LogFile
 from dataplane.log.segments.index import SparseIndex
-from metaquorum.runtime.interfaces import File
+from metaquorum.runtime.interfaces import Disk, File
 from wire.records.records import ControlType, EndTransactionMarker
 
 ENTRY: Final = struct.Struct(">hqqqq")
@@ -48,7 +48,7 @@ class CompletedTransaction(NamedTuple):
 
     producer_id: int
     first_offset: int
-    last_offset: int  # of the marker
+    last_offset: int  # offset of the marker
     last_stable_offset: int
     is_aborted: bool
 
@@ -146,14 +146,54 @@ def read_entries(file: File, size_bytes: int) -> Iterator[AbortedTransaction]:
             yield AbortedTransaction(*fields[1:])
 
 
+class AbortedWriter:
+    """Writer of a new `.txnindex`, in bounded memory. Blocking."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._file: File | None = None
+        self._buffer = bytearray()
+        self.size_bytes = 0
+
+    def add(self, aborted: AbortedTransaction) -> None:
+        self._buffer += aborted.encode()
+        self.size_bytes += ENTRY_BYTES
+        if len(self._buffer) >= _BLOCK_ENTRIES * ENTRY_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = self._disk.open(self._path, create=True)
+            self._file.truncate(0)
+        self._file.write(bytes(self._buffer), self.size_bytes - len(self._buffer))
+        self._buffer.clear()
+
+    def finish(self) -> None:
+        """Write and sync all entries; without any, remove the file."""
+        if self.size_bytes:
+            self._write()
+            assert self._file is not None
+            self._file.sync()
+        elif self._disk.exists(self._path):
+            self._disk.remove(self._path)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class AbortedIndex(SparseIndex):
     """The `.txnindex` of one segment: aborted transactions with ascending last offsets."""
 
-    __slots__ = ()
+    __slots__ = ("_summaries",)
     FORMAT = ENTRY
 
     def __init__(self, file: LogFile, size_bytes: int) -> None:
         super().__init__(file, _UNLIMITED_BYTES, size_bytes)
+        # Smallest first offset, and last stable offset of the last entry, by the number of a block
+        # that was read whole. A search skips the blocks of short transactions within a long one.
+        self._summaries: dict[int, tuple[int, int]] = {}
 
     def _unpack(self, data: bytes | bytearray, at: int) -> tuple[int, int]:
         _, _, first_offset, last_offset, _ = ENTRY.unpack_from(data, at)
@@ -174,6 +214,33 @@ class AbortedIndex(SparseIndex):
         skipped = (number - self._disk_entries) * ENTRY_BYTES
         for fields in ENTRY.iter_unpack(bytes(self._buffer[skipped:])):
             yield AbortedTransaction(*fields[1:])
+
+    def search(self, start: int, end: int) -> Iterator[tuple[int, ...]]:
+        """Yield entries from the first marker at or after `start` on, as unpacked tuples.
+
+        Blocks may be omitted in which no entry overlaps [start, end), or ends a search for it.
+        Raises OSError, EOFError.
+        """
+        number = self.count_upto(start - 1)
+        while number < self._disk_entries:
+            block = number // _BLOCK_ENTRIES
+            first, stop = block * _BLOCK_ENTRIES, (block + 1) * _BLOCK_ENTRIES
+            summary = self._summaries.get(block)
+            if summary is not None and summary[0] >= end and summary[1] < end:
+                number = stop
+                continue
+            stop = min(stop, self._disk_entries)
+            found = list(ENTRY.iter_unpack(self._read(number, stop - number)))
+            if number == first and len(found) == _BLOCK_ENTRIES:
+                self._summaries[block] = min([each[2] for each in found]), found[-1][4]
+            yield from found
+            number = stop
+        skipped = (number - self._disk_entries) * ENTRY_BYTES
+        yield from ENTRY.iter_unpack(bytes(self._buffer[skipped:]))
+
+    def truncate_entries(self, count: int) -> None:
+        self._summaries.clear()
+        super().truncate_entries(count)
 
     def collect(self, start: int, end: int, found: list[AbortedTransaction]) -> bool:
         """Add the transactions that overlap [start, end) to `found`.

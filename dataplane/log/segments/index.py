@@ -152,6 +152,17 @@ class SparseIndex:
         count = self.count_upto(key)
         return self.entry(count - 1) if count else None
 
+    def first_from(self, value: int) -> tuple[int, int] | None:
+        """Return the first entry with a value ≥ `value`, or None; the values must ascend."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[1] < value:
+                low = middle + 1
+            else:
+                high = middle
+        return self.entry(low) if low < len(self) else None
+
     def truncate_entries(self, count: int) -> None:
         """Keep only the first `count` entries."""
         if count >= len(self):

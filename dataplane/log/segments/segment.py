@@ -349,6 +349,17 @@ class Segment:
                 return at, header
         return None
 
+    def offset_behind(self, position: int) -> int | None:
+        """Return an offset after all batches that begin before `position`, from the offset index.
+
+        None if the index has no entry for `position` or later, or cannot be read.
+        """
+        try:
+            entry = self.index.first_from(position) if position < self.size_bytes else None
+        except (OSError, EOFError):  # a lookup by offset finds the damage and reports it
+            return None
+        return None if entry is None else self.base_offset + entry[0]
+
     def _distrust_indexes(self) -> None:
         for index in (self.index, self.times):
             try:

@@ -22,6 +22,9 @@ class LogSlice:
         self.size_bytes = size_bytes
         self.first_offset = first_offset
 
+    def is_in(self, file: LogFile) -> bool:
+        return self._file is file
+
     def acquire(self) -> File:
         """Return the open, pinned file, for `Connection.send_file`; unpin it with `release`.
 

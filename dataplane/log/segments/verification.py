@@ -20,7 +20,7 @@ from wire.records.batches import BatchHeader
 
 # Producers being verified in one log at a time.
 MAX_VERIFICATIONS: Final = 10_000
-# A verification that nobody has asked for during this time may be forgotten.
+# A verification that no request has needed during this time may be forgotten.
 FORGOTTEN_AFTER_MS: Final = 120_000
 _SEQUENCES: Final = 1 << 31
 
@@ -32,7 +32,7 @@ class Verification:
 
     def __init__(self, epoch: int, lowest_sequence: int, noted_ms: int) -> None:
         self.epoch = epoch
-        self.lowest_sequence = lowest_sequence  # of the batches that asked: the first to append
+        self.lowest_sequence = lowest_sequence  # sequence of the first batch to append
         self.noted_ms = noted_ms
 
 
@@ -58,11 +58,13 @@ class Verifications:
         known = pending.get(producer_id)
         if known is not None and epoch <= known.epoch:
             known.noted_ms = now_ms
+            pending[producer_id] = pending.pop(producer_id)  # in the order of their times
             if epoch == known.epoch and _is_before(sequence, known.lowest_sequence):
                 known.lowest_sequence = sequence
             return known
         if known is None and len(pending) >= MAX_VERIFICATIONS:
             self._forget(now_ms)
+        pending.pop(producer_id, None)
         begun = pending[producer_id] = Verification(epoch, sequence, now_ms)
         return begun
 

@@ -260,7 +260,7 @@ class GroupConsumer:
             self._partitions.request_reset(where, OffsetReset.LATEST)
 
     def rewind(self) -> None:
-        """Continue at the committed offsets, such as after an aborted transaction."""
+        """Return to the committed offsets, such as after an aborted transaction."""
         for where in self._partitions.all:
             self._partitions.forget_position(where)
         self._positions_at = 0.0

@@ -45,7 +45,7 @@ class TransactionAdmin:
     ) -> TransactionList:
         """Return the transactional ids of all nodes that match (empty: any), by name.
 
-        `min_duration_ms`: only transactions that are open for longer. `pattern`: RE2 expression for
+        `min_duration_ms`: without transactions that began later. `pattern`: RE2 expression for
         the whole id. Raises AdminError if the cluster is too old for a filter.
         """
         return await list_transactions(

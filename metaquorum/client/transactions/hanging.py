@@ -13,7 +13,7 @@ and if it is still open in step 4.
 from collections.abc import Iterable, Mapping, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.errors import BrokerError
+from metaquorum.client.errors import BrokerError, UnreachableError
 from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.transactions.queries import (
     describe_producers,
@@ -113,10 +113,13 @@ async def coordinated(cluster: Cluster, producer_ids: Iterable[int]) -> Coordina
         return Coordinated({}, True, ())
     listed = await list_transactions(cluster, producer_ids=ids)
     names = [each.transactional_id for each in listed.transactions]
-    outcomes: Outcomes[TransactionDescription] = (
-        await describe_transactions(cluster, names) if names else {}
-    )
     failures = [*listed.failures.values()]
+    outcomes: Outcomes[TransactionDescription] = {}
+    try:
+        if names:
+            outcomes = await describe_transactions(cluster, names)
+    except UnreachableError as error:
+        failures.append(error)
     found: dict[int, TransactionDescription] = {}
     for outcome in outcomes.values():
         if isinstance(outcome, BrokerError):

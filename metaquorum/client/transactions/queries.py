@@ -48,7 +48,7 @@ async def list_transactions(
 ) -> TransactionList:
     """Return the transactional ids of all nodes that match (empty: any), by name.
 
-    `min_duration_ms`: only transactions that are open for longer. `pattern`: RE2 expression for the
+    `min_duration_ms`: without transactions that began later. `pattern`: RE2 expression for the
     whole id. A node that cannot answer is among the failures. Raises AdminError if the cluster is
     too old for a filter, and BrokerError if it does not know a state or cannot read the pattern.
     """

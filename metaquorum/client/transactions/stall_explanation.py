@@ -59,7 +59,8 @@ def _position(facts: StallFacts) -> str:
 
 def _of_transactions(facts: StallFacts) -> Iterator[Sentence]:
     if not facts.transactions:
-        yield _of_replication(facts)
+        if not facts.is_moving:  # else the transactions that held it have ended meanwhile
+            yield _of_replication(facts)
         return
     holder = facts.transactions[0]
     yield Sentence("transaction", Level.NOTE, _whose(facts, holder))

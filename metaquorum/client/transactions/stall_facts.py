@@ -12,7 +12,7 @@ from typing import Final
 
 from metaquorum.client.admin import LATEST, AdminClient
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.errors import AdminError, BrokerError
+from metaquorum.client.errors import AdminError, BrokerError, UnreachableError
 from metaquorum.client.health import PartitionHealth
 from metaquorum.client.replicas import describe_health
 from metaquorum.client.transactions.hanging import (
@@ -175,7 +175,11 @@ async def _producers(
 ) -> Answers[list[ProducerState]]:
     if not partitions:
         return {}
-    answers = await describe_producers(cluster, partitions)
+    try:
+        answers = await describe_producers(cluster, partitions)
+    except UnreachableError as error:
+        failures.append(error)
+        return {}
     failures += [each for each in answers.values() if isinstance(each, BrokerError)]
     return answers
 

@@ -33,7 +33,6 @@ from metaquorum.client.transactions.errors import FatalTransactionError, abortab
 from wire.primitives.errors import ErrorCode
 from wire.records.records import NO_PRODUCER_ID
 
-TRANSACTION_VERSION: Final = "transaction.version"
 # Level from which partitions are added by the first record, and each transaction has an epoch.
 IMPLICIT_SINCE: Final = 2
 

@@ -42,11 +42,8 @@ from metaquorum.client.groups.coordinators import (
 from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
 from metaquorum.client.producer import DEFAULT_BATCH_BYTES, Appended, Producer, ProducerRecord
 from metaquorum.client.transactions.errors import UnknownOutcomeError
-from metaquorum.client.transactions.transaction_state import (
-    TRANSACTION_VERSION,
-    State,
-    TransactionState,
-)
+from metaquorum.client.transactions.transaction_state import State, TransactionState
+from metaquorum.metadata.records import TRANSACTION_VERSION
 from wire.primitives.errors import ErrorCode
 from wire.records.records import NO_PRODUCER_ID, Codec
 
@@ -78,6 +75,7 @@ _MOVED: Final = frozenset(
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.BROKER_NOT_AVAILABLE,  # its node is no longer in the metadata
     }
 )
 _RETRIED: Final = _MOVED | {
@@ -438,6 +436,13 @@ class TransactionalProducer:
             if not committed and self._is_nothing_to_abort(error):
                 return None
             raise self._end_refused(committed, error) from error
+        except AdminError:  # NotServedError and others: this attempt was not sent
+            if not state.is_uncertain:
+                state.state = before
+            raise
+        except BaseException:  # cancelled, perhaps before the answer to a request that was sent
+            self._note_uncertain()
+            raise
         return answer
 
     def _undecided(

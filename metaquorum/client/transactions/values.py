@@ -32,6 +32,11 @@ class TransactionListing:
     state: str
     coordinator: int  # node id
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a transaction that is open or prepared."""
+        return self.state == ONGOING or self.state in PREPARED
+
 
 @frozen
 class TransactionList:

@@ -9,6 +9,7 @@ from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
 from metaquorum.client.transactions.errors import ProducerFencedError
 from tests.cli.admin.running import Admin
+from tests.cli.admin.test_main import completions
 from tests.conftest import PEERS_WITH_TRANSACTIONS
 from tests.hanging import UNVERIFIED, hang
 from tests.metaquorum.client.transactions.together import connected, producer, values
@@ -74,8 +75,10 @@ def test_transactional_ids_are_listed_with_filters(admin: Admin, cluster: Cluste
     assert re.search(rf"^{name} +Ongoing +{producer_id} +1$", text, re.MULTILINE)
     assert admin("transactions", "list", "--match", name, "--longer-than", 3600) == ""
     assert admin.errors == "No transactional id matches.\n"
+    producer(cluster, unique("idle")).init()
     rows = admin.json("transactions", "list", "--longer-than", 0)
     assert name in [row["transactional_id"] for row in rows]
+    assert {row["state"] for row in rows} <= {"Ongoing", "PrepareCommit", "PrepareAbort"}
     admin("transactions", "list", "--state", "Open", code=2)
     one.commit()
 
@@ -265,3 +268,12 @@ def test_control_characters_of_an_id_are_escaped(admin: Admin, cluster: Cluster)
             assert "\x1b" not in shown
             assert "31m" in shown
     one.abort()
+
+
+def test_transactional_ids_are_completed(peer: Peer, admin: Admin, cluster: Cluster) -> None:
+    topic, name = admin.create("-p", 1), unique("id")
+    one = opened(cluster, topic, name)
+    assert completions(peer, f"mq-admin transactions describe {name[:-1]}", 3) == [name]
+    words = f"mq-admin transactions abort --transactional-id {name[:-1]}"
+    assert completions(peer, words, 4) == [name]
+    one.commit()

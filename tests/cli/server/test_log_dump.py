@@ -10,6 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from cli.server.main import main
+from dataplane.coordinators.group.record_formats import (
+    OffsetKey,
+    OffsetValue,
+    encode_key,
+    encode_offset_value,
+)
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import FeatureLevelRecord, encode_record
@@ -29,6 +35,10 @@ from metaquorum.storage.journal_ops import (
 from metaquorum.storage.snapshot import write_snapshot
 from tests.conformance.clients import Librdkafka, Record, create
 from tests.conftest import NewNode
+from tests.dataplane.log.logs import append, open_log
+from tests.dataplane.log.test_transactions import end, send
+from wire.records.records import Record as Stored
+from wire.records.records import encode_batch
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
@@ -50,6 +60,40 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def test_a_partition_s_transactions_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    log = open_log(folder)
+    send(log, 7, 0)
+    end(log, 7, coordinator_epoch=3)
+    send(log, 7, 1)
+    log.roll(0)
+    text = run("log", "dump", folder, "--keys")
+    assert "marker abort, coordinator epoch 3" in text
+    assert "aborted transaction of producer 7: offsets 0 to 1, last stable offset 2" in text
+    (row,) = rows(folder / f"{0:020d}.txnindex")
+    assert (row["aborted_producer_id"], row["first_offset"], row["last_offset"]) == (7, 0, 1)
+    (row,) = rows(folder / f"{3:020d}.snapshot")
+    assert (row["snapshot_producer_id"], row["transaction_first_offset"]) == (7, 2)
+    assert "transaction from offset 2" in run("log", "dump", folder / f"{3:020d}.snapshot")
+    with (folder / f"{0:020d}.txnindex").open("ab") as file:
+        file.write(b"torn")
+    assert rows(folder / f"{0:020d}.txnindex")[1]["torn_bytes"] == 4
+
+
+def test_the_records_of_groups_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "__consumer_offsets-3"
+    log = open_log(folder)
+    value = encode_offset_value(OffsetValue(42, -1, "note", 1000))
+    for each in (value, None):
+        append(log, encode_batch([Stored(0, 0, encode_key(OffsetKey("g", "t", 1)), each)]))
+    append(log, encode_batch([Stored(0, 0, b"\0\2\0", b"")]))
+    text = run("log", "dump", folder, "--keys")
+    assert "offset group=g topic=t partition=1 offset=42" in text
+    assert "offset group=g topic=t partition=1 deleted=" in text
+    assert "malformed=" in text
+    log.close()
 
 
 def test_a_running_node_s_files_are_shown_and_left_alone(start_node: NewNode) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from dataplane.handlers.fetch import MAX_COLD_READS
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
+from tests.dataplane.fetch.test_read_committed import Transactions
 from tests.dataplane.serving import (
     FETCH_VERSION,
     FaultyDisk,
@@ -171,3 +172,26 @@ async def test_a_place_that_cannot_be_read_is_an_error_of_its_partition(tmp_path
         asked = fetch_message({"t": [(1, 5)]})
         answer = await client.call(ApiKey.FETCH, asked, FETCH_VERSION)
         assert offsets_of(answer.responses[0].partitions[0])[:1] == [5]
+
+
+@in_trio
+async def test_aborted_transactions_are_found_in_a_worker_thread(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await fill(client)
+        log = Transactions(served.worker.replica_manager.by_name("t", 0))
+        first = log.send(7)
+        log.end(7, commit=False)
+        for _ in range(BATCHES):
+            await client.produce("t", batch_of(bytes(BATCH_BYTES)))
+        last = log.send(8, bytes(BATCH_BYTES))
+        log.end(8, commit=False)
+        for offset in (0, first, last):
+            disk.cool()
+            row = await client.fetch("t", offset, isolation_level=1, partition_max_bytes=6 << 20)
+            assert offsets_of(row)[0] == offset
+            listed = [a.first_offset for a in row.aborted_transactions]
+            end = offsets_of(row)[-1]
+            assert {each for each in (first, last) if offset <= each <= end} <= set(listed)
+        assert disk.blocked == []

@@ -449,22 +449,3 @@ async def test_duplicates_that_meet_on_two_connections_land_once(tmp_path: Path)
                 nursery.start_soon(produce, client)
         assert offsets == [0] * 5
         assert len(await clients[0].values("t")) == 1
-
-
-@in_trio
-async def test_transactions_are_refused_while_there_are_none(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        client = await served.connect()
-        await client.create("t")
-        answer = await client.call(
-            ApiKey.INIT_PRODUCER_ID,
-            InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1000),
-        )
-        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
-        refused = ErrorCode.INVALID_TXN_STATE
-        batch = rewritten(batch_of(b"x", **ids(1, 0, 0)), attributes=0x10)
-        await client.produce("t", batch, error=refused)
-        message = produce_message("t", batch_of(b"x"))
-        message.transactional_id = "tx"
-        answer = await client.call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
-        assert answer.responses[0].partition_responses[0].error_code == refused

@@ -42,6 +42,7 @@ from wire.protocol.apis import ApiKey
 
 PRODUCER = 7
 VERIFIES, ABORTABLE, ADDS = 10, 11, 12
+NO_WORKERS: Any = None
 
 
 class Coordinator:
@@ -49,19 +50,19 @@ class Coordinator:
 
     def __init__(self, worker: Any) -> None:
         self.asked: list[AddPartitionsToTxnRequest] = []
-        self.codes = [ErrorCode.NONE]  # of the next answers; the last one stays
+        self.codes = [ErrorCode.NONE]  # codes of the next answers; the last one stays
         self.may_answer = trio.Event()
         self.may_answer.set()
         self.was_asked = trio.Event()
         self.states: dict[int, str] = {}
         worker.transactions = self
         worker.transaction_verifier = TransactionVerifier(
-            worker.worker_id, None, lambda _: worker.worker_id, self.add_partitions
+            worker.worker_id, NO_WORKERS, lambda _: worker.worker_id, self.add_partitions
         )
         topic = SimpleNamespace(partitions=[SimpleNamespace(leader=worker.worker_id)])
-        self.image = SimpleNamespace(topic=lambda _: topic)
+        image: Any = SimpleNamespace(topic=lambda _: topic)
         worker.transaction_states = TransactionStates(
-            worker.worker_id, None, lambda: self.image, self.list_transactions
+            worker.worker_id, NO_WORKERS, lambda: image, self.list_transactions
         )
 
     async def add_partitions(
@@ -376,3 +377,14 @@ async def test_an_administrator_ends_a_hanging_transaction(tmp_path: Path) -> No
         answer = await client.call(ApiKey.DESCRIBE_PRODUCERS, asked)
         (row,) = answer.topics[0].partitions[0].active_producers
         assert (row.coordinator_epoch, row.current_txn_start_offset) == (3, -1)
+
+
+@in_trio
+async def test_without_verification_only_new_clients_cause_a_question(tmp_path: Path) -> None:
+    configs = {"transaction_partition_verification_enable": "false"}
+    async with serving(tmp_path, **configs) as served:  # type: ignore[arg-type]
+        client, coordinator = await started(served, 2)
+        assert await codes(client, message(batch(0)), ABORTABLE) == [0]
+        assert coordinator.asked == []
+        assert await codes(client, message(batch(1), batch(0)), ADDS) == [0, 0]
+        assert len(coordinator.asked) == 1

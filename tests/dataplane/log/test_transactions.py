@@ -120,7 +120,7 @@ def test_a_marker_is_a_control_batch_as_kafka_writes_it(tmp_path: Path) -> None:
     assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)
     assert (header.producer_id, header.leader_epoch) == (7, EPOCH)
     assert log.producers.entries[7].coordinator_epoch == 5
-    send(log, 7, 1)  # the sequence goes on in the same epoch
+    send(log, 7, 1)  # the sequence continues in the same epoch
     end(log, 7, epoch=1, coordinator_epoch=5)
     assert refused_batch(log, 2) is ErrorCode.INVALID_PRODUCER_EPOCH
     send(log, 7, 0, epoch=1)  # and begins again with a new one
@@ -377,7 +377,7 @@ def test_recovery_completes_a_cleaned_index(tmp_path: Path, settled: bool) -> No
     (tmp_path / f"{name}.txnindex").rename(tmp_path / f"{name}.txnindex.swap")
     if not settled:
         (tmp_path / f"{name}.log").rename(tmp_path / f"{name}.log.swap")
-        (tmp_path / f"{name}.txnindex").write_bytes(entry * 2)  # of the segment that it replaces
+        (tmp_path / f"{name}.txnindex").write_bytes(entry * 2)  # index of the replaced segment
     again = open_log(tmp_path, SMALL, recovery_point=2)
     assert index_files(tmp_path) == {f"{name}.txnindex": entry}
     assert all_aborted(again) == [AbortedTransaction(1, 0, 1, 2)]

@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from dataplane.log.segments.markers import MARKER_BYTES
+from dataplane.log.segments.producers import TransactionMarker
 from tests.dataplane.maintenance.test_background_tasks import log_of, sleep
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
@@ -120,6 +122,35 @@ async def alter(client: RawClient, topic: str, name: str, value: str) -> None:
     asked = iac.IncrementalAlterConfigsRequest(resources=[resource])
     answer = await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, asked)
     assert answer.responses[0].error_code == 0, answer
+
+
+def test_an_open_transaction_ends_the_part_that_is_compacted() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", **COMPACTED)
+        log = log_of(sim, "t")
+        partition = sim.worker.replica_manager.by_name("t", 0)
+        open_ = encode_batch(
+            [Record(0, WORLD_BEGAN_MS, b"k0", b"open")],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+        log.append(open_, [parse_header(open_)], partition.leader_epoch, 0)
+        partition.appended(len(open_))
+        await fill(client, "t")
+        await sleep(sim, 60)
+        assert partition.last_stable_offset == 0
+        assert len(await records(client, "t")) == 61
+        log.append_marker(TransactionMarker(7, 0, 0, False), partition.leader_epoch, 0)
+        partition.appended(MARKER_BYTES)
+        await fill(client, "t", 60)
+        await sleep(sim, 60)
+        assert partition.last_stable_offset == log.log_end_offset
+        assert len(await records(client, "t")) < 60
+
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])

@@ -34,6 +34,9 @@ FAILS: dict[str, Callable[[], None]] = {
         FeatureUpdate(features.LEVEL, 4),
         "Broker 7 only supports versions 1-3",
     ),
+    "dependencies-of-levels-not-checked": (
+        features.test_transaction_version_needs_the_level_of_transactions
+    ),
     "controllers-not-asked": features.test_every_controller_must_have_told_what_it_supports,
     "earlier-worker-at-any-address": (
         upgrading.test_a_client_elsewhere_cannot_fetch_as_a_worker_that_is_not_upgraded
@@ -45,6 +48,7 @@ SHOWS_SOON = (
     "level-of-groups-not-checked",
     "internal-topics-at-every-level",
     "workers-not-asked",
+    "dependencies-of-levels-not-checked",
     "earlier-worker-at-any-address",
 )
 

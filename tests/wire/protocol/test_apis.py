@@ -47,6 +47,7 @@ CHOSEN = {
     ApiKey.DELETE_RECORDS: (1, 2),
     ApiKey.INIT_PRODUCER_ID: (0, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (4, 4),
+    ApiKey.WRITE_TXN_MARKERS: (1, 2),
     ApiKey.DESCRIBE_ACLS: (2, 3),
     ApiKey.CREATE_ACLS: (2, 3),
     ApiKey.DELETE_ACLS: (2, 3),

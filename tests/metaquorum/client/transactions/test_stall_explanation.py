@@ -216,3 +216,4 @@ def test_an_offset_that_moves_is_not_a_standstill() -> None:
     text = said(stalled(opened(described("Ongoing")), is_moving=True))["last stable offset"][1]
     assert text.startswith("read_committed has come to offset 4")
     assert text.endswith("It moved meanwhile: run this again")
+    assert list(said(stalled(is_moving=True))) == ["last stable offset"]

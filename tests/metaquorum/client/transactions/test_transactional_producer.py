@@ -1,6 +1,7 @@
 """Transactions take effect as a whole, at every level of transaction.version."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -35,6 +36,7 @@ from tests.metaquorum.client.transactions.together import (
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
+from wire.schema.message import Message
 
 
 @pytest.fixture
@@ -348,6 +350,33 @@ def test_an_outcome_that_is_not_known_is_not_guessed(with_transactions: Peer) ->
             one.commit()
         assert unknown.value.is_final
         assert_read(cluster, topic, ["committed", "again"])
+
+
+def test_an_interrupted_commit_is_not_guessed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes before the answer to a commit; then another producer takes the id."""
+    topic, name = new_topic(cluster), unique("id")
+    one = producer(cluster, name)
+    one.init()
+    one.begin()
+    one.send(topic, values("committed"))
+    call = cluster.call
+
+    async def interrupted(request: Message, **more: Any) -> Any:
+        await call(request, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.commit()
+    monkeypatch.undo()
+    assert one.client.state is State.COMMITTING
+    wait_until(lambda: read(cluster, topic) == ["committed"])
+    producer(cluster, name).init()
+    with pytest.raises(UnknownOutcomeError) as unknown:
+        one.commit()
+    assert unknown.value.is_final
 
 
 # With trio

@@ -1,0 +1,277 @@
+"""Scenario `transactions`: transactional clients in clusters of one or three workers, with faults.
+
+Producers commit and abort transactions over several partitions and topics; some crash in the
+middle, share a transactional id, wait for too long, or continue although they are fenced. Transfers
+add up to zero. Chains consume, transform and produce. Consumers read with both isolation levels.
+Administrators move leaders and coordinators, and raise and lower transaction.version.
+
+no faults -> faults -> no faults: within `LIVENESS_S` all clients are done; within the longest
+timeout and a bound, all transactions have ended
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from metaquorum.controller import internal_topics
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from simulations.cluster.fault_plan import draw_faults, without
+from simulations.harness.scenario import Scenario
+from simulations.kernel.mutation import swapped
+from simulations.kernel.world import World
+from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
+from simulations.replication.replica_clients import ReplicaConsumer
+from simulations.replication.replica_faults import ReplicaFaults
+from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
+from simulations.replication.replication_scenario import (
+    CHECKERS,
+    AnyClient,
+    Clients,
+    draw_cleaned_settings,
+    play_settings,
+)
+from simulations.transactions.chains import INPUT, ChainMember
+from simulations.transactions.decision_checkers import DECISION_CHECKERS
+from simulations.transactions.stable_reads import StableConsumer
+from simulations.transactions.transaction_administrators import (
+    COMPACTED,
+    EXPIRING,
+    PLAIN,
+    Auditor,
+    TransactionAdministrator,
+)
+from simulations.transactions.transaction_checkers import TRANSACTION_CHECKERS
+from simulations.transactions.transactional_producers import (
+    TransactionalProducer,
+    TransferringProducer,
+)
+
+ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *TRANSACTION_CHECKERS, *DECISION_CHECKERS)
+# Faults that lose no disk and elect no leader uncleanly: what they lose, no transaction survives.
+KINDS: Final = (
+    "kill",
+    "power",
+    "kill everywhere",
+    "kill at change",
+    "power at change",
+    "restart",
+    "down",
+    "pause",
+    "wall jump",
+    "clock rate",
+    "slow disk",
+    "cut pair",
+    "cut one way",
+    "isolate",
+    "isolate one way",
+    "split",
+    "flapping",
+    "slow links",
+    "resets",
+    "alone",
+    "overtaken",
+)
+MOVES: Final = ("kill", "restart", "pause", "isolate", "slow links")
+FEW_FAULTS: Final = 8
+ALONE: Final = 0.2  # share of worlds with one worker
+TIMEOUTS_MS: Final = (500, 1000, 3000)
+
+
+@dataclass(slots=True)
+class TransactionSettings:
+    producers: int
+    transfers: int
+    chains: int  # members of one group
+    shares: float  # share of producers whose transactional id another one has, too
+    stable_consumers: int
+    level: int  # transaction.version at first
+    topic_configs: dict[str, str] = field(default_factory=dict)
+
+
+def draw_settings(draw: Random) -> ReplicationSettings:
+    settings = draw_cleaned_settings(draw)
+    settings.controllers = draw.choice([1, 3])
+    settings.is_combined = draw.random() < 0.5
+    settings.workers = 3
+    if draw.random() < ALONE:
+        settings.workers, settings.controllers, settings.is_combined = 1, 1, True
+    settings.racks = settings.near_consumers = 0
+    settings.configs.pop("replica.selector.class", None)
+    settings.consumers = draw.randint(0, 1)
+    settings.producers, settings.administrators = 0, 1
+    settings.records, settings.think_s = draw.choice([20, 40]), draw.choice([0.02, 0.1])
+    settings.changes = draw.choice([4, 12, 30])
+    settings.unclean = 0.0
+    settings.fault_s, settings.peace_s = draw.choice([3.0, 6.0]), draw.choice([1.0, 2.5])
+    settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
+    settings.session_timeout_ms = 2000
+    kinds = draw.choice([KINDS, KINDS, MOVES])
+    settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
+    settings.configs |= {
+        "offsets.topic.num.partitions": "2",
+        "transaction.state.log.num.partitions": draw.choice(["1", "3"]),
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": draw.choice(["50", "300"]),
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "100",
+    }
+    return settings
+
+
+def draw_transactions(draw: Random) -> TransactionSettings:
+    configs = {
+        "internal.segment.bytes": draw.choice(["1000", "4000", "1000000"]),
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": draw.choice(["100", "86400000"]),
+        "min.insync.replicas": draw.choice(["1", "2"]),
+    }
+    if draw.random() < 0.5:
+        configs["flush.messages"] = "1"
+    return TransactionSettings(
+        producers=draw.randint(1, 3),
+        transfers=draw.randint(0, 1),
+        chains=draw.randint(0, 2),
+        shares=draw.choice([0.0, 0.3, 1.0]),
+        stable_consumers=draw.randint(1, 2),
+        level=draw.choice([0, 1, 2, 2]),
+        topic_configs=configs,
+    )
+
+
+@contextmanager
+def small_internal_topics(
+    transactions: TransactionSettings, settings: ReplicationSettings
+) -> Iterator[None]:
+    """Add configs to those of new internal topics: shorter segments than operators can set."""
+    configs = dict(transactions.topic_configs)
+    if settings.workers == 1:
+        configs["min.insync.replicas"] = "1"
+
+    def more(right: Any) -> Any:
+        names = (CONSUMER_OFFSETS, TRANSACTION_STATE)
+        return {**right, **{name: {**right.get(name, {}), **configs} for name in names}}
+
+    with swapped(internal_topics, "_CONFIGS", more):
+        yield
+
+
+@dataclass(slots=True)
+class TransactionClients(Clients):
+    others: list[AnyClient] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[AnyClient]:
+        return [*self.administrators, *self.consumers, *self.others]
+
+
+def clients_of_transactions(
+    cluster_state: ReplicatedClusterState, settings: TransactionSettings
+) -> TransactionClients:
+    cluster_state.topic_outcomes.asked |= {CONSUMER_OFFSETS, TRANSACTION_STATE}
+    world, clients = cluster_state.world, TransactionClients()
+    draw = world.stream("transactional clients")
+    admin = TransactionAdministrator(cluster_state, "admin-0", world.stream("admin-0"))
+    clients.administrators.append(admin)
+    producers: list[AnyClient] = []
+    for number in range(settings.producers):
+        copies = 2 if draw.random() < settings.shares else 1
+        topics = (PLAIN, COMPACTED, EXPIRING, INPUT) if number else (INPUT, PLAIN)
+        for copy in range(copies):
+            name = f"producer-{number}-{copy}"
+            producers.append(
+                TransactionalProducer(
+                    cluster_state,
+                    name,
+                    world.stream(name),
+                    f"id-{number}",
+                    draw.choice(TIMEOUTS_MS),
+                    topics,
+                )
+            )
+    chains = []
+    for number in range(settings.chains):
+        name = f"chain-{number}"
+        timeout_ms = draw.choice(TIMEOUTS_MS)
+        stream = world.stream(name)
+        chains.append(
+            ChainMember(cluster_state, name, stream, "chains", timeout_ms, list(producers))
+        )
+    for number in range(settings.transfers):
+        name = f"transfers-{number}"
+        timeout_ms = draw.choice(TIMEOUTS_MS)
+        stream = world.stream(name)
+        producers.append(
+            TransferringProducer(cluster_state, name, stream, name, timeout_ms, ("accounts",))
+        )
+    for number in range(cluster_state.settings.consumers):
+        name = f"consumer-{number}"
+        clients.consumers.append(ReplicaConsumer(cluster_state, name, world.stream(name)))
+    stable = [
+        StableConsumer(cluster_state, name, world.stream(name))
+        for name in (f"stable-{number}" for number in range(settings.stable_consumers))
+    ]
+    others: list[AnyClient] = [*producers, *chains, *stable]
+    auditor = Auditor(cluster_state, "auditor", world.stream("auditor"), list(others), chains)
+    clients.others = [*others, auditor]
+    return clients
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_settings(world.stream("settings transactions"))
+    transactions = draw_transactions(world.stream("transactions"))
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+    world.say("story", f"{transactions}")
+    world.count(f"worlds with {settings.workers} workers")
+
+    def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        return clients_of_transactions(cluster_state, transactions)
+
+    with small_internal_topics(transactions, settings):
+        await play_settings(
+            world,
+            settings,
+            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            clients_of,
+            ALL_CHECKERS,
+        )
+
+
+TRANSACTIONS: Final = Scenario(
+    "transactions",
+    "transactions: commits, aborts, zombies, timeouts, chains of groups, coordinators that move",
+    play,
+    ALL_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "transactions committed",
+        "transactions aborted",
+        "transactions with an unknown outcome",
+        "transactions at level 0",
+        "transactions at level 1",
+        "transactions at level 2",
+        "transfers visible",
+        "records copied",
+        "inputs with an output",
+        "requests of zombies",
+        "records after the end",
+        "clients crashed",
+        "clients slower than their timeout",
+        "committed records shown",
+        "aborted records left out",
+        "read_committed records from leaders",
+        "read_committed records from followers",
+        "last stable offsets held",
+        "committed offsets of transactions read",
+        "markers written",
+        "levels raised",
+        "levels lowered",
+        "leaders moved",
+        "forged marker: INVALID_TXN_STATE",
+        "forged marker: INVALID_PRODUCER_EPOCH",
+        "forged marker: TRANSACTION_COORDINATOR_FENCED",
+        "records compacted away",
+        "worlds with 1 workers",
+    ),
+)
