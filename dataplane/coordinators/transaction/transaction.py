@@ -64,7 +64,7 @@ class State(Enum):
         for state in cls:
             if state.number == number:
                 return state
-        raise ValueError(f"{number} is no state of a transaction")
+        raise ValueError(f"state {number} of a transaction is unknown")
 
 
 PREPARED: Final = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))

@@ -2,7 +2,7 @@
 
     transactional id -> partition of `__transaction_state` -> shard, if this worker leads it
 
-An operation that may need a producer id asks the controller for one only if the shard says so, and
+An operation takes a new producer id only if the shard answers that it needs one, and
 is then repeated: the state may have changed meanwhile. Background tasks abort transactions that
 have been open for too long, and remove ids that no client uses any longer.
 """

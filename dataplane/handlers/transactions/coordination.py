@@ -45,7 +45,10 @@ class CoordinatesTransactions(HasImage, HasSlicer, Protocol):
     def transactions(self) -> TransactionCoordinator: ...
 
 
-class CoordinatesGroupsInTransactions(CoordinatesTransactions, Protocol):
+class CoordinatesGroupsInTransactions(Protocol):
+    @property
+    def transactions(self) -> TransactionCoordinator: ...
+
     @property
     def groups(self) -> GroupCoordinator: ...
 

@@ -47,6 +47,9 @@ CHOSEN = {
     ApiKey.DELETE_RECORDS: (1, 2),
     ApiKey.INIT_PRODUCER_ID: (0, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (4, 4),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (1, 5),
     ApiKey.WRITE_TXN_MARKERS: (1, 2),
     ApiKey.DESCRIBE_ACLS: (2, 3),
     ApiKey.CREATE_ACLS: (2, 3),
@@ -69,6 +72,8 @@ CHOSEN = {
     ApiKey.DESCRIBE_CLUSTER: (2, 2),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
     ApiKey.UNREGISTER_BROKER: (0, 0),
+    ApiKey.DESCRIBE_TRANSACTIONS: (0, 0),
+    ApiKey.LIST_TRANSACTIONS: (0, 2),
     ApiKey.LIST_CONFIG_RESOURCES: (1, 1),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
 }

@@ -1,6 +1,7 @@
 """Golden bytes of `TransactionLog.keyToBytes` and `valueToBytes` of Apache Kafka 4.3.1."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_values_are_kafkas(transaction: Transaction, level: int, golden: str) ->
     version = min(level, 1)
     assert encode_value(transaction, version).hex() == golden
     decoded = decode_value(bytes.fromhex(golden))
-    lost = {"last_producer_epoch": -1}
+    lost: dict[str, Any] = {"last_producer_epoch": -1}
     if not version:
         lost |= {"previous_producer_id": -1, "next_producer_id": -1, "client_version": 0}
     assert decoded == replace(transaction, **lost)
