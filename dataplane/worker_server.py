@@ -139,6 +139,7 @@ class WorkerRole:
         """Let the coordinators follow the partitions that this worker leads."""
         if self.worker is not None:
             await self.worker.groups.publish(delta, image)
+            await self.worker.transactions.publish(delta, image)
 
     async def _open_logs(self, configs: WorkerConfigs) -> ReplicaManager:
         runtime, loader = self._runtime, self._loader
@@ -226,6 +227,7 @@ class WorkerRole:
             serving.start_soon(worker.isr_manager.context.wakes.run)
             serving.start_soon(worker.leadership_check.run)
             serving.start_soon(worker.groups.run)
+            serving.start_soon(worker.transactions.run)
             serving.start_soon(worker.isr_manager.earlier_followers.run)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()

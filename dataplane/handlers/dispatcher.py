@@ -39,7 +39,7 @@ from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
 from dataplane.handlers.security import acls, sasl, scram
-from dataplane.handlers.transactions import markers
+from dataplane.handlers.transactions import coordination, markers
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
@@ -84,6 +84,11 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.CREATE_TOPICS: topics.handle_create_topics,
     ApiKey.DELETE_TOPICS: topics.handle_delete_topics,
     ApiKey.INIT_PRODUCER_ID: producer_ids.handle_init_producer_id,
+    ApiKey.ADD_PARTITIONS_TO_TXN: coordination.handle_add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: coordination.handle_add_offsets_to_txn,
+    ApiKey.END_TXN: coordination.handle_end_txn,
+    ApiKey.DESCRIBE_TRANSACTIONS: coordination.handle_describe_transactions,
+    ApiKey.LIST_TRANSACTIONS: coordination.handle_list_transactions,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.handle_offset_for_leader_epoch,
     ApiKey.DESCRIBE_CONFIGS: configs.handle_describe_configs,
     ApiKey.ALTER_CONFIGS: alter_configs.handle_alter_configs,

@@ -10,6 +10,7 @@ from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
 from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.transaction.configs import TransactionConfigs
+from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
@@ -32,8 +33,6 @@ from dataplane.worker.producer_ids import ProducerIds
 from dataplane.worker.transaction_states import TransactionStates
 from dataplane.worker.transaction_verifier import (
     NO_WORKER,
-    CoordinatesTransactions,
-    NoCoordinator,
     TransactionVerifier,
 )
 from metaquorum.config.resolution import Configs, WorkerLayers
@@ -123,7 +122,6 @@ class Worker:
         )
         self.transaction_configs = TransactionConfigs()
         configs.call(self.transaction_configs.update)
-        self.transactions: CoordinatesTransactions = NoCoordinator()
         self._verifying = partitions.replication.new_worker_client()
         self.transaction_verifier = TransactionVerifier(
             worker_id,
@@ -144,6 +142,14 @@ class Worker:
             self.disk,
             self.slicer,
             self.partition_failed,
+        )
+        self.transactions = TransactionCoordinator(
+            self,
+            partitions,
+            self.transaction_configs,
+            partitions.replication.new_worker_client(),
+            self.marker_writer.write,
+            self.producer_ids.take,
         )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
@@ -182,6 +188,7 @@ class Worker:
         """Answer all requests that wait for others now; later requests do not wait."""
         self.stopping = True
         self.groups.close()
+        self.transactions.close()
         self._verifying.close()
         self.long_polls.close()
 

@@ -1,4 +1,4 @@
-"""FindCoordinator: the workers that coordinate groups.
+"""FindCoordinator: the workers that coordinate groups and transactions.
 
 The coordinator of a group is the leader of the group's partition of `__consumer_offsets`. The first
 request for a group has the topic created.
@@ -20,9 +20,9 @@ from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from dataplane.worker.internal_topics import InternalTopics
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.image import MetadataImage, TopicImage
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from wire.messages.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
@@ -36,9 +36,10 @@ _BATCHED_SINCE: Final = 4  # KIP-699
 GROUP: Final = 0
 TRANSACTION: Final = 1
 SHARE: Final = 2
+# Topic that has the state, by type of key.
+_TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE}
 # Error message by type of key.
 _NO_COORDINATOR: Final = {
-    TRANSACTION: "this version of metaquorum has no transactions",
     SHARE: "this version of metaquorum has no share groups",
 }
 # The newest version that librdkafka supports. Its transactional producers retry every error of this
@@ -62,23 +63,26 @@ def handle_find_coordinator(
 ):
     image, listener = worker.image, request.client.listener
     find: Find
-    if message.key_type != GROUP:
-        find = _always(_no_coordinator(message.key_type, request.version))
+    name = _TOPICS.get(message.key_type)
+    if name is None:
+        find = _always(_no_coordinator(message.key_type))
+    elif message.key_type == TRANSACTION and not has_level(image, TRANSACTIONS_LEVEL):
+        find = _always(_without_transactions(request.version))
     elif not has_level(image, GROUPS_LEVEL):
         find = _always(_without_groups(worker, request))
-    elif (topic := image.topic(CONSUMER_OFFSETS)) is not None:
+    elif (topic := image.topic(name)) is not None:
         find = _finder(image, topic, listener)
     else:
-        return _create_and_find(worker, request, message)
+        return _create_and_find(worker, request, message, name)
     return _respond(request.version, message, find)
 
 
 async def _create_and_find(
-    worker: FindsCoordinators, request: Request, message: FindCoordinatorRequest
+    worker: FindsCoordinators, request: Request, message: FindCoordinatorRequest, name: str
 ) -> FindCoordinatorResponse:
     find: Find
     try:
-        topic = await worker.internal_topics.ensure(CONSUMER_OFFSETS)
+        topic = await worker.internal_topics.ensure(name)
         find = _finder(worker.image, topic, request.client.listener)
     except KafkaError as error:
         find = _always(_failed(error.code, error.message))
@@ -126,7 +130,7 @@ def _always(found: Coordinator) -> Find:
 
 
 def _finder(image: MetadataImage, topic: TopicImage, listener: str) -> Find:
-    """Return the function that finds the coordinator of a group in the metadata."""
+    """Return the function that finds the coordinator of a group or id in the metadata."""
 
     def find(group_id: str) -> Coordinator:
         index = partition_of(group_id, len(topic.partitions))
@@ -135,7 +139,7 @@ def _finder(image: MetadataImage, topic: TopicImage, listener: str) -> Find:
         if address is None:
             found = _failed(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                f"{CONSUMER_OFFSETS}-{index} has no leader"
+                f"{topic.name}-{index} has no leader"
                 if leader is None
                 else f"worker {leader.worker_id} has no address on listener {listener}",
             )
@@ -161,13 +165,17 @@ def _without_groups(worker: FindsCoordinators, request: Request) -> Coordinator:
     return _at(address)
 
 
-def _no_coordinator(key_type: int, version: int) -> Coordinator:
+def _without_transactions(version: int) -> Coordinator:
+    code = ErrorCode.UNSUPPORTED_VERSION
+    if version == _OF_LIBRDKAFKA:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return _failed(code, "this cluster does not have transactions yet")
+
+
+def _no_coordinator(key_type: int) -> Coordinator:
     if key_type not in _NO_COORDINATOR:
         return _failed(ErrorCode.INVALID_REQUEST, f"key_type {key_type} is unknown")
-    code = ErrorCode.UNSUPPORTED_VERSION
-    if key_type == TRANSACTION and version == _OF_LIBRDKAFKA:
-        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    return _failed(code, _NO_COORDINATOR[key_type])
+    return _failed(ErrorCode.UNSUPPORTED_VERSION, _NO_COORDINATOR[key_type])
 
 
 def _at(address: WorkerAddress, key: str = "") -> Coordinator:

@@ -1,0 +1,292 @@
+"""Sends the markers of prepared transactions to the leaders of their partitions.
+
+    prepared --> places by leader --> WriteTxnMarkers, several transactions in one request
+                    ^      | topic deleted: dropped                         |
+                    '------+---- after a time: no leader, other leader, <---+---> written
+                                 too few replicas, no answer
+
+A transaction is complete once no place is left. One request at a time is sent to each other worker;
+what is prepared meanwhile goes into the next. The partitions of this worker need no connection:
+each request is written in process at once.
+
+A marker may be written twice, after an answer was lost or another worker has loaded the
+coordinator's partition: the second one ends nothing. With transaction.version 2 the log refuses it
+with INVALID_PRODUCER_EPOCH, because the first has raised the epoch of the producer; so that error
+of an epoch that only this transaction can have means that the marker is written.
+Source: TransactionMarkerChannelManager of Apache Kafka 4.3.1, KIP-98, KIP-890.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+import trio
+
+from dataplane.coordinators.transaction.transaction import (
+    EPOCH_BUMP_VERSION,
+    Place,
+    State,
+    Transaction,
+)
+from dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from dataplane.network.delayed import Timers
+from dataplane.replication.worker_client import WorkerClient
+from metaquorum.metadata.image import MetadataImage
+from wire.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+
+log = logging.getLogger(__name__)
+
+# Partitions in one request.
+MAX_PLACES: Final = 2_000
+# Requests that are written in process at the same time.
+MAX_LOCAL: Final = 64
+ANSWER_S: Final = 30.0
+# Seconds until the first and the last attempts after a failure.
+RETRY_S: Final = 0.05
+MAX_RETRY_S: Final = 1.0
+NO_LEADER: Final = -1
+
+
+class WritesMarkers(Protocol):
+    def write(self, message: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]: ...
+
+
+class SenderParts(Protocol):
+    """Parts of the worker that the sender uses."""
+
+    @property
+    def worker_id(self) -> int: ...
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    @property
+    def timers(self) -> Timers: ...
+
+
+class _Ending:
+    """A prepared transaction, and the partitions without its marker."""
+
+    __slots__ = ("attempts", "places", "prepared", "shard", "transactional_id")
+
+    def __init__(
+        self, shard: TransactionShard, transactional_id: str, prepared: Transaction
+    ) -> None:
+        self.shard = shard
+        self.transactional_id = transactional_id
+        self.prepared = prepared
+        self.places = set(prepared.partitions)
+        self.attempts = 0
+
+
+class _Destination:
+    """Places whose leader is one worker, in the order in which they are sent."""
+
+    __slots__ = ("is_running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[_Ending, list[Place]]] = deque()
+        self.is_running = 0
+
+
+class MarkerSender:
+    """Sender of the markers of all transactions that this worker coordinates."""
+
+    def __init__(
+        self,
+        parts: SenderParts,
+        client: WorkerClient,
+        write_here: Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]],
+        complete: Callable[[TransactionShard, str], object],
+    ) -> None:
+        """Create the sender; `complete` is called once the markers of a transaction are written."""
+        self.retry_count = 0
+        self._parts = parts
+        self._client = client
+        self._write_here = write_here
+        self._complete = complete
+        self._destinations: dict[int, _Destination] = {}
+        self._endings: dict[_Ending, None] = {}
+        self._wanted: deque[int] = deque()
+        self._has_wanted = trio.Event()
+
+    def __len__(self) -> int:
+        """Return the number of transactions whose markers are not all written."""
+        return len(self._endings)
+
+    def send(self, shard: TransactionShard, transactional_id: str, prepared: Transaction) -> None:
+        """Send the markers of a transaction, until all are written or the leadership ends."""
+        ending = _Ending(shard, transactional_id, prepared)
+        self._endings[ending] = None
+        self._queue(ending, ending.places)
+        self._check(ending)
+
+    def _queue(self, ending: _Ending, places: Iterable[Place]) -> None:
+        """Queue the places by leader; drop those that were deleted."""
+        image = self._parts.image
+        by_leader: dict[int, list[Place]] = {}
+        for place in list(places):
+            topic = image.topic(place[0])
+            if topic is None or not 0 <= place[1] < len(topic.partitions):
+                ending.places.discard(place)
+                continue
+            leader = topic.partitions[place[1]].leader
+            by_leader.setdefault(leader, []).append(place)
+        for leader, some in by_leader.items():
+            if leader == NO_LEADER:
+                self._retry(ending, some)
+                continue
+            destination = self._destinations.setdefault(leader, _Destination())
+            destination.waiting.append((ending, some))
+            self._wanted.append(leader)
+            self._has_wanted.set()
+
+    def _retry(self, ending: _Ending, places: list[Place]) -> None:
+        self.retry_count += 1
+        delay_s = min(RETRY_S * 2 ** min(ending.attempts, 10), MAX_RETRY_S)
+        ending.attempts += 1
+        self._parts.timers.call_after(delay_s, partial(self._again, ending, places))
+
+    def _again(self, ending: _Ending, places: list[Place]) -> None:
+        if not self._has_ended(ending):
+            self._queue(ending, places)
+            self._check(ending)
+
+    def _has_ended(self, ending: _Ending) -> bool:
+        """Return whether the transaction is not this worker's to complete any longer."""
+        if ending.shard.is_unloaded:
+            self._endings.pop(ending, None)
+        return ending not in self._endings
+
+    def _check(self, ending: _Ending) -> None:
+        if not ending.places and not self._has_ended(ending):
+            del self._endings[ending]
+            self._complete(ending.shard, ending.transactional_id)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._has_wanted.wait()
+                self._has_wanted = trio.Event()
+                while self._wanted:
+                    leader = self._wanted.popleft()
+                    destination = self._destinations.get(leader)
+                    if destination is None or not destination.waiting:
+                        continue
+                    most = MAX_LOCAL if leader == self._parts.worker_id else 1
+                    if destination.is_running < most:
+                        destination.is_running += 1
+                        nursery.start_soon(self._run_one, leader, destination)
+
+    async def _run_one(self, leader: int, destination: _Destination) -> None:
+        """Send what waits for one worker."""
+        try:
+            while batch := self._take(destination):
+                await self._send(leader, batch)
+        finally:
+            destination.is_running -= 1
+        if not destination.is_running and not destination.waiting:
+            self._destinations.pop(leader, None)
+
+    def _take(self, destination: _Destination) -> list[tuple[_Ending, list[Place]]]:
+        batch: list[tuple[_Ending, list[Place]]] = []
+        left = MAX_PLACES
+        producers: set[int] = set()
+        while destination.waiting and left > 0:
+            ending, places = destination.waiting[0]
+            if self._has_ended(ending):
+                destination.waiting.popleft()
+                continue
+            if ending.prepared.producer_id in producers:
+                break  # results are by producer id
+            producers.add(ending.prepared.producer_id)
+            if len(places) > left:
+                destination.waiting[0] = ending, places[left:]
+                places = places[:left]
+            else:
+                destination.waiting.popleft()
+            batch.append((ending, places))
+            left -= len(places)
+        return batch
+
+    async def _send(self, leader: int, batch: list[tuple[_Ending, list[Place]]]) -> None:
+        request = WriteTxnMarkersRequest(markers=[_marker(*each) for each in batch])
+        try:
+            if leader == self._parts.worker_id:
+                response = await self._write_here(request)
+            else:
+                response = await self._client.ask(leader, request, timeout_s=ANSWER_S)
+        except KafkaError as error:
+            log.debug("markers for worker %d are sent again: %s", leader, error)
+            for ending, places in batch:
+                if not self._has_ended(ending):
+                    self._retry(ending, places)
+            return
+        codes = {
+            (marker.producer_id, topic.name, each.partition_index): each.error_code
+            for marker in response.markers
+            for topic in marker.topics
+            for each in topic.partitions
+        }
+        for ending, places in batch:
+            self._answered(ending, places, codes)
+
+    def _answered(
+        self, ending: _Ending, places: list[Place], codes: dict[tuple[int, str, int], int]
+    ) -> None:
+        if self._has_ended(ending):
+            return
+        again: list[Place] = []
+        for place in places:
+            code = codes.get((ending.prepared.producer_id, *place), ErrorCode.NETWORK_EXCEPTION)
+            if code == ErrorCode.NONE or (
+                code == ErrorCode.INVALID_PRODUCER_EPOCH
+                and ending.prepared.client_version >= EPOCH_BUMP_VERSION
+            ):
+                ending.places.discard(place)
+            elif code in _FENCED:
+                log.warning(
+                    "markers of transactional id %r are not sent any longer: %s-%d has seen a newer"
+                    " %s",
+                    ending.transactional_id,
+                    *place,
+                    "coordinator"
+                    if code == ErrorCode.TRANSACTION_COORDINATOR_FENCED
+                    else "producer epoch",
+                )
+                self._endings.pop(ending, None)
+                return
+            else:
+                again.append(place)
+        if again:
+            self._retry(ending, again)
+        self._check(ending)
+
+
+_FENCED: Final = (ErrorCode.TRANSACTION_COORDINATOR_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+
+
+def _marker(ending: _Ending, places: list[Place]) -> WritableTxnMarker:
+    topics: dict[str, list[int]] = {}
+    for topic, index in places:
+        topics.setdefault(topic, []).append(index)
+    prepared = ending.prepared
+    return WritableTxnMarker(
+        producer_id=prepared.producer_id,
+        producer_epoch=prepared.producer_epoch,
+        transaction_result=prepared.state is State.PREPARE_COMMIT,
+        topics=[
+            WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
+            for name, indexes in topics.items()
+        ],
+        coordinator_epoch=ending.shard.coordinator_epoch,
+        transaction_version=prepared.client_version,
+    )

@@ -1,0 +1,453 @@
+"""The transactional ids of one worker: the runtime of `__transaction_state`, markers and time.
+
+    transactional id -> partition of `__transaction_state` -> shard, if this worker leads it
+
+An operation that may need a producer id asks the controller for one only if the shard says so, and
+is then repeated: the state may have changed meanwhile. Background tasks abort transactions that
+have been open for too long, and remove ids that no client uses any longer.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from dataplane.coordinators.group.background_writes import BackgroundWrites
+from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
+from dataplane.coordinators.shard import Write
+from dataplane.coordinators.transaction.configs import TransactionConfigs
+from dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
+from dataplane.coordinators.transaction.marker_sender import MarkerSender
+from dataplane.coordinators.transaction.transaction import BY_NAME, Place, State, Transaction
+from dataplane.coordinators.transaction.transaction_shard import (
+    Expected,
+    Outcome,
+    TransactionMemory,
+    TransactionShard,
+    is_too_long,
+)
+from dataplane.replication.worker_client import WorkerClient
+from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.internal_topics import TRANSACTION_STATE
+from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
+from metaquorum.runtime.interfaces import sleep
+from wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+from wire.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionState,
+)
+from wire.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from wire.primitives.errors import ErrorCode, KafkaError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds until the record of a change must be committed.
+COMMIT_S: Final = 30.0
+MEMORY_BYTES: Final = 512 << 20
+# Partitions and transactions in a request of a worker.
+MAX_PLACES: Final = 20_000
+REMOVED_AT_ONCE: Final = 100
+
+
+class CoordinatorParts(RuntimeParts, Protocol):
+    """Parts of the worker that the coordinator uses."""
+
+    @property
+    def worker_id(self) -> int: ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """Metadata image that all parts of this worker have applied."""
+
+
+class TransactionCoordinator:
+    """Coordinator of the ids whose partition this worker leads; a publisher of the loader."""
+
+    def __init__(
+        self,
+        parts: CoordinatorParts,
+        partitions: Partitions,
+        configs: TransactionConfigs,
+        client: WorkerClient,
+        write_here: Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]],
+        take_producer_id: Callable[[], Awaitable[int]],
+    ) -> None:
+        self.configs = configs
+        self.memory = TransactionMemory(MEMORY_BYTES)
+        self._parts = parts
+        self._partitions = partitions
+        self._client = client
+        self._take_producer_id = take_producer_id
+        self.markers = MarkerSender(parts, client, write_here, self._complete)
+        self.runtime = CoordinatorRuntime(
+            TRANSACTION_STATE,
+            parts,
+            partitions,
+            self._make_shard,
+            load_bytes=configs.load_bytes,
+            time_limit_s=lambda: COMMIT_S,
+            on_loaded=self._loaded,
+        )
+
+    def _make_shard(self, index: int) -> TransactionShard:
+        epochs = [
+            each.leader_epoch
+            for each in self._partitions.of_topic(TRANSACTION_STATE)
+            if each.index == index
+        ]
+        return TransactionShard(
+            index, epochs[0], self.memory, self._transaction_version, self.markers.send
+        )
+
+    def _transaction_version(self) -> int:
+        return self._parts.image.features.get(TRANSACTION_VERSION, 0)
+
+    def _loaded(self, shard: TransactionShard) -> None:
+        if shard.unreadable_count:
+            log.warning(
+                "skipped %d malformed records of %s-%d; the first: %s",
+                shard.unreadable_count,
+                TRANSACTION_STATE,
+                shard.index,
+                shard.first_problem,
+            )
+
+    def partition_of(self, transactional_id: str) -> int:
+        """Return the partition of a transactional id.
+
+        Raises KafkaError: INVALID_REQUEST, UNSUPPORTED_VERSION if the cluster's metadata.version is
+        too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
+        """
+        if not transactional_id or is_too_long(transactional_id):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty or too long")
+        image = self._parts.image
+        check_level(image, METADATA_VERSION, TRANSACTIONS_LEVEL, "a transaction")
+        topic = image.topic(TRANSACTION_STATE)
+        if topic is None:
+            raise KafkaError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{TRANSACTION_STATE} does not exist yet"
+            )
+        return partition_of(transactional_id, len(topic.partitions))
+
+    def shard(self, transactional_id: str) -> TransactionShard:
+        """Return the shard of an id. Raises KafkaError unless this worker coordinates it."""
+        return self.runtime.shard(self.partition_of(transactional_id))
+
+    @property
+    def shards(self) -> Mapping[int, TransactionShard]:
+        """Active shards, by partition."""
+        return self.runtime.active
+
+    async def _call(
+        self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
+    ) -> T | ErrorCode:
+        """Run the operation and wait for its answer; return an error if it is not committed."""
+        answers: list[T | ErrorCode] = []
+        answered = trio.Event()
+
+        def take(answer: T | ErrorCode) -> None:
+            answers.append(answer)
+            answered.set()
+
+        try:
+            self.runtime.call(index, operation, take, take)
+        except KafkaError as error:
+            return error.code
+        if not answers:
+            await answered.wait()
+        return answers[0]
+
+    async def _with_id(
+        self,
+        index: int,
+        operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
+    ) -> Outcome:
+        """Run an operation that may need a new producer id."""
+        new_id: int | None = None
+        while True:
+            found = await self._call(index, partial(_operate, operation, new_id))
+            if not isinstance(found, Outcome):
+                return Outcome(found)
+            if not found.needs_id:
+                return found
+            try:
+                new_id = await self._take_producer_id()
+            except KafkaError as error:
+                # The only retriable error that all clients retry.
+                code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else error.code
+                return Outcome(code)
+
+    # Operations
+
+    async def init_producer_id(
+        self, transactional_id: str, timeout_ms: int, expected: Expected | None
+    ) -> Outcome:
+        """Return a producer id and an epoch that fence all earlier instances of the client."""
+        index = self._index_of(transactional_id)
+        if isinstance(index, ErrorCode):
+            return Outcome(index)
+        if not 0 < timeout_ms <= self.configs.max_timeout_ms:
+            return Outcome(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        now_ms = self._parts.clock.now_ms
+        return await self._with_id(
+            index,
+            lambda shard, new_id: shard.init_producer_id(
+                transactional_id, timeout_ms, expected, now_ms(), new_id
+            ),
+        )
+
+    async def add_to(
+        self,
+        transactional_id: str,
+        producer: Expected,
+        places: Collection[Place],
+        client_version: int = 0,
+    ) -> ErrorCode:
+        """Add partitions to the transaction."""
+        index = self._index_of(transactional_id)
+        if isinstance(index, ErrorCode):
+            return index
+        now_ms = self._parts.clock.now_ms()
+        return await self._call(
+            index,
+            lambda shard: shard.add_partitions(
+                transactional_id, producer, places, client_version, now_ms
+            ),
+        )
+
+    async def end(
+        self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
+    ) -> Outcome:
+        """Commit or abort the transaction; the answer is true once the decision is committed."""
+        index = self._index_of(transactional_id)
+        if isinstance(index, ErrorCode):
+            return Outcome(index)
+        now_ms = self._parts.clock.now_ms
+        return await self._with_id(
+            index,
+            lambda shard, new_id: shard.end(
+                transactional_id,
+                producer,
+                is_commit=is_commit,
+                client_version=client_version,
+                now_ms=now_ms(),
+                new_id=new_id,
+            ),
+        )
+
+    def _index_of(self, transactional_id: str) -> int | ErrorCode:
+        try:
+            return self.partition_of(transactional_id)
+        except KafkaError as error:
+            return error.code
+
+    async def add_partitions(
+        self, request: AddPartitionsToTxnRequest, version: int = 5
+    ) -> AddPartitionsToTxnResponse:
+        """Answer a request of a worker: add partitions to transactions, or verify them."""
+        response = AddPartitionsToTxnResponse()
+        results = [AddPartitionsToTxnResult() for _ in request.transactions]
+        response.results_by_transaction = results
+        async with trio.open_nursery() as nursery:
+            for each, result in zip(request.transactions, results, strict=True):
+                result.transactional_id = each.transactional_id
+                if each.verify_only:
+                    self._verify(each, result)
+                else:
+                    nursery.start_soon(self._add, each, result)
+        return response
+
+    def _verify(
+        self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
+    ) -> None:
+        places = _places(asked)
+        try:
+            codes = self.shard(asked.transactional_id).verify_partitions(
+                asked.transactional_id, Expected(asked.producer_id, asked.producer_epoch), places
+            )
+        except KafkaError as error:
+            codes = dict.fromkeys(places, error.code)
+        _answer(asked, result, codes)
+
+    async def _add(
+        self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
+    ) -> None:
+        places = _places(asked)
+        code = await self.add_to(
+            asked.transactional_id,
+            Expected(asked.producer_id, asked.producer_epoch),
+            places,
+            client_version=2,
+        )
+        _answer(asked, result, dict.fromkeys(places, code))
+
+    async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
+        """Return the transactions of this worker that all filters select."""
+        response = ListTransactionsResponse()
+        if self.runtime.is_loading:
+            response.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return response
+        try:
+            pattern = IdPattern(request.transactional_id_pattern or "")
+        except PatternError:
+            response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+            return response
+        states = {BY_NAME[each] for each in request.state_filters if each in BY_NAME}
+        response.unknown_state_filters = [
+            each for each in request.state_filters if each not in BY_NAME
+        ]
+        producer_ids = set(request.producer_id_filters)
+        now_ms = self._parts.clock.now_ms()
+        for shard in list(self.shards.values()):
+            for piece in shard.pieces():
+                for transactional_id, known in piece:
+                    if (
+                        (not producer_ids or known.producer_id in producer_ids)
+                        and (not request.state_filters or known.state in states)
+                        and (
+                            request.duration_filter < 0
+                            or now_ms - known.started_ms > request.duration_filter
+                        )
+                        and pattern.matches(transactional_id)
+                    ):
+                        response.transaction_states.append(
+                            TransactionState(
+                                transactional_id=transactional_id,
+                                producer_id=known.producer_id,
+                                transaction_state=known.state.title,
+                            )
+                        )
+                await self._parts.slicer.pause()
+        return response
+
+    def describe(self, transactional_id: str) -> Transaction:
+        """Return the transaction of an id. Raises KafkaError."""
+        known = self.shard(transactional_id).transactions.get(transactional_id)
+        if known is None:
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"{transactional_id!r} is not known"
+            )
+        return known
+
+    def counts(self) -> dict[State, int]:
+        """Return the number of transactional ids by state."""
+        counts = dict.fromkeys(State, 0)
+        for shard in self.shards.values():
+            for known in shard.transactions.values():
+                counts[known.state] += 1
+        return counts
+
+    # Background
+
+    def _complete(self, shard: TransactionShard, transactional_id: str) -> None:
+        """Write that the transaction is complete; a refused write is repeated by the shard."""
+        if not self._is_active(shard):
+            return
+        outcome = shard.complete(transactional_id, self._parts.clock.now_ms())
+        self.runtime.write(shard.index, outcome)
+
+    def _is_active(self, shard: TransactionShard) -> bool:
+        try:
+            return self.runtime.shard(shard.index) is shard
+        except KafkaError:
+            return False
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Follow the leadership of partitions."""
+        await self.runtime.publish(delta, image)
+
+    async def run(self) -> None:
+        self.runtime.look()  # at what was assigned before
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.runtime.run)
+            nursery.start_soon(self.markers.run)
+            nursery.start_soon(self._keep_aborting)
+            nursery.start_soon(self._keep_removing)
+
+    def close(self) -> None:
+        """Answer everything that waits with NOT_COORDINATOR, because the worker stops."""
+        self.runtime.close()
+        self._client.close()
+
+    async def _keep_aborting(self) -> None:
+        while True:
+            await sleep(self._parts.clock, self.configs.timeout_check_s)
+            for shard in self.shards.values():
+                for transactional_id in shard.timed_out(self._parts.clock.now_ms()):
+                    await self._abort_timed_out(shard, transactional_id)
+
+    async def _abort_timed_out(self, shard: TransactionShard, transactional_id: str) -> None:
+        if not self._is_active(shard):
+            return
+        now_ms = self._parts.clock.now_ms
+        outcome = await self._with_id(
+            shard.index,
+            lambda each, new_id: each.abort_timed_out(transactional_id, now_ms(), new_id),
+        )
+        if outcome.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            log.info("aborted the transaction of %r, which has timed out", transactional_id)
+
+    async def _keep_removing(self) -> None:
+        while True:
+            await sleep(self._parts.clock, self.configs.expiry_check_s)
+            for shard in self.shards.values():
+                await self._remove_expired(shard)
+
+    async def _remove_expired(self, shard: TransactionShard) -> None:
+        expiration_ms, now_ms = self.configs.id_expiration_ms, self._parts.clock.now_ms()
+        writes = BackgroundWrites(self.runtime, shard.index)
+        expired = shard.expired(now_ms, expiration_ms)
+        for at in range(0, len(expired), REMOVED_AT_ONCE):
+            if not await writes.wait_room() or not self._is_active(shard):
+                return
+            some = expired[at : at + REMOVED_AT_ONCE]
+            outcome = shard.remove_expired(some, now_ms, expiration_ms)
+            if isinstance(outcome, Write):
+                writes.write(outcome.records)
+            await self._parts.slicer.pause()
+        await writes.wait_all()
+
+
+def _operate(
+    operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
+    new_id: int | None,
+    shard: TransactionShard,
+) -> Outcome | Write[Outcome]:
+    return operation(shard, new_id)
+
+
+def _places(asked: AddPartitionsToTxnTransaction) -> list[Place]:
+    return [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+
+
+def _answer(
+    asked: AddPartitionsToTxnTransaction,
+    result: AddPartitionsToTxnResult,
+    codes: Mapping[Place, ErrorCode],
+) -> None:
+    result.topic_results = [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=codes[topic.name, index]
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in asked.topics
+    ]

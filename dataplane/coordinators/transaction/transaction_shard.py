@@ -1,0 +1,519 @@
+"""The transactional ids of one partition of `__transaction_state`, and the operations on them.
+
+Every operation decides on the committed state. From the append of its record to its replay the
+state that follows is pending, and other operations on the id get CONCURRENT_TRANSACTIONS, which
+clients retry. A prepared transaction remains pending until its completion is replayed.
+
+    prepared --replayed--> `on_prepared`: the markers are sent --> complete --replayed
+
+So no marker exists before its decision is committed, and no new transaction begins before the
+markers of the last one are written. Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98,
+KIP-360, KIP-890.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from math import inf
+from typing import Final, NamedTuple, TypeVar
+
+from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.coordinators.transaction.record_formats import (
+    MAX_ID_BYTES,
+    MalformedRecordError,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from dataplane.coordinators.transaction.transaction import (
+    COMPLETED,
+    EPOCH_BUMP_VERSION,
+    IDLE,
+    LAST_EPOCH,
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    PREPARED,
+    Place,
+    State,
+    Transaction,
+)
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
+from wire.primitives.errors import ErrorCode, KafkaError
+
+A = TypeVar("A")
+
+# Partitions of one transaction: the record of all of them must fit one batch.
+MAX_PARTITIONS: Final = 20_000
+# Seconds until the record of a completion that could not be appended is written again.
+RETRY_S: Final = 1.0
+# Memory of an id without partitions, and of one partition in its state, estimated.
+ID_BYTES: Final = 1000
+PARTITION_BYTES: Final = 200
+
+
+class Outcome(NamedTuple):
+    """Answer to InitProducerId and EndTxn. `needs_id`: repeat the operation with a new id."""
+
+    code: ErrorCode
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_EPOCH
+    needs_id: bool = False
+
+
+class Expected(NamedTuple):
+    """Producer id and epoch that a client believes to have (KIP-360)."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class Transition(NamedTuple):
+    """State of a transactional id after a record; None after a tombstone."""
+
+    transactional_id: str
+    after: Transaction | None
+
+
+class TransactionMemory:
+    """Memory of the transactional ids of one worker, estimated; shared by its shards."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.used_bytes + size_bytes <= self.limit_bytes
+
+
+_CONCURRENT: Final = Outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
+_NEEDS_ID: Final = Outcome(ErrorCode.NONE, needs_id=True)
+_INVALID_STATE: Final = Outcome(ErrorCode.INVALID_TXN_STATE)
+
+
+class TransactionShard:
+    """The shard of transactional ids.
+
+    `transaction_version` returns the cluster's level; `on_prepared` is called with each transaction
+    whose markers must be sent.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        coordinator_epoch: int,
+        memory: TransactionMemory,
+        transaction_version: Callable[[], int],
+        on_prepared: Callable[["TransactionShard", str, Transaction], object],
+    ) -> None:
+        self.index = index  # number of the partition
+        self.coordinator_epoch = coordinator_epoch
+        self.transactions: dict[str, Transaction] = {}
+        self.unreadable_count = 0  # malformed records, which are skipped
+        self.first_problem = ""  # the reason of the first of them
+        self.is_unloaded = False
+        self._memory = memory
+        self._version = transaction_version
+        self._on_prepared = on_prepared
+        self._pending: dict[str, State] = {}
+        self._is_loaded = False
+        self._unwritten: dict[str, None] = {}  # completions that could not be appended
+        self._retry_at = inf
+
+    def is_pending(self, transactional_id: str) -> bool:
+        return transactional_id in self._pending
+
+    # InitProducerId
+
+    def init_producer_id(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: Expected | None,
+        now_ms: int,
+        new_id: int | None = None,
+    ) -> Outcome | Write[Outcome]:
+        """Give the client a producer id and an epoch that fence all its earlier instances."""
+        known = self.transactions.get(transactional_id)
+        if transactional_id in self._pending:
+            return _CONCURRENT
+        if known is None:
+            if not self._memory.has_room(_size_of(transactional_id, None)):
+                return Outcome(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if new_id is None:
+                return _NEEDS_ID
+            known = Transaction(new_id, NO_EPOCH, timeout_ms, now_ms)
+            after = known.initialized(
+                timeout_ms, None if expected is None else expected.producer_epoch, now_ms
+            )
+            return self._initialized(transactional_id, after)
+        if expected is not None and not _is_valid(known, expected):
+            return Outcome(ErrorCode.PRODUCER_FENCED)
+        if known.state is State.ONGOING:
+            return self._fence(transactional_id, known, now_ms, new_id)
+        if known.state not in IDLE:
+            return _CONCURRENT
+        expected_epoch = None if expected is None else expected.producer_epoch
+        if known.is_exhausted and expected_epoch in (None, known.producer_epoch):
+            if new_id is None:
+                return _NEEDS_ID
+            after = known.with_new_id(
+                new_id, timeout_ms, now_ms, keeps_last_epoch=expected is not None
+            )
+            return self._initialized(transactional_id, after)
+        try:
+            after = known.initialized(timeout_ms, expected_epoch, now_ms)
+        except KafkaError as error:
+            return Outcome(error.code)
+        return self._initialized(transactional_id, after)
+
+    def _initialized(self, transactional_id: str, after: Transaction) -> Write[Outcome]:
+        outcome = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+        return self._write(transactional_id, after, outcome)
+
+    def _fence(
+        self, transactional_id: str, known: Transaction, now_ms: int, new_id: int | None
+    ) -> Outcome | Write[Outcome]:
+        """Abort an open transaction for another than its client, which retries meanwhile."""
+        version = self._version()
+        if version < EPOCH_BUMP_VERSION:
+            version = 0
+        elif known.is_exhausted and new_id is None:
+            return _NEEDS_ID
+        takes_id = version >= EPOCH_BUMP_VERSION and known.is_exhausted and new_id is not None
+        after = known.prepared(
+            State.PREPARE_ABORT,
+            version,
+            now_ms,
+            next_producer_id=new_id if takes_id and new_id is not None else NO_PRODUCER_ID,
+            is_fenced=True,
+        )
+        return self._write(transactional_id, after, _CONCURRENT)
+
+    # Partitions
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer: Expected,
+        places: Collection[Place],
+        client_version: int,
+        now_ms: int,
+    ) -> ErrorCode | Write[ErrorCode]:
+        """Add partitions to the transaction; the first begin it."""
+        if transactional_id in self._pending:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        known = self.transactions.get(transactional_id)
+        code = _check_producer(known, producer)
+        if known is None or code is not ErrorCode.NONE:
+            return code
+        if known.state in PREPARED:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        if known.state is State.ONGOING and known.partitions.issuperset(places):
+            return ErrorCode.NONE
+        before = known.partitions if known.state is State.ONGOING else frozenset()
+        added = len(before.union(places)) - len(before)
+        if len(before) + added > MAX_PARTITIONS:
+            return ErrorCode.INVALID_REQUEST
+        if not self._memory.has_room(added * PARTITION_BYTES):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        after = known.with_partitions(places, now_ms, client_version)
+        return self._write(transactional_id, after, ErrorCode.NONE)
+
+    def verify_partitions(
+        self, transactional_id: str, producer: Expected, places: Iterable[Place]
+    ) -> dict[Place, ErrorCode]:
+        """Return for each partition whether it is part of the transaction (KIP-890)."""
+        known = self.transactions.get(transactional_id)
+        code = _check_producer(known, producer)
+        if known is None or code is not ErrorCode.NONE:
+            return dict.fromkeys(places, code)
+        if known.state in PREPARED:
+            return dict.fromkeys(places, ErrorCode.CONCURRENT_TRANSACTIONS)
+        return {
+            place: ErrorCode.NONE if place in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
+            for place in places
+        }
+
+    # End
+
+    def end(
+        self,
+        transactional_id: str,
+        producer: Expected,
+        *,
+        is_commit: bool,
+        client_version: int,
+        now_ms: int,
+        new_id: int | None = None,
+    ) -> Outcome | Write[Outcome]:
+        """Commit or abort the transaction of a client."""
+        known = self.transactions.get(transactional_id)
+        if known is None:
+            if transactional_id in self._pending:
+                return _CONCURRENT
+            return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if client_version < EPOCH_BUMP_VERSION:
+            return self._end_classic(transactional_id, known, producer, is_commit, now_ms)
+        if transactional_id in self._pending:
+            return _CONCURRENT
+        epoch = producer.producer_epoch
+        retries_overflow = (
+            known.previous_producer_id == producer.producer_id
+            and epoch == LAST_EPOCH
+            and known.producer_epoch == 0
+        )
+        retries_bump = known.producer_epoch == epoch + 1
+        if known.producer_id != producer.producer_id and not retries_overflow:
+            return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        is_same = known.producer_epoch == epoch
+        if known.state in PREPARED:
+            is_valid = retries_bump
+        elif known.state in COMPLETED:
+            is_valid = retries_bump or retries_overflow or is_same
+        else:
+            is_valid = is_same
+        if not is_valid:
+            return Outcome(ErrorCode.PRODUCER_FENCED)
+        if known.state in PREPARED:
+            is_committing = known.state is State.PREPARE_COMMIT
+            return _CONCURRENT if is_committing is is_commit else _INVALID_STATE
+        if known.state in COMPLETED and (retries_bump or retries_overflow):
+            if (known.state is State.COMPLETE_COMMIT) is not is_commit:
+                return _INVALID_STATE
+            return Outcome(ErrorCode.NONE, known.producer_id, known.producer_epoch)
+        if known.state is not State.ONGOING and is_commit:
+            return _INVALID_STATE
+        if known.is_exhausted and new_id is None:
+            return _NEEDS_ID
+        after = known.prepared(
+            State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT,
+            client_version,
+            now_ms,
+            next_producer_id=NO_PRODUCER_ID if new_id is None or not known.is_exhausted else new_id,
+        )
+        # The next transaction has the next id, if this one has used up the epochs.
+        answer = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+        if after.next_producer_id != NO_PRODUCER_ID:
+            answer = Outcome(ErrorCode.NONE, after.next_producer_id, 0)
+        return self._write(transactional_id, after, answer)
+
+    def _end_classic(
+        self,
+        transactional_id: str,
+        known: Transaction,
+        producer: Expected,
+        is_commit: bool,
+        now_ms: int,
+    ) -> Outcome | Write[Outcome]:
+        """End the transaction of a client that keeps its epoch (versions 0 and 1)."""
+        code = _check_producer(known, producer)
+        if code is not ErrorCode.NONE:
+            return Outcome(code)
+        if transactional_id in self._pending:
+            return _CONCURRENT
+        if known.state is State.ONGOING:
+            state = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
+            after = known.prepared(state, 0, now_ms)
+            outcome = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+            return self._write(transactional_id, after, outcome)
+        if known.state is (State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT):
+            return Outcome(ErrorCode.NONE, known.producer_id, known.producer_epoch)
+        return _INVALID_STATE
+
+    def complete(self, transactional_id: str, now_ms: int) -> Write[None] | None:
+        """Return the record of a prepared transaction whose markers are all written."""
+        known = self.transactions.get(transactional_id)
+        if known is None or known.state not in PREPARED:
+            return None
+        return Write([self._record(transactional_id, known.completed(now_ms))], None)
+
+    # Time
+
+    def timed_out(self, now_ms: int) -> list[str]:
+        """Return the ids whose transactions have been open for longer than their timeouts."""
+        return [
+            transactional_id
+            for transactional_id, known in self.transactions.items()
+            if known.has_timed_out(now_ms) and transactional_id not in self._pending
+        ]
+
+    def abort_timed_out(
+        self, transactional_id: str, now_ms: int, new_id: int | None = None
+    ) -> Outcome | Write[Outcome]:
+        known = self.transactions.get(transactional_id)
+        if known is None or transactional_id in self._pending or not known.has_timed_out(now_ms):
+            return Outcome(ErrorCode.NONE)
+        return self._fence(transactional_id, known, now_ms, new_id)
+
+    def expired(self, now_ms: int, expiration_ms: int) -> list[str]:
+        """Return the ids without an open transaction that no client has used since then."""
+        return [
+            transactional_id
+            for transactional_id, known in self.transactions.items()
+            if known.state in IDLE
+            and known.updated_ms <= now_ms - expiration_ms
+            and transactional_id not in self._pending
+        ]
+
+    def remove_expired(
+        self, transactional_ids: Iterable[str], now_ms: int, expiration_ms: int
+    ) -> Write[ErrorCode] | ErrorCode:
+        """Return tombstones for those of the ids that have still expired."""
+        records = []
+        for transactional_id in transactional_ids:
+            known = self.transactions.get(transactional_id)
+            if (
+                known is not None
+                and known.state in IDLE
+                and known.updated_ms <= now_ms - expiration_ms
+                and transactional_id not in self._pending
+            ):
+                records.append(self._record(transactional_id, None))
+        return Write(records, ErrorCode.NONE) if records else ErrorCode.NONE
+
+    # Records
+
+    def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
+        return Write([self._record(transactional_id, after)], answer)
+
+    def _record(self, transactional_id: str, after: Transaction | None) -> CoordinatorRecord:
+        self._pending[transactional_id] = State.DEAD if after is None else after.state
+        value = None
+        if after is not None:
+            value = encode_value(after, 1 if self._version() >= 1 else 0)
+        return CoordinatorRecord(
+            encode_key(transactional_id), value, Transition(transactional_id, after)
+        )
+
+    # The shard's side of the runtime
+
+    @property
+    def next_due(self) -> float:
+        return self._retry_at
+
+    def due(
+        self, now: float, now_ms: int, is_over: Callable[[], bool] | None = None
+    ) -> list[CoordinatorRecord]:
+        """Write completions again that could not be appended."""
+        self._retry_at = inf
+        records: list[CoordinatorRecord] = []
+        for transactional_id in list(islice(self._unwritten, PIECE_ROWS)):
+            del self._unwritten[transactional_id]
+            outcome = self.complete(transactional_id, now_ms)
+            if outcome is not None:
+                records += outcome.records
+        if self._unwritten:
+            self._retry_at = now
+        return records
+
+    def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
+
+    def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        for record in records:
+            transition = record.decoded_key
+            if not isinstance(transition, Transition):
+                continue
+            transactional_id, after = transition
+            if after is not None and after.state in COMPLETED:
+                self._unwritten[transactional_id] = None
+                self._retry_at = min(self._retry_at, now + RETRY_S)
+            else:
+                self._pending.pop(transactional_id, None)
+
+    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+        for record in records:
+            self.replay(record, now)
+
+    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
+        transition = record.decoded_key
+        if not isinstance(transition, Transition):
+            try:
+                transactional_id = decode_key(record.key)
+                if transactional_id is None:
+                    return None
+                after = None if record.value is None else decode_value(record.value)
+            except MalformedRecordError as error:
+                self.unreadable_count += 1
+                self.first_problem = self.first_problem or str(error)
+                return None
+            transition = Transition(transactional_id, after)
+        self._apply(*transition)
+        return None
+
+    def _apply(self, transactional_id: str, after: Transaction | None) -> None:
+        before = self.transactions.get(transactional_id)
+        if before is not None:
+            self._memory.used_bytes -= _size_of(transactional_id, before)
+        self._pending.pop(transactional_id, None)
+        if after is None:
+            self.transactions.pop(transactional_id, None)
+            return
+        self.transactions[transactional_id] = after
+        self._memory.used_bytes += _size_of(transactional_id, after)
+        if self._is_loaded and after.state in PREPARED:
+            self._send_markers(transactional_id, after)
+
+    def _send_markers(self, transactional_id: str, prepared: Transaction) -> None:
+        self._pending[transactional_id] = prepared.completed(0).state
+        self._on_prepared(self, transactional_id, prepared)
+
+    def restore(self, now: float) -> Work[None]:
+        yield from ()
+
+    def loaded(self, now: float, now_ms: int) -> None:
+        """Resume the prepared transactions: their markers may be missing in some partitions."""
+        self._is_loaded = True
+        for transactional_id, known in self.transactions.items():
+            if known.state in PREPARED:
+                self._send_markers(transactional_id, known)
+
+    def unload(self) -> Work[None]:
+        self.is_unloaded = True
+        while self.transactions:
+            transactional_id, known = self.transactions.popitem()
+            self._memory.used_bytes -= _size_of(transactional_id, known)
+            if len(self.transactions) % PIECE_ROWS == 0:
+                yield
+        yield from emptied(self._pending)
+        yield from emptied(self._unwritten)
+
+    def pieces(self) -> Iterator[list[tuple[str, Transaction]]]:
+        """Yield all ids, in pieces; ids may be added and removed between two steps."""
+        ids = list(self.transactions)
+        for at in range(0, len(ids), PIECE_ROWS):
+            yield [
+                (each, known)
+                for each in ids[at : at + PIECE_ROWS]
+                if (known := self.transactions.get(each)) is not None
+            ]
+
+
+def is_too_long(transactional_id: str) -> bool:
+    return len(transactional_id) * 4 > MAX_ID_BYTES and (
+        len(transactional_id.encode()) > MAX_ID_BYTES
+    )
+
+
+def _check_producer(known: Transaction | None, producer: Expected) -> ErrorCode:
+    if known is None or known.producer_id != producer.producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if known.producer_epoch != producer.producer_epoch:
+        return ErrorCode.PRODUCER_FENCED
+    return ErrorCode.NONE
+
+
+def _is_valid(known: Transaction, expected: Expected) -> bool:
+    """Return whether the client may be the last instance, by its producer id (KIP-360)."""
+    return (
+        known.producer_epoch == NO_EPOCH
+        or expected.producer_id == known.producer_id
+        or (
+            expected.producer_id == known.previous_producer_id
+            and expected.producer_epoch >= LAST_EPOCH
+        )
+    )
+
+
+def _size_of(transactional_id: str, known: Transaction | None) -> int:
+    partitions = 0 if known is None else len(known.partitions)
+    return ID_BYTES + 4 * len(transactional_id) + partitions * PARTITION_BYTES

@@ -1,0 +1,198 @@
+"""AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, DescribeTransactions and ListTransactions.
+
+A cluster below the level of transactions answers UNSUPPORTED_VERSION. Before version 2 of the first
+three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
+"""
+
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, Protocol
+
+from dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
+from dataplane.coordinators.transaction.transaction_shard import Expected
+from dataplane.network.client import NO_WORKER
+from dataplane.worker.capabilities import HasImage, HasSlicer
+from dataplane.worker.context import Request
+from dataplane.worker.internal_topics import InternalTopics
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+)
+from wire.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+    TransactionState,
+)
+from wire.messages.end_txn import EndTxnRequest, EndTxnResponse
+from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from wire.primitives.errors import ErrorCode, KafkaError
+
+_BATCHED_SINCE: Final = 4  # AddPartitionsToTxn of workers
+_FENCED_SINCE: Final = 2  # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn
+_EPOCH_BUMP_SINCE: Final = 5  # EndTxn of clients with transaction.version 2
+
+
+class CoordinatesTransactions(HasImage, HasSlicer, Protocol):
+    @property
+    def transactions(self) -> TransactionCoordinator: ...
+
+
+class CoordinatesGroupsInTransactions(CoordinatesTransactions, Protocol):
+    @property
+    def groups(self) -> GroupCoordinator: ...
+
+    @property
+    def internal_topics(self) -> InternalTopics: ...
+
+
+def fenced(code: ErrorCode, version: int, since: int = _FENCED_SINCE) -> ErrorCode:
+    """Return the error in a version of the request that may not know PRODUCER_FENCED."""
+    if code is ErrorCode.PRODUCER_FENCED and version < since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+async def handle_add_partitions_to_txn(
+    worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    if request.version < _BATCHED_SINCE:
+        return await _add_for_client(worker, request.version, message)
+    if request.client.replica.worker_id == NO_WORKER:
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        return AddPartitionsToTxnResponse(
+            error_code=code,
+            results_by_transaction=[
+                AddPartitionsToTxnResult(
+                    transactional_id=each.transactional_id,
+                    topic_results=_results(each.topics, {}, code),
+                )
+                for each in message.transactions
+            ],
+        )
+    return await worker.transactions.add_partitions(message, request.version)
+
+
+async def _add_for_client(
+    worker: CoordinatesTransactions, version: int, message: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    topics = message.v3_and_below_topics
+    places = [(topic.name, index) for topic in topics for index in topic.partitions]
+    unknown = {
+        place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for place in places
+        if not _exists(worker, *place)
+    }
+    await worker.slicer.pause()
+    if unknown:  # nothing is added
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED
+        return AddPartitionsToTxnResponse(
+            results_by_topic_v3_and_below=_results(topics, unknown, code)
+        )
+    code = await worker.transactions.add_to(
+        message.v3_and_below_transactional_id,
+        Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
+        places,
+    )
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=_results(topics, {}, fenced(code, version))
+    )
+
+
+def _exists(worker: CoordinatesTransactions, name: str, index: int) -> bool:
+    topic = worker.image.topic(name)
+    return topic is not None and 0 <= index < len(topic.partitions)
+
+
+def _results(
+    topics: list[AddPartitionsToTxnTopic],
+    codes: dict[tuple[str, int], ErrorCode],
+    otherwise: ErrorCode,
+) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index,
+                    partition_error_code=codes.get((topic.name, index), otherwise),
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
+
+
+async def handle_add_offsets_to_txn(
+    worker: CoordinatesGroupsInTransactions, request: Request, message: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse:
+    """Add the partition of the group's offsets to the transaction."""
+    try:
+        worker.transactions.partition_of(message.transactional_id)
+        await worker.internal_topics.ensure(CONSUMER_OFFSETS)
+        place = CONSUMER_OFFSETS, worker.groups.partition_of(message.group_id)
+    except KafkaError as error:
+        return AddOffsetsToTxnResponse(error_code=error.code)
+    code = await worker.transactions.add_to(
+        message.transactional_id, Expected(message.producer_id, message.producer_epoch), [place]
+    )
+    return AddOffsetsToTxnResponse(error_code=fenced(code, request.version))
+
+
+async def handle_end_txn(
+    worker: CoordinatesTransactions, request: Request, message: EndTxnRequest
+) -> EndTxnResponse:
+    outcome = await worker.transactions.end(
+        message.transactional_id,
+        Expected(message.producer_id, message.producer_epoch),
+        is_commit=message.committed,
+        client_version=2 if request.version >= _EPOCH_BUMP_SINCE else 0,
+    )
+    return EndTxnResponse(
+        error_code=fenced(outcome.code, request.version),
+        producer_id=outcome.producer_id,
+        producer_epoch=outcome.producer_epoch,
+    )
+
+
+async def handle_describe_transactions(
+    worker: CoordinatesTransactions, request: Request, message: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    response = DescribeTransactionsResponse()
+    for transactional_id in dict.fromkeys(message.transactional_ids):
+        response.transaction_states.append(_described(worker, transactional_id))
+        await worker.slicer.pause()
+    return response
+
+
+def _described(worker: CoordinatesTransactions, transactional_id: str) -> TransactionState:
+    try:
+        known = worker.transactions.describe(transactional_id)
+    except KafkaError as error:
+        return TransactionState(transactional_id=transactional_id, error_code=error.code)
+    return TransactionState(
+        transactional_id=transactional_id,
+        transaction_state=known.state.title,
+        transaction_timeout_ms=known.timeout_ms,
+        transaction_start_time_ms=known.started_ms,
+        producer_id=known.producer_id,
+        producer_epoch=known.producer_epoch,
+        topics=[
+            TopicData(topic=topic, partitions=[index for _, index in rows])
+            for topic, rows in groupby(sorted(known.partitions), itemgetter(0))
+        ],
+    )
+
+
+async def handle_list_transactions(
+    worker: CoordinatesTransactions, request: Request, message: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    return await worker.transactions.list_transactions(message)
