@@ -155,6 +155,11 @@ class Worker:
         self.errors: ErrorCounts | None = None  # None: metrics are disabled
 
     @property
+    def verifies_transactions(self) -> bool:
+        """The config `transaction.partition.verification.enable`."""
+        return self.transaction_configs.verifies_partitions
+
+    @property
     def isr_manager(self) -> IsrManager:
         return self.replica_manager.replication
 

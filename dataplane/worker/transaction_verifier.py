@@ -51,18 +51,6 @@ class CoordinatesTransactions(Protocol):
     ) -> Awaitable[ListTransactionsResponse]: ...
 
 
-class NoCoordinator:
-    """A worker that coordinates no transactions."""
-
-    async def add_partitions(
-        self, request: AddPartitionsToTxnRequest
-    ) -> AddPartitionsToTxnResponse:
-        return AddPartitionsToTxnResponse(error_code=ErrorCode.NOT_COORDINATOR)
-
-    async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
-        return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-
-
 class AsksWorkers(Protocol):
     async def ask(self, worker_id: int, request: Message, *, timeout_s: float) -> Any:
         """Send the request and return the response. Raises KafkaError."""
