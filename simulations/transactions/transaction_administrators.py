@@ -281,8 +281,7 @@ class Auditor(TransactionalClient):
                 stable = await self.stable_offset(link, name, place.partition, LATEST)
                 if stable < end:
                     if state.world.now - began > limit_s:
-                        if not checker.has_lost_state:
-                            checker.ended(history, stable, end, limit_s)
+                        checker.ended(history, stable, end, limit_s)
                         return None
                     await sleep(runtime.clock, RETRY_S)
                     continue
