@@ -57,6 +57,7 @@ class LogTransactions:
     """Transactions in the log of one replica, from its first record on."""
 
     open: dict[int, int] = field(default_factory=dict)  # first offset, by producer id
+    last: dict[int, int] = field(default_factory=dict)  # last offset, by producer id
     # First offset and offset of the marker of each transaction that has ended.
     ended: list[tuple[int, int]] = field(default_factory=list)
     # Highest producer epoch of each producer id, and highest coordinator epoch of its markers.
@@ -71,6 +72,7 @@ class LogTransactions:
         self.epochs[producer_id] = max(known, stamp.producer_epoch)
         if not stamp.is_marker:
             self.open.setdefault(producer_id, offset)
+            self.last[producer_id] = offset
             return
         last = self.coordinator_epochs.get(producer_id, -1)
         self.coordinator_epochs[producer_id] = max(last, stamp.coordinator_epoch)
@@ -85,9 +87,14 @@ class LogTransactions:
 
         A transaction has ended for readers once its marker is below the high watermark. Without
         `awaits_old`, markers that were read from disk count as if they were: a broker that was
-        restarted does not know that they are not replicated (nor does Kafka's).
+        restarted does not know that they are not replicated (nor does Kafka's). Nor does it know
+        open transactions whose records were all deleted.
         """
-        unstable = [*self.open.values()]
+        unstable = [
+            first
+            for producer_id, first in self.open.items()
+            if awaits_old or self.last[producer_id] >= log_start
+        ]
         ended = self.ended if awaits_old else self.ended[self.first_new :]
         unstable += [first for first, marker in ended if marker >= high_watermark]
         return min([high_watermark, *(max(first, log_start) for first in unstable)])

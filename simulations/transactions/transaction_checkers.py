@@ -221,6 +221,8 @@ class TransactionsEnd(TransactionChecker):
     invariant = "T4"
 
     def ended(self, history: PartitionHistory, offset: int, end: int, within_s: float) -> None:
+        if offset < end and (self.has_lost_state or history.lost_records or history.was_unclean):
+            return  # the marker, or the coordinator's decision, was lost for an accepted reason
         self.compare(
             offset >= end,
             "{}: {} s after the last request, the last stable offset is {}, the log end {}",
@@ -232,17 +234,30 @@ class TransactionsEnd(TransactionChecker):
 
 
 class ZombiesAreRefused(TransactionChecker):
-    """A request with an epoch below one that was acknowledged before it was sent has no effect."""
+    """A request with an epoch below one that was acknowledged before it was sent has no effect.
+
+    A leader learns the new epoch by a marker. After an EndTxn it accepts records until that is
+    written: they are part of the transaction, and have its outcome.
+    """
 
     invariant = "T5"
 
-    def acknowledged(self, producer: Producer) -> None:
-        """Note a producer that a client has got from a coordinator."""
-        fence = Fence(producer, self.world.now)
+    def acknowledged(self, producer: Producer, *, by_init: bool = True) -> None:
+        """Note a producer that a coordinator has given, by InitProducerId or by EndTxn."""
+        fence = Fence(producer, self.world.now, by_init)
         self.transactions.fences.setdefault(producer.producer_id, []).append(fence)
 
-    def answered(self, what: str, producer: Producer, asked_at: float, code: ErrorCode) -> None:
-        fence = self.transactions.fence_before(producer, asked_at)
+    def answered(
+        self,
+        what: str,
+        producer: Producer,
+        asked_at: float,
+        code: ErrorCode,
+        *,
+        by_leader: bool = False,
+    ) -> None:
+        """Check the answer of a coordinator, or of a partition's leader."""
+        fence = self.transactions.fence_before(producer, asked_at, needs_markers=by_leader)
         if fence is None:
             return
         self.world.count("requests of zombies")

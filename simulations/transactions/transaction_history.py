@@ -71,6 +71,8 @@ class Fence(NamedTuple):
 
     producer: Producer
     at: float
+    # Whether all earlier transactions have their markers, for which EndTxn does not wait.
+    has_markers: bool = True
 
 
 @dataclass(slots=True)
@@ -114,10 +116,13 @@ class TransactionHistory:
         if transaction not in known:
             known.append(transaction)
 
-    def fence_before(self, producer: Producer, at: float) -> Producer | None:
+    def fence_before(
+        self, producer: Producer, at: float, *, needs_markers: bool = False
+    ) -> Producer | None:
         """Return a newer epoch of the producer id that was acknowledged by then; None if none."""
         for fence in self.fences.get(producer.producer_id, ()):
-            if fence.at <= at and fence.producer.epoch > producer.epoch:
+            is_newer = fence.at <= at and fence.producer.epoch > producer.epoch
+            if is_newer and (fence.has_markers or not needs_markers):
                 return fence.producer
         return None
 

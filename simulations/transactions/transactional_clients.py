@@ -311,7 +311,9 @@ class TransactionalClient(StableReader):
             # The last end of a transaction may be asked for again (KIP-890).
             producer = producer._replace(epoch=producer.epoch + 1)
         checker = self.cluster_state.checker(ZombiesAreRefused)
-        checker.answered(f"{self.instance}: {api.name}", producer, asked_at, code)
+        by_leader = api is ApiKey.PRODUCE
+        what = f"{self.instance}: {api.name}"
+        checker.answered(what, producer, asked_at, code, by_leader=by_leader)
 
     # The producer
 
@@ -335,9 +337,9 @@ class TransactionalClient(StableReader):
             raise RefusedError(code)
         self._becomes(Producer(int(response.producer_id), int(response.producer_epoch)), asked_at)
 
-    def _becomes(self, producer: Producer, asked_at: float) -> None:
+    def _becomes(self, producer: Producer, asked_at: float, *, by_init: bool = True) -> None:
         self.cluster_state.checker(EpochsAreGivenOnce).given(self.instance, producer, asked_at)
-        self.cluster_state.checker(ZombiesAreRefused).acknowledged(producer)
+        self.cluster_state.checker(ZombiesAreRefused).acknowledged(producer, by_init=by_init)
         if producer != self._producer:
             self._sequences = {}
         self._producer = producer
@@ -547,7 +549,7 @@ class TransactionalClient(StableReader):
         world.count(f"transactions {transaction.outcome.value}, acknowledged")
         if transaction.level >= BUMPS and response.producer_id >= 0:
             producer = Producer(int(response.producer_id), int(response.producer_epoch))
-            self._becomes(producer, asked_at)
+            self._becomes(producer, asked_at, by_init=False)
 
     # Offsets of a group
 

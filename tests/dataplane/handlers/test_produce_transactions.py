@@ -93,6 +93,8 @@ class Coordinator:
             ]
         )
 
+    def close(self) -> None: ...
+
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
         return ListTransactionsResponse(
             transaction_states=[
