@@ -174,11 +174,6 @@ class Worker:
         return self._configs.layers
 
     @property
-    def verifies_transactions(self) -> bool:
-        """Whether produce asks coordinators: transaction.partition.verification.enable."""
-        return self.transaction_configs.verifies_partitions
-
-    @property
     def image(self) -> MetadataImage:
         """Metadata image that all parts of this worker have applied."""
         return self.loader.visible

@@ -43,6 +43,7 @@ from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
 from simulations.mutants.replication_mutants import REGISTRATION_MUTANTS, REPLICATION_MUTANTS
 from simulations.mutants.sync_mutants import FAULT_MUTANTS
 from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
+from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from simulations.mutants.truncation_mutants import CUT_MUTANTS
 from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
 from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
@@ -430,5 +431,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
         *UPGRADE_MUTANTS,
+        *TRANSACTION_MUTANTS,
     )
 }

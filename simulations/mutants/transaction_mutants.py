@@ -1,10 +1,15 @@
 """Mutants of transactions: a test of the same rule finds each, and so does the simulator."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 import trio
 
+from dataplane.coordinators.transaction import marker_sender, transaction_shard
+from dataplane.coordinators.transaction.marker_sender import MarkerSender
+from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
+from dataplane.coordinators.transaction.transaction_shard import TransactionShard
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments import producers, snapshots
 from dataplane.log.segments.aborted import OpenTransactions
@@ -13,6 +18,7 @@ from dataplane.log.segments.segment import Segment
 from dataplane.log.segments.verification import Verifications
 from dataplane.worker.transaction_states import TransactionStates
 from simulations.kernel.mutation import Mutant, swapped
+from wire.primitives.errors import ErrorCode
 
 # Logs
 
@@ -99,6 +105,113 @@ def _ongoing_ended_by_administrators() -> AbstractContextManager[None]:
     return swapped(TransactionStates, "open_producers", wrong)
 
 
+# Coordinators
+
+
+def _marker_before_decision() -> AbstractContextManager[None]:
+    """Send the markers once the decision is appended, not once it is committed."""
+
+    def wrong(_: Any) -> Any:
+        def appended(self: Any, records: Any) -> None:
+            for record in records:
+                after = record.decoded_key.after
+                if after is not None and after.state in PREPARED:
+                    self._on_prepared(self, record.decoded_key.transactional_id, after)
+
+        return appended
+
+    return swapped(TransactionShard, "appended", wrong)
+
+
+def _complete_before_markers() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def send(self: Any, shard: Any, transactional_id: str, prepared: Any) -> None:
+            right(self, shard, transactional_id, prepared)
+            self._complete(shard, transactional_id)
+
+        return send
+
+    return swapped(MarkerSender, "send", wrong)
+
+
+def _commit_marker_for_abort() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _marker(*values: Any) -> Any:
+            marker = right(*values)
+            marker.transaction_result = True
+            return marker
+
+        return _marker
+
+    return swapped(marker_sender, "_marker", wrong)
+
+
+def _epoch_not_bumped() -> AbstractContextManager[None]:
+    """Give a new instance the epoch of the last one."""
+
+    def wrong(right: Any) -> Any:
+        def initialized(self: Any, *values: Any) -> Any:
+            after = right(self, *values)
+            return replace(after, producer_epoch=max(self.producer_epoch, 0))
+
+        return initialized
+
+    return swapped(Transaction, "initialized", wrong)
+
+
+def _zombies_accepted() -> AbstractContextManager[None]:
+    """Let coordinators accept older epochs of a producer id."""
+
+    def wrong(right: Any) -> Any:
+        def _check_producer(known: Any, producer: Any) -> ErrorCode:
+            if known is not None and producer.producer_epoch < known.producer_epoch:
+                producer = producer._replace(producer_epoch=known.producer_epoch)
+            code: ErrorCode = right(known, producer)
+            return code
+
+        return _check_producer
+
+    return swapped(transaction_shard, "_check_producer", wrong)
+
+
+def _timeouts_ignored() -> AbstractContextManager[None]:
+    return swapped(Transaction, "has_timed_out", lambda _: lambda self, now_ms: False)
+
+
+def _prepared_not_resumed() -> AbstractContextManager[None]:
+    """Send no markers for the transactions that the last coordinator had prepared."""
+
+    def wrong(_: Any) -> Any:
+        def loaded(self: Any, now: float, now_ms: int) -> None:
+            self._is_loaded = True
+
+        return loaded
+
+    return swapped(TransactionShard, "loaded", wrong)
+
+
+def _last_partitions_only() -> AbstractContextManager[None]:
+    """Forget the earlier partitions of a transaction when others are added."""
+
+    def wrong(right: Any) -> Any:
+        def with_partitions(self: Any, *values: Any) -> Any:
+            return right(replace(self, partitions=frozenset()), *values)
+
+        return with_partitions
+
+    return swapped(Transaction, "with_partitions", wrong)
+
+
+def _verified_without_look() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def verify_partitions(self: Any, transactional_id: str, producer: Any, places: Any) -> Any:
+            return dict.fromkeys(places, ErrorCode.NONE)
+
+        return verify_partitions
+
+    return swapped(TransactionShard, "verify_partitions", wrong)
+
+
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -155,6 +268,60 @@ TRANSACTION_MUTANTS: Final = tuple(
             "the marker of an administrator ends a transaction that its coordinator knows",
             ("T2", "T3"),
             _ongoing_ended_by_administrators,
+        ),
+        (
+            "marker-before-decision",
+            "markers are sent when the decision is appended, not when it is committed",
+            ("T3",),
+            _marker_before_decision,
+        ),
+        (
+            "complete-before-markers",
+            "the end of a transaction is recorded before all of its markers are written",
+            ("T3",),
+            _complete_before_markers,
+        ),
+        (
+            "commit-marker-for-abort",
+            "an abort is written to the partitions as a commit",
+            ("T2", "T3"),
+            _commit_marker_for_abort,
+        ),
+        (
+            "epoch-not-bumped",
+            "a new instance of a producer gets the epoch of the one before",
+            ("T5",),
+            _epoch_not_bumped,
+        ),
+        (
+            "zombies-accepted",
+            "a coordinator accepts requests of an older producer epoch",
+            ("T5",),
+            _zombies_accepted,
+        ),
+        (
+            "transaction-timeouts-ignored",
+            "a transaction whose client has vanished is never aborted",
+            ("T4",),
+            _timeouts_ignored,
+        ),
+        (
+            "prepared-not-resumed",
+            "a new coordinator sends no markers for what the last one had decided",
+            ("T4", "liveness"),
+            _prepared_not_resumed,
+        ),
+        (
+            "last-partitions-only",
+            "a transaction forgets its earlier partitions when others are added",
+            ("T3", "T4", "T5"),
+            _last_partitions_only,
+        ),
+        (
+            "verified-without-look",
+            "a coordinator confirms partitions that are not part of the transaction",
+            ("T5",),
+            _verified_without_look,
         ),
     )
 )

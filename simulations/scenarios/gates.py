@@ -21,7 +21,7 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(11, 300),
+    "replication": CiShare(9, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(3, 30),
@@ -30,9 +30,10 @@ CI: Final[Mapping[str, CiShare]] = {
     "groups": CiShare(6, 40),
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
-    "quorum": CiShare(10, 150),
+    "transactions": CiShare(6, 40),
+    "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
-    "cluster": CiShare(10, 150),
+    "cluster": CiShare(8, 150),
     "everything": CiShare(8, 150),
     "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
@@ -93,6 +94,11 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "groups": _OF_GROUPS,
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
+    "transactions": (
+        *(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
+        "PositionsAreCommitted",
+        "ExactlyOnce",
+    ),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.

@@ -34,6 +34,7 @@ from simulations.replication.replication_scenario import (
 from simulations.single_node.narrow import narrow
 from simulations.single_node.quotas import QUOTAS
 from simulations.single_node.run import play
+from simulations.transactions.transactions_scenario import TRANSACTIONS
 from wire.records.records import Codec
 
 
@@ -347,6 +348,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         GROUPS,
         UPGRADES,
         THROTTLED_MEMBERS,
+        TRANSACTIONS,
         QUOTAS,
     )
 }

@@ -165,7 +165,7 @@ class TransactionAdministrator(CleanupAdministrator):
             )
             response = await at_leader.call(ApiKey.DESCRIBE_PRODUCERS, request)
             rows = response.topics[0].partitions[0].active_producers
-            # Of an open transaction, if there is one.
+            # The producer of an open transaction, if there is one.
             rows = sorted(rows, key=lambda row: -row.current_txn_start_offset)
             for each in rows[:2]:
                 await self._forge(at_leader, name, index, each)

@@ -133,7 +133,7 @@ class MarkerSender:
         """Queue the places by leader; drop those that were deleted."""
         image = self._parts.image
         by_leader: dict[int, list[Place]] = {}
-        for place in list(places):
+        for place in sorted(places):
             topic = image.topic(place[0])
             if topic is None or not 0 <= place[1] < len(topic.partitions):
                 ending.places.discard(place)

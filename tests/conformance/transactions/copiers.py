@@ -57,7 +57,7 @@ class Copiers:
 
 
 class KeptCopier:
-    """A copier as a supervisor runs it: an error ends the process, and the next one goes on."""
+    """A copier as a supervisor runs it: an error ends the process, and the next one continues."""
 
     def __init__(self, start: Callable[[], Member]) -> None:
         self._start = start

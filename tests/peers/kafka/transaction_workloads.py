@@ -3,8 +3,8 @@
 import itertools
 import os
 import struct
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -42,27 +42,6 @@ def reader_of(peer, topic, settings):
     return consumer
 
 
-class Results(threading.Thread):
-    """Runs `work` in a thread; `join` raises its error and returns its result."""
-
-    def __init__(self, work, *arguments):
-        super().__init__(daemon=True)
-        self.work, self.arguments, self.error, self.result = work, arguments, None, None
-        self.start()
-
-    def run(self):
-        try:
-            self.result = self.work(*self.arguments)
-        except BaseException as error:  # raised again by `take`
-            self.error = error
-
-    def take(self):
-        self.join(300)
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
 def quantile(values, share):
     values = sorted(values)
     return values[min(len(values) - 1, int(len(values) * share))]
@@ -80,7 +59,7 @@ def produce(peer, topic, usage, settings, producers, seconds, records=100, size=
     began = clock()
     ends = began + warm + seconds
     sent_count = [0] * producers
-    used = []
+    pool = ThreadPoolExecutor(producers + 1)
 
     def send(number):
         producer, times = made[number], []
@@ -104,12 +83,12 @@ def produce(peer, topic, usage, settings, producers, seconds, records=100, size=
         time.sleep(max(0.0, began + warm - clock()))
         before = usage(peer.pids)[0]
         time.sleep(max(0.0, ends - clock()))
-        used.append(usage(peer.pids)[0] - before)
+        return usage(peer.pids)[0] - before
 
-    meter = Results(measure)
-    threads = [Results(send, number) for number in range(producers)]
+    meter = pool.submit(measure)
+    threads = [pool.submit(send, number) for number in range(producers)]
     taken, got = [], 0
-    while any(each.is_alive() for each in threads) or got < sum(sent_count):
+    while not all(each.done() for each in threads) or got < sum(sent_count):
         messages = reader.consume(1000, 0.5)
         now = clock()
         if now > ends + 60:
@@ -121,8 +100,9 @@ def produce(peer, topic, usage, settings, producers, seconds, records=100, size=
             if began + warm < sent < ends:
                 taken.append(now - sent)
         got += len(messages)
-    times = [one for each in threads for one in each.take()]
-    meter.take()
+    times = [one for each in threads for one in each.result()]
+    used = meter.result()
+    pool.shutdown()
     reader.close()
     if got != sum(sent_count):
         raise RuntimeError(f"{got} records read of {sum(sent_count)}")
@@ -132,7 +112,7 @@ def produce(peer, topic, usage, settings, producers, seconds, records=100, size=
         "p50_ms": quantile(taken, 0.5) * 1e3,
         "p99_ms": quantile(taken, 0.99) * 1e3,
         "txn_p50_ms": quantile(times, 0.5) * 1e3,
-        "cpu_us_per_request": used[0] / len(times) * 1e6,
+        "cpu_us_per_request": used / len(times) * 1e6,
     }
 
 

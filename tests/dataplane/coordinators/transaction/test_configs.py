@@ -8,7 +8,7 @@ from metaquorum.config.registry import WORKER_KEYS, parse_all
 from metaquorum.config.resolution import WorkerLayers
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# Of Apache Kafka 4.3.1.
+# The defaults are those of Apache Kafka 4.3.1.
 DEFAULTS = {
     "transaction.max.timeout.ms": 900_000,
     "transactional.id.expiration.ms": 604_800_000,
