@@ -138,33 +138,47 @@ class _Commit:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_ID_MAPPING, "there is no producer id or no epoch"
             )
+        adds = self._version >= _ADDS_SINCE
+        give_up = worker.clock.monotonic() + RETRIES_S
+        while True:
+            verification = self._begin()
+            if verification is None or verification is NOT_REQUIRED:
+                return TransactionOf(producer_id, epoch, verification)
+            code = await self._ask(adds=adds)
+            if not code:
+                return TransactionOf(producer_id, epoch, verification)
+            # The coordinator completes the producer's last transaction. Its marker ends this
+            # verification.
+            is_busy = adds and code is ErrorCode.CONCURRENT_TRANSACTIONS
+            if not is_busy or worker.clock.monotonic() >= give_up:
+                raise KafkaError(code, "the transaction's coordinator refused the group")
+            await worker.clock.sleep_until(worker.clock.monotonic() + RETRY_S)
+
+    def _begin(self) -> Verification | None:
+        """Begin the verification; None if the transaction is open in the group's partition."""
+        message, worker = self._message, self._worker
+        producer_id, epoch = message.producer_id, message.producer_epoch
         worker.groups.shard(message.group_id)
         index = worker.groups.partition_of(message.group_id)
         producers = worker.replica_manager.by_name(CONSUMER_OFFSETS, index).log.producers
         if producers.in_transaction(producer_id, epoch):
-            return TransactionOf(producer_id, epoch, None)
+            return None
         if self._version < _ADDS_SINCE and not worker.verifies_transactions:
-            return TransactionOf(producer_id, epoch, NOT_REQUIRED)
-        verification = producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())
-        return await self._verified(verification, (CONSUMER_OFFSETS, index))
+            return NOT_REQUIRED
+        return producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())
 
-    async def _verified(self, verification: Verification, place: tuple[str, int]) -> TransactionOf:
-        """Ask the coordinator, and again soon while it completes the producer's last transaction."""
-        message, clock = self._message, self._worker.clock
-        producer_id, epoch = message.producer_id, message.producer_epoch
-        adds = self._version >= _ADDS_SINCE
-        give_up = clock.monotonic() + RETRIES_S
-        while True:
-            codes = await self._worker.transaction_verifier.verify(
-                message.transactional_id, producer_id, epoch, [place], adds=adds
-            )
-            code = codes[place]
-            if not code:
-                return TransactionOf(producer_id, epoch, verification)
-            may_retry = adds and code is ErrorCode.CONCURRENT_TRANSACTIONS
-            if not may_retry or clock.monotonic() >= give_up:
-                raise KafkaError(code, "the transaction's coordinator refused the group")
-            await clock.sleep_until(clock.monotonic() + RETRY_S)
+    async def _ask(self, *, adds: bool) -> ErrorCode:
+        """Return the answer of the transaction's coordinator."""
+        message, worker = self._message, self._worker
+        place = CONSUMER_OFFSETS, worker.groups.partition_of(message.group_id)
+        codes = await worker.transaction_verifier.verify(
+            message.transactional_id,
+            message.producer_id,
+            message.producer_epoch,
+            [place],
+            adds=adds,
+        )
+        return codes[place]
 
     def written(self, checked: _Checked, producer: TransactionOf) -> Work[Message | GroupResponse]:
         def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
