@@ -77,6 +77,7 @@ KINDS: Final = (
 MOVES: Final = ("kill", "restart", "pause", "isolate", "slow links")
 FEW_FAULTS: Final = 8
 ALONE: Final = 0.2  # share of worlds with one worker
+CROWDED: Final = 0.3
 TIMEOUTS_MS: Final = (500, 1000, 3000)
 OFFSETS_ARE_SERVED: Final = ApiKey.TXN_OFFSET_COMMIT in APIS
 _OF_CHAINS: Final = (
@@ -93,7 +94,7 @@ class TransactionSettings:
     chains: int  # members of one group
     shares: float  # share of producers whose transactional id another one has, too
     stable_consumers: int
-    level: int  # transaction.version at first
+    is_crowded: bool  # all producers write to the partitions of one topic
     topic_configs: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,7 +113,8 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     settings.changes = draw.choice([4, 12, 30])
     settings.unclean = 0.0
     settings.fault_s, settings.peace_s = draw.choice([3.0, 6.0]), draw.choice([1.0, 2.5])
-    settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
+    settings.disk_delay_s = draw.choice([0.0005, 0.005])
+    settings.delay_s = draw.choice([0.002, 0.002, 0.02])
     settings.session_timeout_ms = 2000
     kinds = draw.choice([KINDS, KINDS, MOVES])
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
@@ -141,7 +143,7 @@ def draw_transactions(draw: Random) -> TransactionSettings:
         chains=draw.randint(0, 2) * OFFSETS_ARE_SERVED,
         shares=draw.choice([0.0, 0.3, 1.0]),
         stable_consumers=draw.randint(1, 2),
-        level=draw.choice([0, 1, 2, 2]),
+        is_crowded=draw.random() < CROWDED,
         topic_configs=configs,
     )
 
@@ -183,7 +185,11 @@ def clients_of_transactions(
     producers: list[AnyClient] = []
     for number in range(settings.producers):
         copies = 2 if draw.random() < settings.shares else 1
-        topics = (PLAIN, COMPACTED, EXPIRING, INPUT) if number else (INPUT, PLAIN)
+        topics: tuple[str, ...] = (INPUT, PLAIN)
+        if number:
+            topics = (PLAIN, COMPACTED, EXPIRING, INPUT)
+        if settings.is_crowded:
+            topics = (PLAIN,)
         for copy in range(copies):
             name = f"producer-{number}-{copy}"
             producers.append(
@@ -215,7 +221,7 @@ def clients_of_transactions(
         name = f"consumer-{number}"
         clients.consumers.append(ReplicaConsumer(cluster_state, name, world.stream(name)))
     stable = [
-        StableConsumer(cluster_state, name, world.stream(name))
+        StableConsumer(cluster_state, name, world.stream(name), PLAIN)
         for name in (f"stable-{number}" for number in range(settings.stable_consumers))
     ]
     others: list[AnyClient] = [*producers, *chains, *stable]
@@ -263,6 +269,7 @@ TRANSACTIONS: Final = Scenario(
         "requests of zombies",
         "records after the end",
         "clients crashed",
+        "clients that vanish",
         "clients slower than their timeout",
         "committed records shown",
         "aborted records left out",
