@@ -20,6 +20,21 @@ NOT_WRITTEN: Final = {
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.RECORD_LIST_TOO_LARGE,
 }
+# Refusals of a transaction by the log, which its producer or its coordinator must know.
+OF_TRANSACTIONS: Final = frozenset(
+    (
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    )
+)
+
+
+def refusal(error: KafkaError) -> ErrorCode:
+    """Return the error for the client whose write, or marker, the log has refused."""
+    if error.code in OF_TRANSACTIONS:
+        return error.code
+    return NOT_WRITTEN.get(error.code, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 class EncodedBatch(NamedTuple):
@@ -28,23 +43,29 @@ class EncodedBatch(NamedTuple):
 
 
 def encoded_batches(
-    records: Sequence[CoordinatorRecord], config: TopicConfig, timestamp_ms: int
+    records: Sequence[CoordinatorRecord],
+    config: TopicConfig,
+    timestamp_ms: int,
+    transaction_of: tuple[int, int] | None = None,
 ) -> list[EncodedBatch]:
-    """Return the records as batches, nearly always one.
+    """Return the records as batches, nearly always one; of a transaction of producer id and epoch.
 
     Raises KafkaError (MESSAGE_TOO_LARGE) if a record exceeds max.message.bytes or segment.bytes.
     """
     max_bytes = min(config.max_message_bytes, config.log.segment_bytes)
     if len(records) == 1:
-        return [_encoded(records, max_bytes, timestamp_ms)]
+        return [_encoded(records, max_bytes, timestamp_ms, transaction_of)]
     divided = _divided(records, min(BATCH_BYTES, max_bytes - HEADER_BYTES))
-    return [_encoded(some, max_bytes, timestamp_ms) for some in divided]
+    return [_encoded(some, max_bytes, timestamp_ms, transaction_of) for some in divided]
 
 
 def _encoded(
-    records: Sequence[CoordinatorRecord], max_bytes: int, timestamp_ms: int
+    records: Sequence[CoordinatorRecord],
+    max_bytes: int,
+    timestamp_ms: int,
+    transaction_of: tuple[int, int] | None,
 ) -> EncodedBatch:
-    data = encode_pairs([each[:2] for each in records], timestamp_ms)
+    data = encode_pairs([each[:2] for each in records], timestamp_ms, transaction_of)
     if len(data) > max_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,

@@ -17,7 +17,9 @@ A write of an ACTIVE shard:
        '-----UNLOADED-----> answered with NOT_COORDINATOR; the next leader replays it, or its log
                             does not have it
 
-Writes are replayed in the order of their offsets, and only in the leader epoch of their append.
+Writes are replayed in the order of their offsets, and only in the leader epoch of their append. So
+are the markers of transactions. One that ends a long transaction is applied in several steps; the
+batches after it wait.
 """
 
 from collections import deque
@@ -27,11 +29,13 @@ from enum import Enum
 from math import inf
 from typing import Final, Generic, TypeVar
 
-from dataplane.coordinators.shard import CoordinatorRecord, Shard
+from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
+from dataplane.log.segments.producers import TransactionMarker
 from dataplane.network.delayed import Timer
 from dataplane.partition.partition import CommitWaiter, Partition
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import NO_PRODUCER_ID
 
 S = TypeVar("S", bound=Shard)
 
@@ -51,7 +55,10 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch that was appended and is not replayed yet; the last one of a write has callbacks."""
+    """A batch that was appended and is not replayed yet; the last one of a write has callbacks.
+
+    `producer_id` is that of a transactional batch; a `marker` is a batch without other records.
+    """
 
     records: Sequence[CoordinatorRecord]
     end_offset: int
@@ -59,12 +66,18 @@ class PendingBatch:
     due: float  # time limit, monotonic seconds
     committed: Callable[[], object] | None = None
     failed: Callable[[ErrorCode], object] | None = None
+    producer_id: int = NO_PRODUCER_ID
+    marker: TransactionMarker | None = None
 
 
 def pending_bytes(records: Sequence[CoordinatorRecord]) -> int:
     """Return the memory of a batch with these records until it is replayed, estimated."""
     size_bytes = sum([len(each.key) + len(each.value or b"") for each in records])
     return _BATCH_BYTES + size_bytes + len(records) * _RECORD_BYTES
+
+
+def _transactional(shard: object) -> TransactionalShard | None:
+    return shard if isinstance(shard, TransactionalShard) else None
 
 
 class HostedShard(Generic[S]):
@@ -77,6 +90,7 @@ class HostedShard(Generic[S]):
         # Log end offset at the start of the leader epoch: earlier records are loaded.
         self.first_offset = partition.log.log_end_offset
         self.shard = shard
+        self.transactional: TransactionalShard | None = _transactional(shard)
         self.state = State.LOADING
         self.pending: deque[PendingBatch] = deque()
         self.pending_bytes = 0
@@ -86,6 +100,8 @@ class HostedShard(Generic[S]):
         self.timer: Timer | None = None  # calls the shard's `due`
         self.timer_due = inf
         self.limit_timer: Timer | None = None  # for the time limit of `pending`
+        # Rest of the transaction that the first batch of `pending`, a marker, ends.
+        self._ending: Work[None] | None = None
 
     @property
     def is_current(self) -> bool:
@@ -144,7 +160,10 @@ class HostedShard(Generic[S]):
     def appended(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
         self.pending_bytes += batch.size_bytes
-        self.shard.appended(batch.records)
+        if batch.producer_id == NO_PRODUCER_ID or self.transactional is None:
+            self.shard.appended(batch.records)
+        else:
+            self.transactional.appended_in_transaction(batch.records, batch.producer_id)
 
     def replay(self, now: float) -> int:
         """Replay committed batches in order and answer their writes; return the bytes of memory.
@@ -153,15 +172,37 @@ class HostedShard(Generic[S]):
         """
         replay, left, freed_bytes = self.shard.replay, REPLAYED_AT_ONCE, 0
         while left > 0 and self.has_committed and self.state is State.ACTIVE:
-            batch = self.pending.popleft()
+            batch = self.pending[0]
+            if batch.marker is not None and not self._end_transaction(batch.marker, now):
+                break
+            self.pending.popleft()
             self.pending_bytes -= batch.size_bytes
             freed_bytes += batch.size_bytes
-            for record in batch.records:
-                replay(record, now)
+            if batch.producer_id == NO_PRODUCER_ID or self.transactional is None:
+                for record in batch.records:
+                    replay(record, now)
+            else:
+                for record in batch.records:
+                    self.transactional.replay_transactional(record, batch.producer_id, now)
             left -= len(batch.records)
             if batch.committed is not None:
                 batch.committed()
         return freed_bytes
+
+    def _end_transaction(self, marker: TransactionMarker, now: float) -> bool:
+        """Replay the marker, or a part of it; return whether that is done."""
+        if self.transactional is None:
+            return True
+        if self._ending is None:
+            self._ending = self.transactional.replay_marker(marker, now)
+            if self._ending is None:
+                return True
+        try:
+            next(self._ending)
+        except StopIteration:
+            self._ending = None
+            return True
+        return False
 
     def refuse_late(self, now: float) -> None:
         """Fail the writes whose time limit has passed; they are replayed if they are committed."""

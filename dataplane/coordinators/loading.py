@@ -9,6 +9,10 @@ below that are committed, and those that are not in this log never were. Compact
 may run meanwhile. They leave gaps in the offsets, and move records to other files: a chunk whose
 file was removed is read again. So is one that could not be read while the disk or the process has a
 transient failure. Memory: one chunk, and one decompressed piece of a batch.
+
+A transaction may still be open at the end: its marker follows in the leader's own epoch.
+Compaction may have removed records of a transaction, or all of them, but not the marker of those
+that are left.
 """
 
 from collections.abc import Callable
@@ -18,9 +22,11 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import trio
 
 from dataplane.coordinators.hosted_shard import HostedShard
-from dataplane.coordinators.shard import CoordinatorRecord, Shard
+from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import ColdError
+from dataplane.log.segments.markers import marker_at
+from dataplane.log.segments.producers import TransactionMarker
 from dataplane.log.segments.slices import LogSlice
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work
@@ -28,7 +34,7 @@ from metaquorum.runtime import Clock, Disk, File, StorageError
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import BatchHeader, BatchState, batches, scan
-from wire.records.records import record_spans
+from wire.records.records import ControlType, record_spans
 
 S = TypeVar("S", bound=Shard)
 
@@ -143,17 +149,20 @@ class ShardLoader(Generic[S]):
         return None
 
     def _replayed(self, chunk: Chunk) -> Work[None]:
-        """Replay the records of the chunk from the next offset on, in pieces. Raises LoadError.
-
-        Markers of transactions are skipped.
-        """
-        offset, replay = self._offset, self._hosted.shard.replay
+        """Replay the records of the chunk from the next offset on, in pieces. Raises LoadError."""
+        offset, shard = self._offset, self._hosted.shard
+        transactional = self._hosted.transactional
         count, left = 0, PIECE_BYTES
         for position, header in chunk.batches:
-            if header.is_control:
-                continue
             base_offset = header.base_offset
             try:
+                if header.is_control:
+                    if transactional is not None and base_offset >= offset:
+                        yield from _end_transaction(transactional, chunk.data, position, header)
+                    continue
+                replay = shard.replay
+                if header.is_transactional and transactional is not None:
+                    replay = partial(_replay_transactional, transactional, header.producer_id)
                 for data, spans in record_spans(chunk.data, position, header):
                     for (
                         _, _, _, delta, _, key_at, key_length, value_at, value_length, _, _
@@ -180,6 +189,28 @@ class ShardLoader(Generic[S]):
             yield
         self.record_count += count
         self._offset = chunk.next_offset
+
+
+def _replay_transactional(
+    shard: TransactionalShard, producer_id: int, record: CoordinatorRecord, now: float
+) -> Work[None] | None:
+    return shard.replay_transactional(record, producer_id, now)
+
+
+def _end_transaction(
+    shard: TransactionalShard, data: bytes, position: int, header: BatchHeader
+) -> Work[None]:
+    """Replay the marker in a control batch."""
+    found = marker_at(data, position, header)
+    if found is None:
+        return
+    is_commit = found.control_type is ControlType.COMMIT
+    marker = TransactionMarker(
+        header.producer_id, header.producer_epoch, found.coordinator_epoch, is_commit
+    )
+    long = shard.replay_marker(marker, 0.0)
+    if long is not None:
+        yield from long
 
 
 async def read_chunk(

@@ -18,6 +18,9 @@ epoch, they are replayed, in the order of the log, and then the answer is given.
     bytes, or it is not committed in time
     a record is too large                                 RECORD_LIST_TOO_LARGE
 
+Writes may be part of a producer's transaction, and `append_marker` ends transactions. Both are
+replayed in the order of the log, as all else.
+
 Loads, replays and unloads are done in time slices. An operation, and the append of its records, is
 one step; callers bound its size. Source: the coordinator runtime of KIP-848; this one has no
 threads and no snapshots, because the state follows committed records only.
@@ -32,17 +35,19 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.appending import NOT_WRITTEN, EncodedBatch, encoded_batches
+from dataplane.coordinators.appending import EncodedBatch, encoded_batches, refusal
 from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State, pending_bytes
 from dataplane.coordinators.loading import LoadError, LoadParts, ShardLoader
-from dataplane.coordinators.shard import CoordinatorRecord, Shard, Write
+from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionOf, Write
+from dataplane.log.segments.markers import MARKER_BYTES
+from dataplane.log.segments.producers import TransactionMarker
 from dataplane.network.delayed import Timers
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import at_once
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime import StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import parse_header
+from wire.records.batches import NO_PRODUCER_ID, parse_header
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +185,55 @@ class CoordinatorRuntime(Generic[S]):
             self._write(hosted, outcome, _nothing, _nothing)
             self._arm(hosted)
 
+    def append_marker(
+        self,
+        index: int,
+        marker: TransactionMarker,
+        done: Callable[[], object],
+        failed: Callable[[ErrorCode], object],
+    ) -> None:
+        """Append the marker, which is replayed as the records before and after it are.
+
+        `done` is called once the transaction has ended in the shard, and `failed` if the log
+        refuses the marker or it is not committed in time: a retry is to follow, and does no harm.
+        Raises KafkaError if there is no active shard.
+        """
+        hosted = self._active(index)
+        code = self._refusal(hosted, ()) if self.pending_bytes else None
+        if code is None:
+            code = self._append_marker(hosted, marker, done, failed)
+        self._settle(hosted)
+        if code is not None:
+            failed(code)
+
+    def _append_marker(
+        self,
+        hosted: HostedShard[S],
+        marker: TransactionMarker,
+        done: Callable[[], object],
+        failed: Callable[[ErrorCode], object],
+    ) -> ErrorCode | None:
+        """Append the marker and let it wait for its commit; return the error if it is refused."""
+        partition = hosted.partition
+        try:
+            partition.check_append(-1)
+            result = partition.log.append_marker(
+                marker, hosted.leader_epoch, self._parts.clock.now_ms()
+            )
+            partition.appended(MARKER_BYTES)
+        except KafkaError as error:
+            return refusal(error)
+        except StorageError as error:
+            return self._failed_disk(hosted, error)
+        self._await_commit(hosted, (), result.last_offset + 1, done, failed, marker=marker)
+        return None
+
+    def _failed_disk(self, hosted: HostedShard[S], error: StorageError) -> ErrorCode:
+        self._partitions.fail(hosted.partition, error)
+        if hosted.is_current:  # a full disk may have space again
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NOT_COORDINATOR
+
     def _write(
         self,
         hosted: HostedShard[S],
@@ -196,7 +250,7 @@ class CoordinatorRuntime(Generic[S]):
                 failed(code)
 
         committed = None if answer is None else partial(done, answer)
-        code = self._append(hosted, outcome.records, committed, fail)
+        code = self._append(hosted, outcome.records, committed, fail, outcome.producer)
         if code is not None:
             fail(code)
 
@@ -206,6 +260,7 @@ class CoordinatorRuntime(Generic[S]):
         records: Sequence[CoordinatorRecord],
         committed: Callable[[], object] | None,
         failed: Callable[[ErrorCode], object],
+        producer: TransactionOf | None = None,
     ) -> ErrorCode | None:
         """Append the records; return the error for the client if they are refused.
 
@@ -218,26 +273,25 @@ class CoordinatorRuntime(Generic[S]):
             now_ms = clock.now_ms()
             try:
                 partition.check_append(-1)
-                *parts, last = encoded_batches(records, partition.config, now_ms)
+                transaction_of = None if producer is None else producer[:2]
+                *parts, last = encoded_batches(records, partition.config, now_ms, transaction_of)
                 for batch in parts:
-                    self._await_commit(hosted, batch, self._write_batch(hosted, batch, now_ms))
-                end_offset = self._write_batch(hosted, last, now_ms)
+                    end_offset = self._write_batch(hosted, batch, now_ms, producer)
+                    self._await_commit(hosted, batch.records, end_offset, producer=producer)
+                end_offset = self._write_batch(hosted, last, now_ms, producer)
             except KafkaError as error:
-                code = NOT_WRITTEN.get(error.code, ErrorCode.UNKNOWN_SERVER_ERROR)
+                code = refusal(error)
             except StorageError as error:
-                self._partitions.fail(partition, error)
-                code = (
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE  # a full disk may have space again
-                    if hosted.is_current
-                    else ErrorCode.NOT_COORDINATOR
-                )
+                code = self._failed_disk(hosted, error)
             else:
-                if hosted.is_committed_at_once(end_offset):
+                if producer is None and hosted.is_committed_at_once(end_offset):
                     hosted.shard.replay_appended(last.records, clock.monotonic())
                     if committed is not None:
                         committed()
                     return None
-                self._await_commit(hosted, last, end_offset, committed, failed)
+                self._await_commit(
+                    hosted, last.records, end_offset, committed, failed, producer=producer
+                )
         if code is not None:
             hosted.shard.refused(records, clock.monotonic())
         self._settle(hosted)
@@ -254,25 +308,42 @@ class CoordinatorRuntime(Generic[S]):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return None
 
-    def _write_batch(self, hosted: HostedShard[S], batch: EncodedBatch, now_ms: int) -> int:
+    def _write_batch(
+        self,
+        hosted: HostedShard[S],
+        batch: EncodedBatch,
+        now_ms: int,
+        producer: TransactionOf | None,
+    ) -> int:
         """Append one batch; return its end offset. Raises KafkaError or StorageError."""
         partition, data = hosted.partition, batch.data
-        result = partition.log.append(data, [parse_header(data)], hosted.leader_epoch, now_ms)
+        header = parse_header(data)
+        if producer is not None:
+            partition.log.producers.check_verified(header, producer.verification)
+        result = partition.log.append(data, [header], hosted.leader_epoch, now_ms)
         partition.appended(len(data))
         return result.last_offset + 1
 
     def _await_commit(
         self,
         hosted: HostedShard[S],
-        batch: EncodedBatch,
+        records: Sequence[CoordinatorRecord],
         end_offset: int,
         committed: Callable[[], object] | None = None,
         failed: Callable[[ErrorCode], object] | None = None,
+        *,
+        producer: TransactionOf | None = None,
+        marker: TransactionMarker | None = None,
     ) -> None:
         """Let an appended batch wait for its commit."""
-        size_bytes = pending_bytes(batch.records)
+        size_bytes = pending_bytes(records)
         due = self._parts.clock.monotonic() + self._time_limit_s()
-        hosted.appended(PendingBatch(batch.records, end_offset, size_bytes, due, committed, failed))
+        producer_id = NO_PRODUCER_ID if producer is None else producer.producer_id
+        hosted.appended(
+            PendingBatch(
+                records, end_offset, size_bytes, due, committed, failed, producer_id, marker
+            )
+        )
         self.pending_bytes += size_bytes
 
     # Commits

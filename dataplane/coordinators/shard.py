@@ -10,8 +10,10 @@ coordinator runtime.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from dataplane.log.segments.producers import TransactionMarker
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.scheduling.time_slices import Work
 from wire.primitives.errors import ErrorCode
 
@@ -29,16 +31,26 @@ class CoordinatorRecord(NamedTuple):
     decoded_key: object = None
 
 
+class TransactionOf(NamedTuple):
+    """Transaction of a write: its producer, and the verification on which the append relies."""
+
+    producer_id: int
+    producer_epoch: int
+    verification: Verification | None = NOT_REQUIRED
+
+
 class Write(NamedTuple, Generic[T]):
     """Records to append, and the answer to give once they are committed.
 
     `on_failed` is called with the reason if they are not appended, or not committed in time.
-    Records that were appended may still be committed after that, and are then replayed.
+    Records that were appended may still be committed after that, and are then replayed. `producer`:
+    the records are part of its open transaction.
     """
 
     records: Sequence[CoordinatorRecord]
     answer: T
     on_failed: Callable[[ErrorCode], object] | None = None
+    producer: TransactionOf | None = None
 
 
 class Shard(Protocol):
@@ -86,4 +98,32 @@ class Shard(Protocol):
         """Answer all waiting requests with NOT_COORDINATOR, and free the state.
 
         The leadership has ended: no operation follows. Yields between pieces.
+        """
+
+
+@runtime_checkable
+class TransactionalShard(Protocol):
+    """What a shard has in addition to `Shard` if others may write to it in their transactions.
+
+    A shard without these methods is given transactional records as any others, and no markers.
+    """
+
+    def appended_in_transaction(
+        self, records: Sequence[CoordinatorRecord], producer_id: int
+    ) -> None:
+        """Note transactional records that were appended: as `Shard.appended`."""
+
+    def replay_transactional(
+        self, record: CoordinatorRecord, producer_id: int, now: float
+    ) -> Work[None] | None:
+        """Apply a replicated record of a transaction, which is open until its marker is replayed.
+
+        The result is that of `Shard.replay`.
+        """
+
+    def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
+        """End the producer's transaction. A long one is applied by the work that is returned.
+
+        The work must be finished before anything else is replayed. A marker without a transaction
+        is ignored.
         """

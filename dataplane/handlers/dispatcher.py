@@ -40,6 +40,7 @@ from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
 from dataplane.handlers.security import acls, sasl, scram
 from dataplane.handlers.transactions import coordination, markers
+from dataplane.handlers.transactions import offsets as txn_offsets
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
@@ -102,6 +103,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
     ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,
     ApiKey.WRITE_TXN_MARKERS: markers.handle_write_txn_markers,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offsets.handle_txn_offset_commit,
     ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
     ApiKey.CREATE_ACLS: acls.handle_create_acls,
     ApiKey.DELETE_ACLS: acls.handle_delete_acls,

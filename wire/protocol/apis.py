@@ -194,6 +194,13 @@ _ROWS: Final = (
         flexible_from=1,
         permissions=("ALTER CLUSTER", "CLUSTER_ACTION CLUSTER"),
     ),
+    Api(
+        ApiKey.TXN_OFFSET_COMMIT,
+        0,
+        5,
+        flexible_from=3,
+        permissions=("WRITE TRANSACTIONAL_ID", "READ GROUP", "READ TOPIC"),
+    ),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.CREATE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),

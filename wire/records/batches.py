@@ -366,10 +366,28 @@ def pack_batch(header: BatchHeader, body: bytes) -> bytearray:
     return batch
 
 
-def pack_plain_batch(body: bytes, record_count: int, timestamp_ms: int) -> bytearray:
-    """Return an uncompressed batch at offset 0, without a producer; `body` has the records."""
+def pack_plain_batch(
+    body: bytes,
+    record_count: int,
+    timestamp_ms: int,
+    transaction_of: tuple[int, int] | None = None,
+) -> bytearray:
+    """Return an uncompressed batch at offset 0, without sequences; `body` has the records.
+
+    `transaction_of`: producer id and epoch of the transaction that the batch belongs to.
+    """
+    attributes, producer_id, epoch = 0, NO_PRODUCER_ID, -1
+    if transaction_of is not None:
+        attributes, (producer_id, epoch) = TRANSACTIONAL, transaction_of
     checked = _AFTER_CRC.pack(
-        0, record_count - 1, timestamp_ms, timestamp_ms, NO_PRODUCER_ID, -1, -1, record_count
+        attributes,
+        record_count - 1,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        epoch,
+        -1,
+        record_count,
     )
     checked += body
     batch_bytes = _CRC_START + len(checked)

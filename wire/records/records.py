@@ -423,11 +423,14 @@ def encode_batch(
 
 
 def encode_pairs(
-    pairs: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int
+    pairs: Iterable[tuple[bytes | None, bytes | None]],
+    timestamp_ms: int,
+    transaction_of: tuple[int, int] | None = None,
 ) -> bytearray:
     """Return an uncompressed batch of keys and values, all with one timestamp, offsets from 0.
 
     The same as `encode_batch`, in a fifth of the time for a batch of one short record.
+    `transaction_of`: producer id and epoch of the transaction that the batch belongs to.
     """
     parts: list[bytes] = []
     count = 0
@@ -440,7 +443,7 @@ def encode_pairs(
             record += varint(len(value)) + value + _NO_HEADERS
         parts += (varint(len(record)), record)
         count += 1
-    return pack_plain_batch(b"".join(parts), count, timestamp_ms)
+    return pack_plain_batch(b"".join(parts), count, timestamp_ms, transaction_of)
 
 
 def _encode_record(out: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:

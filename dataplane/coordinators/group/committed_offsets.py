@@ -20,7 +20,9 @@ offsets, names and dicts included (64-bit CPython 3.11): 130 bytes per offset if
 more partitions of a topic, 350 if they have one partition of each of 100 topics, 210 if each
 group has a single offset.
 
-Deliberately absent: offsets of open transactions.
+Offsets of open transactions are pending, too, until they are replicated, and then wait for the
+markers of their transactions in `transactional_offsets`. Until then the offset is *unstable*: no
+one can know its next value (KIP-447). A group without transactions needs no memory for this.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,12 +42,16 @@ from dataplane.coordinators.group.record_formats import (
     offset_timestamps,
     offset_topic_id,
 )
+from dataplane.coordinators.group.transactional_offsets import Place, TransactionalOffsets
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.types import ZERO_UUID, Uuid
 
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
 # refused (`has_room`), as while the in-sync replicas are too few.
 MAX_PENDING_OFFSETS: Final = 200_000
+# Offsets that wait for markers, at most: some 100 MB. Others may be committed beyond that, but not
+# in transactions.
+MAX_TRANSACTIONAL_OFFSETS: Final = 200_000
 # Offsets of one piece of a group: their tombstones are encoded and appended in some milliseconds.
 PIECE_OFFSETS: Final = 256
 # Bytes of the group id in the keys of one piece.
@@ -53,8 +59,6 @@ PIECE_ID_BYTES: Final = 256 << 10
 
 # Current id of the topic of a name, ZERO_UUID if there is none.
 TopicIdOf: TypeAlias = Callable[[str], Uuid]
-# Topic and partition of an offset of a group.
-Place: TypeAlias = tuple[str, int]
 # Values by topic and partition. No dict is empty.
 _Topics: TypeAlias = dict[str, dict[int, bytes]]
 _NO_TOPICS: Final[_Topics] = {}
@@ -89,8 +93,15 @@ class _Pending:
 class CommittedOffsets:
     """Committed offsets by group, topic and partition, and pending commits."""
 
-    def __init__(self, max_pending: int = MAX_PENDING_OFFSETS) -> None:
+    def __init__(
+        self,
+        max_pending: int = MAX_PENDING_OFFSETS,
+        max_transactional: int = MAX_TRANSACTIONAL_OFFSETS,
+    ) -> None:
         self._max_pending = max_pending
+        self._max_transactional = max_transactional
+        self.transactional = TransactionalOffsets()
+        self._waiting = self.transactional.groups
         self._groups: GroupTable[_Topics | bytes] = GroupTable()
         self._pending: dict[str, dict[tuple[str, int], _Pending]] = {}
         self.offset_count = 0
@@ -101,6 +112,11 @@ class CommittedOffsets:
     def has_room(self, offsets: int) -> bool:
         """Return whether commits of this number of offsets may be appended."""
         return self.pending_count + offsets <= self._max_pending
+
+    def has_transactional_room(self, offsets: int) -> bool:
+        """Return whether this number of offsets may be appended in a transaction."""
+        waiting = self.transactional.count + self.pending_count + offsets
+        return self.has_room(offsets) and waiting <= self._max_transactional
 
     def appended(self, key: OffsetKey, value: bytes | None) -> None:
         """Count a commit that is appended, and not committed yet."""
@@ -129,6 +145,27 @@ class CommittedOffsets:
             self._committed(group, topic, partition)
         self._set(group, topic, partition, value)
 
+    def replay_transactional(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
+        """Apply a replicated record of a transaction; the offset waits for its marker.
+
+        Raises MalformedRecordError, and changes nothing, if the value is malformed.
+        """
+        group, topic, partition = key
+        if value is None:
+            self._remove(group, topic, partition)
+            return
+        check_offset_value(value)
+        if self._pending:
+            self._committed(group, topic, partition)
+        self.transactional.add(producer_id, group, (topic, partition), value)
+
+    def replay_marker(self, producer_id: int, *, is_commit: bool) -> Work[None] | None:
+        """End a transaction; return the rest of the work if it has many offsets."""
+        return self.transactional.end(producer_id, self._commit if is_commit else None)
+
+    def _commit(self, group: str, place: Place, value: bytes) -> None:
+        self._put(group, *place, value)
+
     def replay_appended(self, key: OffsetKey, value: bytes | None) -> None:
         """Apply a record that this coordinator has encoded, and that its append has committed.
 
@@ -140,6 +177,11 @@ class CommittedOffsets:
             self._set(*key, value)
 
     def _set(self, group: str, topic: str, partition: int, value: bytes) -> None:
+        if self._waiting:
+            self.transactional.overtake(group, (topic, partition))
+        self._put(group, topic, partition, value)
+
+    def _put(self, group: str, topic: str, partition: int, value: bytes) -> None:
         groups = self._groups.bucket(group)
         topics = groups.get(group)
         if topics is None:
@@ -173,6 +215,8 @@ class CommittedOffsets:
                 del self._pending[group]
 
     def _remove(self, group: str, topic: str, partition: int) -> None:
+        if self._waiting:
+            self.transactional.remove(group, (topic, partition))
         topics = self._topics(group)
         partitions = topics.get(topic, {})
         if partitions.pop(partition, None) is None:
@@ -209,17 +253,19 @@ class CommittedOffsets:
                     left = FORGOTTEN_ROWS
                     yield
         yield from emptied(self._pending)
+        yield from self.transactional.emptied()
 
     # Reading
 
     def groups(self) -> Iterator[list[str]]:
-        """Yield the groups that have committed offsets or pending commits, in pieces.
+        """Yield the groups that have committed offsets, pending ones or open transactions.
 
+        They come in pieces.
         Offsets may change between two steps; a group whose offsets existed at the first step, and
         still do, is yielded.
         """
-        pending = set(self._pending)
-        yield list(self._pending)
+        pending = {**dict.fromkeys(self._pending), **dict.fromkeys(self._waiting)}
+        yield list(pending)
         for groups in self._groups.pieces():
             yield [group for group in groups if group not in pending]
 
@@ -241,21 +287,25 @@ class CommittedOffsets:
         return group in self._groups
 
     def has_group(self, group: str) -> bool:
-        """Return whether the group has committed offsets or pending commits."""
-        return group in self._groups or group in self._pending
+        """Return whether the group has committed offsets, pending ones or open transactions."""
+        return group in self._groups or group in self._pending or group in self._waiting
 
     def has_pending(self, group: str) -> bool:
         """Return whether the group has pending commits."""
         return group in self._pending
 
     def has_offset(self, group: str, topic: str, partition: int) -> bool:
-        """Return whether the offset is committed, or has a pending commit."""
-        return self._is_pending(group, topic, partition) or partition in self._topics(group).get(
+        """Return whether the offset is committed or unstable."""
+        return self.is_unstable(group, topic, partition) or partition in self._topics(group).get(
             topic, {}
         )
 
-    def _is_pending(self, group: str, topic: str, partition: int) -> bool:
-        return (topic, partition) in self._pending.get(group, {})
+    def is_unstable(self, group: str, topic: str, partition: int) -> bool:
+        """Return whether the offset has a pending commit, or one in an open transaction."""
+        place = topic, partition
+        return place in self._pending.get(group, ()) or (
+            bool(self._waiting) and place in self.transactional.places(group)
+        )
 
     def fetch(self, group: str, topic: str, partition: int, topic_id: Uuid) -> OffsetValue | None:
         """Return the committed offset; None if there is none for the topic with this id.
@@ -290,11 +340,11 @@ class CommittedOffsets:
     # Tombstones
 
     def delete_group(self, group: str) -> list[bytes]:
-        """Return the keys of tombstones for all offsets of the group, also pending ones."""
+        """Return the keys of tombstones for all offsets of the group, also unstable ones."""
         return [encode_key(OffsetKey(group, *place)) for place in self._places(group)]
 
     def delete_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> list[bytes]:
-        """Return the keys of tombstones for those of these offsets that exist or are pending."""
+        """Return the keys of tombstones for those of these offsets that exist or are unstable."""
         return [
             encode_key(OffsetKey(group, topic, partition))
             for partition in partitions
@@ -304,7 +354,7 @@ class CommittedOffsets:
     def delete_topic(self, group: str, topic: str, topic_id: Uuid) -> list[bytes]:
         """Return the keys of tombstones for the group's offsets of a topic that was deleted.
 
-        The last commit decides, also a pending one: the offset belongs to the topic if it has the
+        The last commit decides, also an unstable one: the offset belongs to the topic if it has the
         id of the topic or none. A shard may have a million groups, so this is done for one of them.
         """
         return [
@@ -333,10 +383,12 @@ class CommittedOffsets:
         return keys
 
     def _last_topic_id(self, group: str, topic: str, partition: int) -> Uuid | None:
-        """Return the topic id of the last commit, committed or pending; None if it is deleted."""
+        """Return the topic id of the last commit, also an unstable one; None if it is deleted."""
         pending = self._pending.get(group, {}).get((topic, partition))
         if pending is None:
-            value = self._topics(group).get(topic, {}).get(partition)
+            value = self.transactional.last_value(group, (topic, partition))
+            if value is None:
+                value = self._topics(group).get(topic, {}).get(partition)
         else:
             value = pending.value
         return None if value is None else offset_topic_id(value)
@@ -366,9 +418,9 @@ class CommittedOffsets:
             if value is None or topic in retention.subscribed:
                 continue
             is_expired = retention.is_expired(*offset_timestamps(value), now_ms, retention_ms)
-            if is_expired and not self._is_pending(group, topic, partition):
+            if is_expired and not self.is_unstable(group, topic, partition):
                 keys.append(encode_key(OffsetKey(group, topic, partition)))
-        is_all = group not in self._pending and len(keys) == len(places)
+        is_all = not self._has_unstable(group) and len(keys) == len(places)
         return ExpiredOffsets(keys, is_all and len(keys) == sum(map(len, topics.values())))
 
     def is_large(self, group: str) -> bool:
@@ -377,21 +429,21 @@ class CommittedOffsets:
         return len(list(islice(self._places(group), most + 1))) > most
 
     def place_pieces(self, group: str) -> Iterator[list[Place]]:
-        """Yield the places of the group's offsets, committed or pending, in pieces; at least one.
+        """Yield the places of the group's offsets, also unstable ones, in pieces; at least one.
 
         Offsets may change between two steps. Those that existed at the first step are yielded, some
         of them after they were removed.
         """
         most = piece_rows(group)
-        pending = dict(self._pending.get(group, {}))
+        unstable = dict.fromkeys(self._unstable(group))
         topics = list(self._topics(group).items())
         places = chain(
-            pending,
+            unstable,
             (
                 (topic, partition)
                 for topic, partitions in topics
                 for partition in list(partitions)
-                if (topic, partition) not in pending
+                if (topic, partition) not in unstable
             ),
         )
         yield list(islice(places, most))
@@ -399,24 +451,34 @@ class CommittedOffsets:
             yield piece
 
     def _places(self, group: str) -> Iterator[Place]:
-        """Yield topic and partition of each offset of the group that is committed or pending."""
+        """Yield topic and partition of each offset of the group, committed or unstable."""
         topics = self._topics(group)
         for topic, partitions in topics.items():
             for partition in partitions:
                 yield topic, partition
-        for topic, partition in self._pending.get(group, {}):
+        for topic, partition in self._unstable(group):
             if partition not in topics.get(topic, {}):
                 yield topic, partition
 
+    def _unstable(self, group: str) -> Iterable[Place]:
+        """Return the places of pending commits and of those in open transactions, each once."""
+        waiting, pending = self.transactional.places(group), self._pending.get(group, {})
+        if not waiting:
+            return pending
+        return {**dict.fromkeys(pending), **dict.fromkeys(waiting)}
+
+    def _has_unstable(self, group: str) -> bool:
+        return group in self._pending or group in self._waiting
+
     def _partitions(self, group: str, topic: str) -> list[int]:
-        """Return the partitions of the topic with an offset that is committed or pending."""
+        """Return the partitions of the topic with an offset that is committed or unstable."""
         committed = self._topics(group).get(topic, {})
-        pending = [
+        unstable = [
             partition
-            for of_topic, partition in self._pending.get(group, {})
+            for of_topic, partition in self._unstable(group)
             if of_topic == topic and partition not in committed
         ]
-        return [*committed, *pending]
+        return [*committed, *unstable]
 
 
 def _place(topic: str, partition: int) -> bytes:

@@ -18,19 +18,21 @@ after a time that doubles up to MAX_RETRY_S.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import trio
 
 from dataplane.coordinators.group.background_writes import BackgroundWrites, PendingChecks
-from dataplane.coordinators.group.committed_offsets import Place
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.requests import member_id_of
+from dataplane.coordinators.group.transactional_offsets import Place
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
+from dataplane.log.segments.producers import TransactionMarker
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.features import check_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
@@ -177,6 +179,15 @@ class GroupCoordinator:
     ) -> None:
         """Run an operation on the group's shard: see `CoordinatorRuntime.call`."""
         self.runtime.call(self.partition_of(group_id), operation, done, failed)
+
+    def append_marker(
+        self, index: int, marker: TransactionMarker, done: Callable[[ErrorCode], object]
+    ) -> None:
+        """End the offsets of a transaction in a partition of the topic; call `done` once it has."""
+        try:
+            self.runtime.append_marker(index, marker, partial(done, ErrorCode.NONE), done)
+        except KafkaError as error:
+            done(error.code)
 
     def delete_group(self, group_id: str, ended: Callable[[ErrorCode], object]) -> None:
         """Delete a group, and call `ended` with the outcome. Raises KafkaError."""

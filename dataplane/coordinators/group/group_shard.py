@@ -11,6 +11,9 @@ Commits that are accepted:
     has members                      by a member of the current generation; not while the leader's
                                      assignment is missing (COMPLETING_REBALANCE)
 
+In a transaction, commits are also accepted while the assignment is missing, and from clients that
+name no member: before version 3, the request has none (KIP-447). They do not extend a session.
+
 Offsets of a group expire `offsets.retention.minutes` after the group became empty; without members
 from the start, after the commit; those of a group that consumes other topics, after the commit.
 Source: KIP-211, KIP-496, and the behaviour of Kafka 4.3.
@@ -38,7 +41,7 @@ from dataplane.coordinators.group.classic_group import (
     ClassicGroup,
     MutedUntil,
 )
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, Place, TopicIdOf
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
@@ -73,7 +76,9 @@ from dataplane.coordinators.group.requests import (
     text_bytes,
 )
 from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
-from dataplane.coordinators.shard import CoordinatorRecord, Write
+from dataplane.coordinators.group.transactional_offsets import Place
+from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
+from dataplane.log.segments.producers import TransactionMarker
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import Uuid
@@ -129,6 +134,7 @@ class CommitRequest(NamedTuple):
     generation: int
     offsets: Sequence[OffsetToCommit]
     retention_ms: int = -1  # -1: offsets.retention.minutes
+    producer: TransactionOf | None = None  # that commits the offsets in its transaction
 
 
 class GroupShard:
@@ -270,10 +276,15 @@ class GroupShard:
         self, now: float, now_ms: int, request: CommitRequest
     ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
         """Commit offsets; return the error of each, or one for all."""
-        code = self._check_commit(now, request)
+        if request.producer is None:
+            code = self._check_commit(now, request)
+            has_room = self.offsets.has_room(len(request.offsets))
+        else:
+            code = self._check_transactional_commit(request)
+            has_room = self.offsets.has_transactional_room(len(request.offsets))
         if code is not NO_ERROR:
             return code
-        if not self.offsets.has_room(len(request.offsets)):
+        if not has_room:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
         retention_ms = request.retention_ms
@@ -291,7 +302,22 @@ class GroupShard:
             )
             records.append(CoordinatorRecord(encode_key(key), encode_offset_value(value), key))
         self.statistics.committed_count += len(records)
-        return Write(records, codes) if records else codes
+        return Write(records, codes, None, request.producer) if records else codes
+
+    def _check_transactional_commit(self, request: CommitRequest) -> ErrorCode:
+        if request.group_id in self._being_deleted:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.generation < 0:
+                return NO_ERROR
+            is_known = self.offsets.has_group(request.group_id)
+            return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.ILLEGAL_GENERATION
+        if request.generation < 0 and group.is_empty:
+            return NO_ERROR
+        if request.generation >= 0 or request.member_id or request.instance_id is not None:
+            return group.check(request.member_id, request.instance_id, request.generation)
+        return NO_ERROR
 
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
         if request.group_id in self._being_deleted:
@@ -496,6 +522,27 @@ class GroupShard:
         except MalformedRecordError as error:
             self._skip(error)
         return None
+
+    def appended_in_transaction(
+        self, records: Sequence[CoordinatorRecord], producer_id: int
+    ) -> None:
+        self.appended(records)
+
+    def replay_transactional(
+        self, record: CoordinatorRecord, producer_id: int, now: float
+    ) -> Work[None] | None:
+        """Let the offset of the record wait for a marker; only offsets are in transactions."""
+        try:
+            key = record.decoded_key or self._keys.decode(record.key)
+            if not isinstance(key, OffsetKey):
+                return self.replay(record, now)
+            self.offsets.replay_transactional(key, record.value, producer_id)
+        except MalformedRecordError as error:
+            self._skip(error)
+        return None
+
+    def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
+        return self.offsets.replay_marker(marker.producer_id, is_commit=marker.is_commit)
 
     def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         for record in records:

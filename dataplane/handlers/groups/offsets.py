@@ -59,6 +59,7 @@ _COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
 _FETCH_GROUPS_SINCE: Final = 8  # KIP-709
 _FETCH_TOPIC_IDS_SINCE: Final = 10
 _FETCH_ERROR_SINCE: Final = 2
+_UNSTABLE: Final = ErrorCode.UNSTABLE_OFFSET_COMMIT
 _COMMIT_GROUP_NOT_FOUND_SINCE: Final = 9
 # Errors of a commit as Kafka names them: of one that is too large for one batch, and in old
 # versions, of a generation without its group.
@@ -308,6 +309,8 @@ def handle_offset_fetch(
     Below the level of metadata.version that groups need, nothing is committed: consumers that
     assign their partitions themselves, and name a group because they must, continue as before. An
     offset that a request names several times is returned once: a value may have 4096 characters.
+    With `require_stable`, an offset that a pending commit or an open transaction may change has
+    the error UNSTABLE_OFFSET_COMMIT, which clients retry (KIP-447).
     """
     shown = _Shown()
     if request.version < _FETCH_GROUPS_SINCE:
@@ -315,7 +318,7 @@ def handle_offset_fetch(
     groups = []
     for number, group in enumerate(message.groups, 1):
         if group.topics is not None or shown.is_new(group.group_id):
-            groups.append((yield from _of_group(worker, request.version, group, shown)))
+            groups.append((yield from _of_group(worker, request.version, message, group, shown)))
         if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
             yield
     return OffsetFetchResponse(groups=groups)
@@ -378,6 +381,8 @@ def _of_one_group(
     def found(topic: OffsetFetchRequestTopic, index: int) -> OffsetFetchResponsePartition | None:
         if not shown.is_new((topic.name, index)):
             return None
+        if message.require_stable and offsets.is_unstable(group_id, topic.name, index):
+            return _row(OffsetFetchResponsePartition, index, None, _UNSTABLE)
         topic_id = _topic_id(image, topic.name)
         value = offsets.fetch(group_id, topic.name, index, topic_id)
         return _row(OffsetFetchResponsePartition, index, value)
@@ -414,7 +419,11 @@ def _new(rows: list[R | None]) -> list[R]:
 
 
 def _of_group(
-    worker: CoordinatesGroups, version: int, group: OffsetFetchRequestGroup, shown: _Shown
+    worker: CoordinatesGroups,
+    version: int,
+    message: OffsetFetchRequest,
+    group: OffsetFetchRequestGroup,
+    shown: _Shown,
 ) -> Work[OffsetFetchResponseGroup]:
     group_id, image = group.group_id, worker.image
     response = OffsetFetchResponseGroup(group_id=group_id)
@@ -439,13 +448,17 @@ def _of_group(
         key = topic.topic_id if has_ids else topic.name
         if not is_all and not shown.is_new((group_id, key, index)):
             return None
+        name, topic_id = topic.name, topic.topic_id
         if has_ids:
-            name = image.topic_names.get(topic.topic_id)
-            if name is None:
+            known = image.topic_names.get(topic_id)
+            if known is None:
                 return _row(OffsetFetchResponsePartitions, index, None, ErrorCode.UNKNOWN_TOPIC_ID)
-            value = offsets.fetch(group_id, name, index, topic.topic_id)
+            name = known
         else:
-            value = offsets.fetch(group_id, topic.name, index, _topic_id(image, topic.name))
+            topic_id = _topic_id(image, name)
+        if message.require_stable and offsets.is_unstable(group_id, name, index):
+            return _row(OffsetFetchResponsePartitions, index, None, _UNSTABLE)
+        value = offsets.fetch(group_id, name, index, topic_id)
         return _row(OffsetFetchResponsePartitions, index, value)
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
@@ -457,7 +470,9 @@ def _of_group(
             yield
         partitions = _new(all_partitions)
         if is_all:
-            partitions = [each for each in partitions if each.committed_offset >= 0]
+            partitions = [
+                each for each in partitions if each.committed_offset >= 0 or each.error_code
+            ]
             if not partitions:
                 continue
         response.topics.append(

@@ -244,8 +244,8 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (
             "groups.offsets",
-            "worker: CoordinatesGroups, version: int, group",
-            "worker, version: int, group",
+            "_of_group(\n    worker: CoordinatesGroups,",
+            "_of_group(\n    worker,",
             "dataplane.handlers.groups.offsets._of_group takes a worker without a Protocol",
         ),
         (

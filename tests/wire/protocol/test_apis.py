@@ -51,6 +51,7 @@ CHOSEN = {
     ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
     ApiKey.END_TXN: (1, 5),
     ApiKey.WRITE_TXN_MARKERS: (1, 2),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
     ApiKey.DESCRIBE_ACLS: (2, 3),
     ApiKey.CREATE_ACLS: (2, 3),
     ApiKey.DELETE_ACLS: (2, 3),

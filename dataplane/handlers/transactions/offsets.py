@@ -1,0 +1,242 @@
+"""TxnOffsetCommit: offsets of a group that are committed by the marker of a transaction.
+
+    version    the client                                    before the append
+    0-2        names no member                               the coordinator of the transaction is
+    3, 4       names member and generation (KIP-447)         asked whether the group is part of it
+    5          of transaction.version 2 (KIP-890)            it adds the group to the transaction
+
+Only the first commit of a transaction in a partition of `__consumer_offsets` asks. A marker that
+arrives before the append ends the verification, and the append is refused. Errors as in Kafka:
+
+    the group's coordinator is loading, below version 2    COORDINATOR_NOT_AVAILABLE
+    the transaction's coordinator did not answer           COORDINATOR_LOAD_IN_PROGRESS, retried
+    the group is not part of the transaction               TRANSACTION_ABORTABLE; INVALID_TXN_STATE
+                                                           below version 4
+    another producer has the transactional id              INVALID_PRODUCER_EPOCH
+
+A commit of many offsets is several batches: the marker makes them one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+import trio
+
+from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
+from dataplane.coordinators.shard import TransactionOf, Write
+from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups
+from dataplane.handlers.groups.parts import Codes, write_in_parts
+from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from dataplane.worker.capabilities import HasSlicer
+from dataplane.worker.context import Request
+from dataplane.worker.feature_levels import needs_level
+from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.schema.message import Message
+
+_KNOWS_LOADING_SINCE: Final = 2  # KAFKA-7296
+_KNOWS_ABORTABLE_SINCE: Final = 4  # KIP-890
+_ADDS_SINCE: Final = 5
+# Errors as the client knows them, of the log and of the transaction's coordinator.
+_REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+# Rows of a request with the error of each, NONE if its offset is to be committed.
+_Checked: TypeAlias = Sequence[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
+
+
+class CommitsInTransactions(VerifiesTransactions, HasGroups, HasSlicer, Protocol):
+    """Capability to commit offsets of groups in transactions."""
+
+
+async def handle_txn_offset_commit(
+    worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    commit = _Commit(worker, request.version, message)
+    checked = await worker.slicer.finish(commit.checked(), 0)
+    if not commit.offsets:
+        return await worker.slicer.finish(commit.response(checked, iter(())), 0)
+    try:
+        producer = await commit.verified()
+    except KafkaError as error:
+        refused = [error.code] * len(commit.offsets)
+        return await worker.slicer.finish(commit.response(checked, iter(refused)), 0)
+    answer = await worker.slicer.finish(commit.written(checked, producer), 0)
+    if isinstance(answer, GroupResponse):
+        ready = trio.Event()
+        answer.on_ready(ready.set)
+        await ready.wait()
+        done = answer.complete()
+        answer = done if isinstance(done, Message) else await worker.slicer.finish(done, 0)
+    assert isinstance(answer, TxnOffsetCommitResponse)
+    return answer
+
+
+class _Commit:
+    """One TxnOffsetCommit."""
+
+    def __init__(
+        self, worker: CommitsInTransactions, version: int, message: TxnOffsetCommitRequest
+    ) -> None:
+        self.offsets: list[OffsetToCommit] = []
+        self._worker = worker
+        self._version = version
+        self._message = message
+
+    def checked(self) -> Work[_Checked]:
+        """Collect the offsets of known partitions; return the errors of all rows."""
+        image = self._worker.image
+
+        def check(
+            topic: TxnOffsetCommitRequestTopic, row: TxnOffsetCommitRequestPartition
+        ) -> ErrorCode:
+            known = image.topic(topic.name)
+            if known is None or not 0 <= row.partition_index < len(known.partitions):
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self.offsets.append(
+                OffsetToCommit(
+                    topic.name,
+                    known.topic_id,
+                    row.partition_index,
+                    row.committed_offset,
+                    row.committed_leader_epoch,
+                    row.committed_metadata or "",
+                )
+            )
+            return ErrorCode.NONE
+
+        return each_of(self._message.topics, lambda topic: topic.partitions, check)
+
+    async def verified(self) -> TransactionOf:
+        """Return the transaction of the commit. Raises KafkaError unless the group is part of it.
+
+        The coordinator is not asked if the transaction is already open in the group's partition.
+        """
+        message, worker = self._message, self._worker
+        needs_level(worker.image, TRANSACTIONS_LEVEL, "a transaction")
+        if not message.group_id:
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
+        producer_id, epoch = message.producer_id, message.producer_epoch
+        if producer_id < 0 or epoch < 0:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_ID_MAPPING, "there is no producer id or no epoch"
+            )
+        adds = self._version >= _ADDS_SINCE
+        give_up = worker.clock.monotonic() + RETRIES_S
+        while True:
+            verification = self._begin()
+            if verification is None or verification is NOT_REQUIRED:
+                return TransactionOf(producer_id, epoch, verification)
+            code = await self._ask(adds=adds)
+            if not code:
+                return TransactionOf(producer_id, epoch, verification)
+            # The coordinator completes the producer's last transaction. Its marker ends this
+            # verification.
+            is_busy = adds and code is ErrorCode.CONCURRENT_TRANSACTIONS
+            if not is_busy or worker.clock.monotonic() >= give_up:
+                raise KafkaError(code, "the transaction's coordinator refused the group")
+            await worker.clock.sleep_until(worker.clock.monotonic() + RETRY_S)
+
+    def _begin(self) -> Verification | None:
+        """Begin the verification; None if the transaction is open in the group's partition."""
+        message, worker = self._message, self._worker
+        producer_id, epoch = message.producer_id, message.producer_epoch
+        worker.groups.shard(message.group_id)
+        index = worker.groups.partition_of(message.group_id)
+        producers = worker.replica_manager.by_name(CONSUMER_OFFSETS, index).log.producers
+        if producers.in_transaction(producer_id, epoch):
+            return None
+        if self._version < _ADDS_SINCE and not worker.verifies_transactions:
+            return NOT_REQUIRED
+        return producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())
+
+    async def _ask(self, *, adds: bool) -> ErrorCode:
+        """Return the answer of the transaction's coordinator."""
+        message, worker = self._message, self._worker
+        place = CONSUMER_OFFSETS, worker.groups.partition_of(message.group_id)
+        codes = await worker.transaction_verifier.verify(
+            message.transactional_id,
+            message.producer_id,
+            message.producer_epoch,
+            [place],
+            adds=adds,
+        )
+        return codes[place]
+
+    def written(self, checked: _Checked, producer: TransactionOf) -> Work[Message | GroupResponse]:
+        def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
+            return self.response(checked, codes)
+
+        return write_in_parts(
+            self._worker,
+            self._message.group_id,
+            self.offsets,
+            partial(self._operate, producer),
+            finished,
+        )
+
+    def _operate(
+        self, producer: TransactionOf, shard: GroupShard, offsets: Sequence[OffsetToCommit]
+    ) -> Write[list[ErrorCode]] | Codes:
+        clock, message = self._worker.clock, self._message
+        return shard.commit(
+            clock.monotonic(),
+            clock.now_ms(),
+            CommitRequest(
+                message.group_id,
+                message.member_id,
+                message.group_instance_id,
+                message.generation_id,
+                offsets,
+                producer=producer,
+            ),
+        )
+
+    def response(
+        self, checked: _Checked, codes: Iterator[ErrorCode]
+    ) -> Work[TxnOffsetCommitResponse]:
+        """Return the response; `codes` are the errors of the rows that were to be committed."""
+
+        def row(
+            _: object, asked: tuple[TxnOffsetCommitRequestPartition, ErrorCode]
+        ) -> TxnOffsetCommitResponsePartition:
+            partition, code = asked
+            if code is ErrorCode.NONE:
+                code = self._reported(next(codes))
+            return TxnOffsetCommitResponsePartition(
+                partition_index=partition.partition_index, error_code=code
+            )
+
+        rows = yield from each_of(
+            checked, lambda each: zip(each[0].partitions, each[1], strict=True), row
+        )
+        topics = yield from in_pieces(
+            rows,
+            lambda each: TxnOffsetCommitResponseTopic(name=each[0][0].name, partitions=each[1]),
+        )
+        return TxnOffsetCommitResponse(topics=topics)
+
+    def _reported(self, code: ErrorCode) -> ErrorCode:
+        code = _REPORTED.get(code, code)
+        if code is ErrorCode.TRANSACTION_ABORTABLE and self._version < _KNOWS_ABORTABLE_SINCE:
+            return ErrorCode.INVALID_TXN_STATE
+        if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and self._version < _KNOWS_LOADING_SINCE:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return code
