@@ -47,7 +47,6 @@ from simulations.transactions.transactional_producers import (
     TransactionalProducer,
     TransferringProducer,
 )
-from wire.protocol.apis import APIS, ApiKey
 
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *TRANSACTION_CHECKERS, *DECISION_CHECKERS)
 # Faults that lose no disk and elect no leader uncleanly: what they lose, no transaction survives.
@@ -79,12 +78,6 @@ FEW_FAULTS: Final = 8
 ALONE: Final = 0.2  # share of worlds with one worker
 CROWDED: Final = 0.3
 TIMEOUTS_MS: Final = (500, 1000, 3000)
-OFFSETS_ARE_SERVED: Final = ApiKey.TXN_OFFSET_COMMIT in APIS
-_OF_CHAINS: Final = (
-    "records copied",
-    "inputs with an output",
-    "committed offsets of transactions read",
-)
 
 
 @dataclass(slots=True)
@@ -140,7 +133,7 @@ def draw_transactions(draw: Random) -> TransactionSettings:
     return TransactionSettings(
         producers=draw.randint(1, 3),
         transfers=draw.randint(0, 1),
-        chains=draw.randint(0, 2) * OFFSETS_ARE_SERVED,
+        chains=draw.randint(0, 2),
         shares=draw.choice([0.0, 0.3, 1.0]),
         stable_consumers=draw.randint(1, 2),
         is_crowded=draw.random() < CROWDED,
@@ -265,7 +258,9 @@ TRANSACTIONS: Final = Scenario(
         "transactions at level 1",
         "transactions at level 2",
         "transfers visible",
-        *(_OF_CHAINS if OFFSETS_ARE_SERVED else ()),
+        "records copied",
+        "inputs with an output",
+        "committed offsets of transactions read",
         "requests of zombies",
         "records after the end",
         "clients crashed",
