@@ -49,9 +49,10 @@ from wire.primitives.types import ZERO_UUID, Uuid
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
 # refused (`has_room`), as while the in-sync replicas are too few.
 MAX_PENDING_OFFSETS: Final = 200_000
-# Offsets that wait for markers, at most: some 100 MB. Others may be committed beyond that, but not
-# in transactions.
+# Offsets that wait for markers, at most, some 100 MB, and the bytes of their group ids and values.
+# Others may be committed beyond that, but not in transactions.
 MAX_TRANSACTIONAL_OFFSETS: Final = 200_000
+MAX_TRANSACTIONAL_BYTES: Final = 64 << 20
 # Offsets of one piece of a group: their tombstones are encoded and appended in some milliseconds.
 PIECE_OFFSETS: Final = 256
 # Bytes of the group id in the keys of one piece.
@@ -116,7 +117,11 @@ class CommittedOffsets:
     def has_transactional_room(self, offsets: int) -> bool:
         """Return whether this number of offsets may be appended in a transaction."""
         waiting = self.transactional.count + self.pending_count + offsets
-        return self.has_room(offsets) and waiting <= self._max_transactional
+        return (
+            self.has_room(offsets)
+            and waiting <= self._max_transactional
+            and self.transactional.used_bytes <= MAX_TRANSACTIONAL_BYTES
+        )
 
     def appended(self, key: OffsetKey, value: bytes | None) -> None:
         """Count a commit that is appended, and not committed yet."""
@@ -143,6 +148,8 @@ class CommittedOffsets:
         check_offset_value(value)
         if self._pending:
             self._committed(group, topic, partition)
+        if self._waiting:
+            self.transactional.overtake(group, (topic, partition))
         self._set(group, topic, partition, value)
 
     def replay_transactional(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
@@ -164,7 +171,7 @@ class CommittedOffsets:
         return self.transactional.end(producer_id, self._commit if is_commit else None)
 
     def _commit(self, group: str, place: Place, value: bytes) -> None:
-        self._put(group, *place, value)
+        self._set(group, *place, value)
 
     def replay_appended(self, key: OffsetKey, value: bytes | None) -> None:
         """Apply a record that this coordinator has encoded, and that its append has committed.
@@ -173,15 +180,12 @@ class CommittedOffsets:
         """
         if value is None:
             self._remove(*key)
-        else:
-            self._set(*key, value)
+            return
+        if self._waiting:
+            self.transactional.overtake(key.group, key[1:])
+        self._set(*key, value)
 
     def _set(self, group: str, topic: str, partition: int, value: bytes) -> None:
-        if self._waiting:
-            self.transactional.overtake(group, (topic, partition))
-        self._put(group, topic, partition, value)
-
-    def _put(self, group: str, topic: str, partition: int, value: bytes) -> None:
         groups = self._groups.bucket(group)
         topics = groups.get(group)
         if topics is None:

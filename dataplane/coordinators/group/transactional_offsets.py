@@ -16,6 +16,7 @@ offset's record, which has to be kept with it; here a commit notes what it overt
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from dataplane.coordinators.group.requests import text_bytes
 from dataplane.scheduling.time_slices import Work, emptied
 
 # Offsets that one step commits or forgets at the end of a transaction.
@@ -36,6 +37,10 @@ class _Offset:
         self.number = number  # in the order of the log
         self.value: bytes | None = value
 
+    @property
+    def value_bytes(self) -> int:
+        return 0 if self.value is None else len(self.value)
+
 
 class TransactionalOffsets:
     """Offsets that wait for the markers of their transactions, by group and by producer."""
@@ -43,6 +48,7 @@ class TransactionalOffsets:
     def __init__(self) -> None:
         self.groups: dict[str, dict[Place, _Waiting]] = {}
         self.count = 0
+        self.used_bytes = 0  # size of the group ids and values
         self._producers: dict[int, dict[tuple[str, Place], None]] = {}
         self._numbers = 0
 
@@ -71,7 +77,13 @@ class TransactionalOffsets:
         """Let an offset wait for the marker of its producer; it replaces the producer's last."""
         self._numbers += 1
         waiting = self.groups.setdefault(group, {}).setdefault(place, {})
-        self.count += producer_id not in waiting
+        before = waiting.get(producer_id)
+        if before is None:
+            self.count += 1
+            self.used_bytes += text_bytes(group)
+        else:
+            self.used_bytes -= before.value_bytes
+        self.used_bytes += len(value)
         waiting[producer_id] = _Offset(self._numbers, value)
         self._producers.setdefault(producer_id, {})[group, place] = None
 
@@ -80,7 +92,11 @@ class TransactionalOffsets:
         waiting = self.places(group).get(place)
         if waiting is not None:
             for offset in waiting.values():
-                offset.value = None
+                self._overtaken(offset)
+
+    def _overtaken(self, offset: _Offset) -> None:
+        self.used_bytes -= offset.value_bytes
+        offset.value = None
 
     def remove(self, group: str, place: Place) -> None:
         """Forget all that waits for this place: a tombstone follows it."""
@@ -133,7 +149,7 @@ class TransactionalOffsets:
             return
         for other in self.places(group).get(place, {}).values():
             if other.number < offset.number:
-                other.value = None
+                self._overtaken(other)
         commit(group, place, offset.value)
 
     def _take(self, producer_id: int, group: str, place: Place) -> _Offset:
@@ -141,6 +157,7 @@ class TransactionalOffsets:
         waiting = places[place]
         offset = waiting.pop(producer_id)
         self.count -= 1
+        self.used_bytes -= text_bytes(group) + offset.value_bytes
         if not waiting:
             del places[place]
             if not places:

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dataplane.coordinators.group import committed_offsets
 from dataplane.coordinators.group.committed_offsets import (
     MAX_TRANSACTIONAL_OFFSETS,
     CommittedOffsets,
@@ -94,12 +95,20 @@ class TransactionsModel(RuleBasedStateMachine):
             if is_commit and record_offset > self.committed.get(key, (-1, -1))[0]:
                 self.committed[key] = record_offset, offset
 
+    def used_bytes(self) -> int:
+        offsets = [each for waiting in self.offsets._waiting.values() for each in waiting.values()]
+        values = [one.value for each in offsets for one in each.values()]
+        assert sum(map(len, self.open.values())) == len(values)
+        of_groups = sum(len(key.group) for of_producer in self.open.values() for key in of_producer)
+        return of_groups + sum(len(each) for each in values if each is not None)
+
     @invariant()
     def offsets_are_those_of_kafka(self) -> None:
         waiting = [key for of_producer in self.open.values() for key in of_producer]
         found = self.offsets
         assert found.offset_count == len(self.committed)
         assert found.transactional.count == len(waiting)
+        assert found.transactional.used_bytes == self.used_bytes()
         assert found.pending_count == 0
         existing = {*self.committed, *waiting}
         listed = [group for groups in found.groups() for group in groups]
@@ -203,6 +212,28 @@ def test_transactional_offsets_are_bounded_apart_from_others() -> None:
     offsets.appended(KEY, value())
     assert not offsets.has_transactional_room(1)
     assert CommittedOffsets().has_transactional_room(MAX_TRANSACTIONAL_OFFSETS)
+
+
+def test_long_values_and_group_ids_of_open_transactions_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committed_offsets, "MAX_TRANSACTIONAL_BYTES", 1000)
+    offsets = CommittedOffsets()
+    long = value(metadata="x" * 900)
+    offsets.replay_transactional(KEY, long, 1)
+    offsets.replay_transactional(KEY, long, 1)
+    assert offsets.has_transactional_room(1)
+    offsets.replay_transactional(KEY, long, 2)
+    assert not offsets.has_transactional_room(1)
+    offsets.replay(KEY, value())
+    assert offsets.has_transactional_room(1), "the long values are overtaken"
+    other = KEY._replace(group="g" * 1000)
+    offsets.replay_transactional(other, long, 2)
+    assert not offsets.has_transactional_room(1)
+    offsets.replay(other, None)
+    for producer_id in (1, 2):
+        offsets.replay_marker(producer_id, is_commit=True)
+    assert offsets.transactional.used_bytes == 0
 
 
 def test_a_malformed_transactional_value_changes_nothing() -> None:
