@@ -115,7 +115,12 @@ class ProduceTransaction:
 async def verify(
     worker: VerifiesTransactions, transaction: ProduceTransaction, transactional_id: str
 ) -> None:
-    """Ask the coordinator about all places, and again soon while it completes a transaction."""
+    """Ask the coordinator about all places, and again soon while it completes a transaction.
+
+    A coordinator that adds the partitions is also asked again if the marker of the last transaction
+    has ended a verification: it may have been written just before the answer. Were it a later one,
+    the producer's epoch would have ended with it, and the coordinator will say so.
+    """
     assert transaction.producer is not None
     clock = worker.clock
     give_up = clock.monotonic() + RETRIES_S
@@ -123,27 +128,33 @@ async def verify(
         transaction.codes = await worker.transaction_verifier.verify(
             transactional_id, *transaction.producer, transaction.places, adds=transaction.adds
         )
-        if (
-            not transaction.adds
-            or ErrorCode.CONCURRENT_TRANSACTIONS not in transaction.codes.values()
-            or clock.monotonic() >= give_up
-        ):
+        if not transaction.adds or clock.monotonic() >= give_up:
             return
-        await clock.sleep_until(clock.monotonic() + RETRY_S)
-        _begin_again(worker, transaction)
+        is_busy = ErrorCode.CONCURRENT_TRANSACTIONS in transaction.codes.values()
+        if is_busy:
+            await clock.sleep_until(clock.monotonic() + RETRY_S)
+        if not _begin_again(worker, transaction) and not is_busy:
+            return
 
 
-def _begin_again(worker: VerifiesTransactions, transaction: ProduceTransaction) -> None:
-    """Begin those verifications again that the marker of the last transaction has ended."""
+def _begin_again(worker: VerifiesTransactions, transaction: ProduceTransaction) -> bool:
+    """Begin those verifications again that a marker has ended; return whether there are any."""
     assert transaction.producer is not None
     producer_id, epoch = transaction.producer
+    has_ended = False
     for place, verification in transaction.places.items():
         with suppress(KafkaError):  # the append reports it
             producers = worker.replica_manager.by_name(*place).log.producers
-            if not producers.in_transaction(producer_id, epoch):
-                transaction.places[place] = producers.verifications.begin(
-                    producer_id, epoch, verification.lowest_sequence, worker.clock.now_ms()
-                )
+            verifications = producers.verifications
+            if verifications.is_pending(producer_id, verification) or producers.in_transaction(
+                producer_id, epoch
+            ):
+                continue
+            has_ended = True
+            transaction.places[place] = verifications.begin(
+                producer_id, epoch, verification.lowest_sequence, worker.clock.now_ms()
+            )
+    return has_ended
 
 
 def look_for_transaction(

@@ -19,7 +19,7 @@ from wire.schema.message import (
 )
 
 
-class DescribeGroupActivityRequest(Message, api=10007, versions="0", flexible="0+"):
+class DescribeGroupActivityRequest(Message, api=10007, versions="0-1", flexible="0+"):
     """Requests the activity of groups that the worker coordinates."""
 
     groups: list[str] = array(string)
@@ -75,6 +75,13 @@ class PastRebalance(Struct):
     generation: int = int32(default=-1)
 
 
+class OpenTransaction(Struct):
+    """A transaction that holds offsets of the group: its producer, and the number of offsets."""
+
+    producer_id: int = int64("1+")
+    offsets: int = int32("1+")
+
+
 class ActiveGroup(Struct):
     """Activity of a group.
 
@@ -82,6 +89,7 @@ class ActiveGroup(Struct):
     leader's SyncGroup), commit (of the assignment's record), SyncGroup. `state_ms`: since the state
     began; -1: not known. `left_ms`: until the wait ends without the late members; -1: never.
     `rebalances`: the last ones, oldest first, since this coordinator leads the group's partition.
+    `transactions`: those that hold offsets of the group.
     """
 
     group_id: str = string()
@@ -98,8 +106,9 @@ class ActiveGroup(Struct):
     members: list[ActiveMember] = array(ActiveMember)
     pending: list[PendingMember] = array(PendingMember)
     rebalances: list[PastRebalance] = array(PastRebalance)
+    transactions: list[OpenTransaction] = array(OpenTransaction, "1+", ignorable=True)
 
 
-class DescribeGroupActivityResponse(Message, api=10007, versions="0", flexible="0+"):
+class DescribeGroupActivityResponse(Message, api=10007, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     groups: list[ActiveGroup] = array(ActiveGroup)

@@ -244,7 +244,7 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0, permissions=("DESCRIBE TOPIC",)),
-    Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 0, flexible_from=0, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 1, flexible_from=0, permissions=("DESCRIBE GROUP",)),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

@@ -63,12 +63,14 @@ class TransactionalOffsets:
             return None
         return max(waiting.values(), key=lambda offset: offset.number).value
 
-    def producers(self, group: str) -> dict[int, int]:
+    def producers(self, group: str) -> Work[dict[int, int]]:
         """Return the producers whose transactions hold offsets of the group, and how many."""
         found: dict[int, int] = {}
-        for waiting in self.places(group).values():
+        for number, waiting in enumerate(list(self.places(group).values()), 1):
             for producer_id in waiting:
                 found[producer_id] = found.get(producer_id, 0) + 1
+            if number % ENDED_AT_ONCE == 0:
+                yield
         return found
 
     def add(self, producer_id: int, group: str, place: Place, value: bytes) -> None:

@@ -20,6 +20,7 @@ from wire.messages.describe_group_activity import (
     ActiveMember,
     DescribeGroupActivityRequest,
     DescribeGroupActivityResponse,
+    OpenTransaction,
     PastRebalance,
     PendingMember,
 )
@@ -50,11 +51,18 @@ def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
             group_id=group_id, error_code=error.code, error_message=str(error.message)
         )
     group = shard.groups.get(group_id)
-    is_deleted = group_id in shard.being_deleted
-    if group is not None and not is_deleted:
-        return (yield from _active(worker, group))
-    if not is_deleted and shard.offsets.has_group(group_id):
-        return ActiveGroup(group_id=group_id, state=GroupState.EMPTY.value)
+    if group_id not in shard.being_deleted:
+        described = None
+        if group is not None:
+            described = yield from _active(worker, group)
+        elif shard.offsets.has_group(group_id):
+            described = ActiveGroup(group_id=group_id, state=GroupState.EMPTY.value)
+        if described is not None:
+            held = yield from shard.offsets.transactional.producers(group_id)
+            described.transactions = yield from in_pieces(
+                held.items(), lambda each: OpenTransaction(producer_id=each[0], offsets=each[1])
+            )
+            return described
     return ActiveGroup(
         group_id=group_id,
         error_code=ErrorCode.GROUP_ID_NOT_FOUND,

@@ -28,6 +28,7 @@ from dataplane.coordinators.shard import TransactionOf, Write
 from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups
 from dataplane.handlers.groups.parts import Codes, write_in_parts
 from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
+from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
 from dataplane.worker.capabilities import HasSlicer
@@ -145,27 +146,41 @@ class _Commit:
             if verification is None or verification is NOT_REQUIRED:
                 return TransactionOf(producer_id, epoch, verification)
             code = await self._ask(adds=adds)
-            if not code:
+            may_retry = adds and worker.clock.monotonic() < give_up
+            if code:
+                # The coordinator completes the producer's last transaction.
+                if not may_retry or code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                    raise KafkaError(code, "the transaction's coordinator refused the group")
+                await worker.clock.sleep_until(worker.clock.monotonic() + RETRY_S)
+            elif not may_retry or not self._has_ended(verification):
                 return TransactionOf(producer_id, epoch, verification)
-            # The coordinator completes the producer's last transaction. Its marker ends this
-            # verification.
-            is_busy = adds and code is ErrorCode.CONCURRENT_TRANSACTIONS
-            if not is_busy or worker.clock.monotonic() >= give_up:
-                raise KafkaError(code, "the transaction's coordinator refused the group")
-            await worker.clock.sleep_until(worker.clock.monotonic() + RETRY_S)
+            # The marker of that transaction ends this verification, perhaps before the answer. Were
+            # it a later one, the coordinator would refuse the producer's epoch now.
 
     def _begin(self) -> Verification | None:
         """Begin the verification; None if the transaction is open in the group's partition."""
         message, worker = self._message, self._worker
         producer_id, epoch = message.producer_id, message.producer_epoch
-        worker.groups.shard(message.group_id)
-        index = worker.groups.partition_of(message.group_id)
-        producers = worker.replica_manager.by_name(CONSUMER_OFFSETS, index).log.producers
+        producers = self._producers()
         if producers.in_transaction(producer_id, epoch):
             return None
         if self._version < _ADDS_SINCE and not worker.verifies_transactions:
             return NOT_REQUIRED
         return producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())
+
+    def _has_ended(self, verification: Verification) -> bool:
+        """Return whether a marker has ended the verification."""
+        message, producers = self._message, self._producers()
+        return not producers.verifications.is_pending(
+            message.producer_id, verification
+        ) and not producers.in_transaction(message.producer_id, message.producer_epoch)
+
+    def _producers(self) -> ProducerStateTable:
+        """Return the producers of the group's partition. Raises KafkaError."""
+        worker, group_id = self._worker, self._message.group_id
+        worker.groups.shard(group_id)
+        index = worker.groups.partition_of(group_id)
+        return worker.replica_manager.by_name(CONSUMER_OFFSETS, index).log.producers
 
     async def _ask(self, *, adds: bool) -> ErrorCode:
         """Return the answer of the transaction's coordinator."""

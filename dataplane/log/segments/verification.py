@@ -78,6 +78,10 @@ class Verifications:
             )
         del pending[oldest]
 
+    def is_pending(self, producer_id: int, verification: Verification) -> bool:
+        """Return whether the verification has not ended."""
+        return self.pending.get(producer_id) is verification
+
     def end(self, producer_id: int) -> None:
         """End the producer's verification: a transactional batch or a marker was appended."""
         self.pending.pop(producer_id, None)

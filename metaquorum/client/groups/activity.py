@@ -106,6 +106,8 @@ class GroupActivity:
     members: Sequence[MemberActivity]
     pending: Sequence[PendingId]
     rebalances: Sequence[Rebalance]  # oldest first
+    # Open transactions that hold offsets of the group: producer id, and number of offsets.
+    transactions: Sequence[tuple[int, int]] = ()
 
     @property
     def late(self) -> list[MemberActivity]:
@@ -175,6 +177,7 @@ def _activity(group: ActiveGroup, node_id: int) -> GroupActivity | BrokerError:
             for each in group.pending
         ],
         [_rebalance(each) for each in group.rebalances],
+        sorted((each.producer_id, each.offsets) for each in group.transactions),
     )
 
 

@@ -44,6 +44,7 @@ def explain(facts: GroupFacts) -> list[Finding]:
         *_of_members(facts),
         *_of_partitions(facts),
         *_of_progress(facts),
+        *_of_transactions(facts.activity),
         *map(_of_quota, facts.throttling),
         *(Finding("failure", Level.NOTE, f"not known: {error}") for error in facts.failures),
     ]
@@ -210,6 +211,21 @@ def _of_partitions(facts: GroupFacts) -> Iterator[Finding]:
     if leaderless:
         text = f"nothing can be read from {ranges(leaderless)}: no leader, or deleted"
         yield Finding("partitions", Level.BAD, text)
+
+
+def _of_transactions(activity: GroupActivity) -> Iterator[Finding]:
+    """Yield what waits for open transactions; each commit in a transaction does for a moment."""
+    if not activity.transactions:
+        return
+    names = [f"{each} ({_count(offsets, 'offset')})" for each, offsets in activity.transactions]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    text = (
+        f"offsets of the group wait for the end of the transactions of producers"
+        f" {', '.join(names[:MAX_NAMED])}{more}: consumers with isolation.level read_committed"
+        " wait for them when they get partitions ('mq-admin transactions list' names the"
+        " transactions)"
+    )
+    yield Finding("transactions", Level.NOTE, text)
 
 
 def _of_progress(facts: GroupFacts) -> Iterator[Finding]:

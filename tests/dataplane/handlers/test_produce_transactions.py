@@ -239,6 +239,26 @@ async def test_the_marker_of_the_last_transaction_does_not_refuse_the_next(tmp_p
 
 
 @in_trio
+async def test_a_marker_before_the_answer_of_a_coordinator_that_adds_causes_another_question(
+    tmp_path: Path,
+) -> None:
+    """The marker of the last transaction may be written just before the coordinator adds."""
+    async with serving(tmp_path) as served:
+        client, coordinator = await started(served)
+        coordinator.may_answer = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def answer() -> None:
+                await coordinator.was_asked.wait()
+                marker(served, epoch=1, is_commit=False)
+                coordinator.may_answer.set()
+
+            nursery.start_soon(answer)
+            assert await codes(client, message(batch(0, epoch=1)), ADDS) == [0]
+        assert len(coordinator.asked) == 2
+
+
+@in_trio
 async def test_requests_that_do_not_agree_with_their_batches_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client, coordinator = await started(served, 2)

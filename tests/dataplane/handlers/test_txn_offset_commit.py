@@ -296,6 +296,9 @@ def test_a_group_of_only_transactional_offsets_is_listed_and_can_be_deleted() ->
         asked = DescribeGroupActivityRequest(groups=["g"])
         (activity,) = (await client.call(ApiKey.DESCRIBE_GROUP_ACTIVITY, asked)).groups
         assert activity.state == "Empty"
+        assert [(each.producer_id, each.offsets) for each in activity.transactions] == [
+            (producer.producer_id, 1)
+        ]
         (deleted,) = (
             await client.call(ApiKey.DELETE_GROUPS, DeleteGroupsRequest(groups_names=["g"]))
         ).results

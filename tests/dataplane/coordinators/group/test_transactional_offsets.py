@@ -76,11 +76,11 @@ class TransactionsModel(RuleBasedStateMachine):
         self.offsets.replay_transactional(key, encoded, producer_id)
         self.open.setdefault(producer_id, {})[key] = self.end_offset, self.end_offset
 
-    @rule(key=KEYS, producer_id=st.none() | PRODUCERS, at_once=st.booleans())
-    def delete(self, key: OffsetKey, producer_id: int | None, at_once: bool) -> None:
+    @rule(key=KEYS, producer_id=st.none() | PRODUCERS, is_committed=st.booleans())
+    def delete(self, key: OffsetKey, producer_id: int | None, is_committed: bool) -> None:
         if producer_id is not None:
             self.offsets.replay_transactional(key, None, producer_id)
-        elif at_once:
+        elif is_committed:
             self.offsets.replay_appended(key, None)
         else:
             self.offsets.replay(key, None)
@@ -125,7 +125,7 @@ class TransactionsModel(RuleBasedStateMachine):
                 key for key in self.committed if key.group == group and key not in waiting
             }
             assert expired.is_all == (not any(key.group == group for key in waiting))
-            held = found.transactional.producers(group)
+            held = at_once(found.transactional.producers(group))
             assert held == {
                 producer_id: count
                 for producer_id, of_producer in self.open.items()

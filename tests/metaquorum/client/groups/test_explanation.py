@@ -361,3 +361,13 @@ def test_words_are_short() -> None:
         *("0.0 s", "9.9 s", "10 s", "119 s", "2 min", "2 h", "2 d")
     ]
     assert isinstance(explain(HEALTHY)[0], Finding)
+
+
+def test_open_transactions_that_hold_offsets_are_named() -> None:
+    found = explain(facts(group(member("a", P0), transactions=[(5, 3), (7, 1)])))
+    (text,) = [each.text for each in found if each.about == "transactions"]
+    assert "of producers 5 (3 offsets), 7 (1 offset): consumers" in text
+    assert all(each.level is not Level.BAD for each in found)
+    many = explain(facts(group(member("a", P0), transactions=[(each, 1) for each in range(9)])))
+    assert any(" 4 (1 offset) and 4 more:" in each.text for each in many)
+    assert not any(each.about == "transactions" for each in explain(facts(group())))
