@@ -103,7 +103,7 @@ class Shard(Protocol):
 
 @runtime_checkable
 class TransactionalShard(Protocol):
-    """What a shard has in addition to `Shard` if others may write to it in their transactions.
+    """Additional methods of a shard to which producers may write in their transactions.
 
     A shard without these methods is given transactional records as any others, and no markers.
     """

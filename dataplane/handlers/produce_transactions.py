@@ -119,7 +119,7 @@ async def verify(
 
     A coordinator that adds the partitions is also asked again if the marker of the last transaction
     has ended a verification: it may have been written just before the answer. Were it a later one,
-    the producer's epoch would have ended with it, and the coordinator will say so.
+    the producer's epoch would have ended with it, and the coordinator refuses it now.
     """
     assert transaction.producer is not None
     clock = worker.clock

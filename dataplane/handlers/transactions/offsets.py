@@ -59,7 +59,7 @@ _REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-# Rows of a request with the error of each, NONE if its offset is to be committed.
+# Rows of a request with the error of each, NONE if its offset may be committed.
 _Checked: TypeAlias = Sequence[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
 
 
@@ -227,7 +227,7 @@ class _Commit:
     def response(
         self, checked: _Checked, codes: Iterator[ErrorCode]
     ) -> Work[TxnOffsetCommitResponse]:
-        """Return the response; `codes` are the errors of the rows that were to be committed."""
+        """Return the response; `codes`: errors of the rows without an error of their own."""
 
         def row(
             _: object, asked: tuple[TxnOffsetCommitRequestPartition, ErrorCode]

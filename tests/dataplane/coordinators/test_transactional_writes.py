@@ -130,7 +130,7 @@ def test_with_one_replica_a_short_transaction_ends_at_once() -> None:
         async with coordinating(one):
             await cluster.until(lambda: one.state == "ACTIVE")
             assert one.begin(7, (b"a", b"1")).values == [b"written"]
-            assert one.end(9).values == [b"ended"]  # of a producer without records
+            assert one.end(9).values == [b"ended"]  # its producer has no records
             ended = one.end(7)
             await cluster.until(lambda: ended.values)
             assert one.values == {b"a": b"1"}
