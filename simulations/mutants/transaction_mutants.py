@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets
 from dataplane.coordinators.transaction import marker_sender, transaction_shard
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
@@ -217,6 +218,37 @@ def _verified_without_look() -> AbstractContextManager[None]:
     return swapped(TransactionShard, "verify_partitions", wrong)
 
 
+# Groups
+
+
+def _offsets_outside_of_transactions() -> AbstractContextManager[None]:
+    """Commit the offsets of a transaction at once."""
+
+    def wrong(_: Any) -> Any:
+        def replay_transactional(self: Any, key: Any, value: Any, producer_id: int) -> None:
+            self.replay(key, value)
+
+        return replay_transactional
+
+    return swapped(CommittedOffsets, "replay_transactional", wrong)
+
+
+def _aborted_offsets_committed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, producer_id, *, is_commit: right(self, producer_id, is_commit=True)
+
+    return swapped(CommittedOffsets, "replay_marker", wrong)
+
+
+def _unstable_offsets_returned() -> AbstractContextManager[None]:
+    """Return the offset before an open transaction although the client asks for a stable one."""
+
+    def wrong(_: Any) -> Any:
+        return lambda self, *place: False
+
+    return swapped(CommittedOffsets, "is_unstable", wrong)
+
+
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -327,6 +359,24 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a coordinator confirms partitions that are not part of the transaction",
             ("T5",),
             _verified_without_look,
+        ),
+        (
+            "offsets-outside-of-transactions",
+            "offsets of a transaction are committed before it ends",
+            ("T6",),
+            _offsets_outside_of_transactions,
+        ),
+        (
+            "aborted-offsets-committed",
+            "offsets of an aborted transaction are committed",
+            ("T6",),
+            _aborted_offsets_committed,
+        ),
+        (
+            "unstable-offsets-returned",
+            "require_stable returns the offset before a transaction that is being committed",
+            ("T6",),
+            _unstable_offsets_returned,
         ),
     )
 )
