@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from dataplane.coordinators import hosted_shard
+from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
+from dataplane.coordinators.loading import ShardLoader, read_chunk
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
 from dataplane.log.segments.producers import TransactionMarker
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from tests.dataplane.coordinators.test_runtime import (
     TOPIC,
     Answer,
@@ -17,7 +19,9 @@ from tests.dataplane.coordinators.test_runtime import (
     coordinating,
 )
 from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import Simulated, append_unvalidated, simulated
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import Record, encode_batch
 
 
 class Transactions(Register):
@@ -218,3 +222,37 @@ def test_a_shard_without_transactions_takes_transactional_records_as_any_others(
             assert one.put(b"a", b"1").values == [b"1"]
 
     together(scenario)
+
+
+def test_markers_are_replayed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_shard, "REPLAYED_AT_ONCE", 2 * hosted_shard.MARKER_RECORDS)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        hosted = HostedShard(partition, Transactions(0))
+        hosted.state = State.ACTIVE
+        for number in range(5):
+            marker = TransactionMarker(number, 0, 0, is_commit=True)
+            hosted.appended(PendingBatch((), number + 1, 100, 0.0, None, None, number, marker))
+        append_unvalidated(partition, encode_batch([Record(i, 1, b"", b"") for i in range(5)]))
+        assert [hosted.replay(0.0) for _ in range(4)] == [200, 200, 100, 0]
+
+    simulated(scenario)
+
+
+def test_markers_are_loaded_in_pieces() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC)
+        partition = node.worker.replica_manager.by_name(TOPIC, 0)
+        log, count = partition.log, 8 * PIECE_ROWS
+        for number in range(count):
+            log.append_marker(TransactionMarker(number, 0, 0, False), partition.leader_epoch, 1)
+        hosted = HostedShard(partition, Transactions(0))
+        loader = ShardLoader(node.worker, node.worker.partition_failed, hosted, 1 << 20)
+        chunk = await read_chunk(log, node.worker.disk, 0, count, 1 << 30)
+        assert len(list(loader._replayed(chunk))) >= 8
+
+    simulated(scenario)
