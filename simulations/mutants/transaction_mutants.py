@@ -11,7 +11,6 @@ from dataplane.coordinators.transaction import marker_sender, transaction_shard
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments import producers, snapshots
 from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
@@ -47,19 +46,6 @@ def _aborted_not_indexed() -> AbstractContextManager[None]:
     return swapped(Segment, "note_aborted", lambda _: lambda self, aborted: None)
 
 
-def _aborted_range_cut_short() -> AbstractContextManager[None]:
-    """Return only the aborted transactions whose markers are before the end of the range."""
-
-    def wrong(right: Any) -> Any:
-        def aborted_in(self: Any, *values: Any) -> Any:
-            found, end = right(self, *values)
-            return [each for each in found if each.last_offset < end], end
-
-        return aborted_in
-
-    return swapped(PartitionLog, "aborted_in", wrong)
-
-
 def _snapshot_without_open_offset() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def _entry(fields: tuple[int, ...]) -> Any:
@@ -92,10 +78,6 @@ def _late_marker_appended() -> AbstractContextManager[None]:
 
 
 # Produce, and markers of administrators
-
-
-def _not_verified() -> AbstractContextManager[None]:
-    return swapped(Verifications, "check", lambda _: lambda self, *values: None)
 
 
 def _ongoing_ended_by_administrators() -> AbstractContextManager[None]:
@@ -240,15 +222,6 @@ def _aborted_offsets_committed() -> AbstractContextManager[None]:
     return swapped(CommittedOffsets, "replay_marker", wrong)
 
 
-def _unstable_offsets_returned() -> AbstractContextManager[None]:
-    """Return the offset before an open transaction although the client asks for a stable one."""
-
-    def wrong(_: Any) -> Any:
-        return lambda self, *place: False
-
-    return swapped(CommittedOffsets, "is_unstable", wrong)
-
-
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -271,12 +244,6 @@ TRANSACTION_MUTANTS: Final = tuple(
             _aborted_not_indexed,
         ),
         (
-            "aborted-range-cut-short",
-            "a transaction whose abort marker is beyond the fetched range is not in the response",
-            ("T2", "T3", "T6"),
-            _aborted_range_cut_short,
-        ),
-        (
             "snapshot-without-open-offset",
             "a producer snapshot does not keep the first offset of the open transaction",
             ("T2", "T3", "T4", "T5"),
@@ -293,12 +260,6 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a leader appends markers of older producer epochs and of older coordinators",
             ("T5",),
             _late_marker_appended,
-        ),
-        (
-            "transaction-not-verified",
-            "a leader appends the first batch of a transaction without a valid verification",
-            ("T4", "T5"),
-            _not_verified,
         ),
         (
             "ongoing-ended-by-administrators",
@@ -371,12 +332,6 @@ TRANSACTION_MUTANTS: Final = tuple(
             "offsets of an aborted transaction are committed",
             ("T6",),
             _aborted_offsets_committed,
-        ),
-        (
-            "unstable-offsets-returned",
-            "require_stable returns the offset before a transaction that is being committed",
-            ("T6",),
-            _unstable_offsets_returned,
         ),
     )
 )

@@ -16,11 +16,9 @@ from simulations.kernel.mutation import mutated
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
 from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
-from tests.dataplane.fetch import test_read_committed as reads
 from tests.dataplane.handlers import test_produce_transactions as produce
 from tests.dataplane.handlers import test_txn_offset_commit as commits
 from tests.dataplane.log import test_transactions as log
-from tests.dataplane.log.segments import test_verification as verification
 
 MUTANTS = {mutant.name: mutant for mutant in TRANSACTION_MUTANTS}
 
@@ -71,9 +69,6 @@ FAILS: dict[str, Callable[[], None]] = {
         log.test_a_transaction_is_unstable_until_its_marker_is_replicated
     ),
     "aborted-not-indexed": in_folder(log.test_aborted_transactions_of_a_range),
-    "aborted-range-cut-short": (
-        reads.test_reads_end_at_the_last_stable_offset_and_list_aborted_transactions
-    ),
     "snapshot-without-open-offset": in_folder(
         log.test_a_restart_keeps_open_and_aborted_transactions, True
     ),
@@ -81,7 +76,6 @@ FAILS: dict[str, Callable[[], None]] = {
     "late-marker-appended": in_folder(
         log.test_markers_are_fenced_by_producer_and_coordinator_epoch
     ),
-    "transaction-not-verified": verification.test_only_the_verification_in_progress_counts,
     "ongoing-ended-by-administrators": in_folder(
         produce.test_an_administrator_ends_a_hanging_transaction
     ),
@@ -99,9 +93,6 @@ FAILS: dict[str, Callable[[], None]] = {
     ),
     "aborted-offsets-committed": partial(
         commits.test_offsets_are_committed_by_the_end_of_the_transaction, 4, False
-    ),
-    "unstable-offsets-returned": (
-        offsets.test_a_transactional_commit_is_unstable_before_it_is_replicated
     ),
 }
 
