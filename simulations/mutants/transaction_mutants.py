@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets
 from dataplane.coordinators.transaction import marker_sender, transaction_shard
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments import producers, snapshots
 from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
@@ -46,19 +46,6 @@ def _aborted_not_indexed() -> AbstractContextManager[None]:
     return swapped(Segment, "note_aborted", lambda _: lambda self, aborted: None)
 
 
-def _aborted_range_cut_short() -> AbstractContextManager[None]:
-    """Return only the aborted transactions whose markers are before the end of the range."""
-
-    def wrong(right: Any) -> Any:
-        def aborted_in(self: Any, *values: Any) -> Any:
-            found, end = right(self, *values)
-            return [each for each in found if each.last_offset < end], end
-
-        return aborted_in
-
-    return swapped(PartitionLog, "aborted_in", wrong)
-
-
 def _snapshot_without_open_offset() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def _entry(fields: tuple[int, ...]) -> Any:
@@ -91,10 +78,6 @@ def _late_marker_appended() -> AbstractContextManager[None]:
 
 
 # Produce, and markers of administrators
-
-
-def _not_verified() -> AbstractContextManager[None]:
-    return swapped(Verifications, "check", lambda _: lambda self, *values: None)
 
 
 def _ongoing_ended_by_administrators() -> AbstractContextManager[None]:
@@ -217,6 +200,28 @@ def _verified_without_look() -> AbstractContextManager[None]:
     return swapped(TransactionShard, "verify_partitions", wrong)
 
 
+# Groups
+
+
+def _offsets_outside_of_transactions() -> AbstractContextManager[None]:
+    """Commit the offsets of a transaction at once."""
+
+    def wrong(_: Any) -> Any:
+        def replay_transactional(self: Any, key: Any, value: Any, producer_id: int) -> None:
+            self.replay(key, value)
+
+        return replay_transactional
+
+    return swapped(CommittedOffsets, "replay_transactional", wrong)
+
+
+def _aborted_offsets_committed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, producer_id, *, is_commit: right(self, producer_id, is_commit=True)
+
+    return swapped(CommittedOffsets, "replay_marker", wrong)
+
+
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -239,12 +244,6 @@ TRANSACTION_MUTANTS: Final = tuple(
             _aborted_not_indexed,
         ),
         (
-            "aborted-range-cut-short",
-            "a transaction whose abort marker is beyond the fetched range is not in the response",
-            ("T2", "T3", "T6"),
-            _aborted_range_cut_short,
-        ),
-        (
             "snapshot-without-open-offset",
             "a producer snapshot does not keep the first offset of the open transaction",
             ("T2", "T3", "T4", "T5"),
@@ -261,12 +260,6 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a leader appends markers of older producer epochs and of older coordinators",
             ("T5",),
             _late_marker_appended,
-        ),
-        (
-            "transaction-not-verified",
-            "a leader appends the first batch of a transaction without a valid verification",
-            ("T4", "T5"),
-            _not_verified,
         ),
         (
             "ongoing-ended-by-administrators",
@@ -327,6 +320,18 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a coordinator confirms partitions that are not part of the transaction",
             ("T5",),
             _verified_without_look,
+        ),
+        (
+            "offsets-outside-of-transactions",
+            "offsets of a transaction are committed before it ends",
+            ("T6",),
+            _offsets_outside_of_transactions,
+        ),
+        (
+            "aborted-offsets-committed",
+            "offsets of an aborted transaction are committed",
+            ("T6",),
+            _aborted_offsets_committed,
         ),
     )
 )

@@ -49,6 +49,7 @@ OUTPUT: Final = "output"
 CRASHES: Final = 0.6  # share of instances
 STEPS: Final = (8, 20, 40)  # requests until a crash, at most
 COMMITS: Final = 0.9
+PAUSES: Final = 0.1  # share of transactions with a pause longer than the session, before the end
 SESSION_MS: Final = 1000
 _STABLE_SINCE: Final = 7  # version of OffsetFetch with require_stable
 _FETCH_GROUPS_SINCE: Final = 8
@@ -237,7 +238,8 @@ class ChainMember(TransactionalClient):
                 return
         except BROKEN as error:
             self.say(f"{name}/{place}: {error!r}")
-            self._drop(self._leaders.pop(place, -1))
+            self._leaders.pop(place, None)
+            self.close_links()  # one of them has a request without an answer
             await sleep(runtime.clock, RETRY_S)
             return
         await self._copy(runtime, at, read.records, read.next_offset)
@@ -247,6 +249,13 @@ class ChainMember(TransactionalClient):
         await sleep(runtime.clock, RETRY_S * self._draw.random())
         if not self._are_sources_done:
             return
+        try:
+            await self._look_at_ends(runtime)
+        except BROKEN as error:
+            self.say(f"ends: {error!r}")
+            self.close_links()
+
+    async def _look_at_ends(self, runtime: Runtime) -> None:
         outputs = self._places_of(OUTPUT)
         if outputs and all(self.is_over(*at) for at in outputs):
             self.done = True  # no transaction can be completed any longer
@@ -285,6 +294,10 @@ class ChainMember(TransactionalClient):
                 generation=self._generation,
                 member_id=self._member_id,
             )
+            if self._draw.random() < PAUSES and not self.cluster_state.calm:
+                # Another member takes over the partition while the offsets are pending.
+                self.cluster_state.world.count("members of chains that pause")
+                await sleep(runtime.clock, SESSION_MS / 1000 * self._draw.uniform(1, 2))
             commits = self._draw.random() < COMMITS
             await self.end(runtime, transaction, commits=commits)
             if commits:

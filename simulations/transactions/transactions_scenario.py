@@ -133,7 +133,7 @@ def draw_transactions(draw: Random) -> TransactionSettings:
     return TransactionSettings(
         producers=draw.randint(1, 3),
         transfers=draw.randint(0, 1),
-        chains=draw.randint(0, 2),
+        chains=draw.choice([0, 1, 2, 2]),
         shares=draw.choice([0.0, 0.3, 1.0]),
         stable_consumers=draw.randint(1, 2),
         is_crowded=draw.random() < CROWDED,

@@ -1,18 +1,24 @@
 """Mutants of transactions: a test of the part finds each, and so does the simulator."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dataplane.coordinators.transaction import marker_sender
+from dataplane.coordinators.transaction.marker_sender import MarkerSender
+from dataplane.coordinators.transaction.transaction import State, Transaction
 from simulations.kernel.mutation import mutated
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
-from tests.dataplane.fetch import test_read_committed as reads
+from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
+from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
 from tests.dataplane.handlers import test_produce_transactions as produce
+from tests.dataplane.handlers import test_txn_offset_commit as commits
 from tests.dataplane.log import test_transactions as log
-from tests.dataplane.log.segments import test_verification as verification
 
 MUTANTS = {mutant.name: mutant for mutant in TRANSACTION_MUTANTS}
 
@@ -27,6 +33,33 @@ def in_folder(test: Callable[..., None], *values: Any) -> Callable[[], None]:
     return run
 
 
+def a_transaction_keeps_its_earlier_partitions() -> None:
+    begun = Transaction(7, 0, 1000, 0).with_partitions([("t", 0)], 0, 2)
+    assert begun.with_partitions([("t", 1)], 0, 2).partitions == {("t", 0), ("t", 1)}
+
+
+def prepared(state: State) -> Transaction:
+    return Transaction(7, 0, 1000, 0).with_partitions([("t", 0)], 0, 0).prepared(state, 0, 0)
+
+
+def an_abort_is_written_as_an_abort() -> None:
+    found: Any = SimpleNamespace(
+        prepared=prepared(State.PREPARE_ABORT), shard=SimpleNamespace(coordinator_epoch=3)
+    )
+    assert not marker_sender._marker(found, [("t", 0)]).transaction_result
+
+
+def a_transaction_is_complete_once_its_markers_are_written() -> None:
+    topic = SimpleNamespace(partitions=[SimpleNamespace(leader=2)])
+    parts: Any = SimpleNamespace(worker_id=1, image=SimpleNamespace(topic=lambda name: topic))
+    completed: list[str] = []
+    unused: Any = None
+    sender = MarkerSender(parts, unused, unused, lambda _, each: completed.append(each))
+    at: Any = SimpleNamespace(is_unloaded=False)
+    sender.send(at, "x", prepared(State.PREPARE_COMMIT))
+    assert (len(sender), completed) == (1, [])
+
+
 # Test of the part that fails with each mutant.
 FAILS: dict[str, Callable[[], None]] = {
     "open-transaction-passed": in_folder(
@@ -36,9 +69,6 @@ FAILS: dict[str, Callable[[], None]] = {
         log.test_a_transaction_is_unstable_until_its_marker_is_replicated
     ),
     "aborted-not-indexed": in_folder(log.test_aborted_transactions_of_a_range),
-    "aborted-range-cut-short": (
-        reads.test_reads_end_at_the_last_stable_offset_and_list_aborted_transactions
-    ),
     "snapshot-without-open-offset": in_folder(
         log.test_a_restart_keeps_open_and_aborted_transactions, True
     ),
@@ -46,9 +76,23 @@ FAILS: dict[str, Callable[[], None]] = {
     "late-marker-appended": in_folder(
         log.test_markers_are_fenced_by_producer_and_coordinator_epoch
     ),
-    "transaction-not-verified": verification.test_only_the_verification_in_progress_counts,
     "ongoing-ended-by-administrators": in_folder(
         produce.test_an_administrator_ends_a_hanging_transaction
+    ),
+    "marker-before-decision": shard.test_nothing_is_prepared_before_the_record_is_committed,
+    "complete-before-markers": a_transaction_is_complete_once_its_markers_are_written,
+    "commit-marker-for-abort": an_abort_is_written_as_an_abort,
+    "epoch-not-bumped": shard.test_a_client_may_raise_its_epoch_and_retry_that,
+    "zombies-accepted": shard.test_a_new_instance_aborts_the_open_transaction_and_fences,
+    "transaction-timeouts-ignored": (shard.test_a_transaction_that_is_open_for_too_long_is_aborted),
+    "prepared-not-resumed": shard.test_prepared_transactions_resume_after_a_failover,
+    "last-partitions-only": a_transaction_keeps_its_earlier_partitions,
+    "verified-without-look": shard.test_verification_answers_for_each_partition,
+    "offsets-outside-of-transactions": (
+        offsets.test_a_commit_after_the_transactional_one_wins_over_the_marker
+    ),
+    "aborted-offsets-committed": partial(
+        commits.test_offsets_are_committed_by_the_end_of_the_transaction, 4, False
     ),
 }
 
