@@ -34,9 +34,8 @@ from tests.chaos.load import CLIENT, Place, Reader, check_kept, read_all
 from tests.nodes import ROOT, wait_until
 
 PARTITIONS: Final = 4
-CLIENTS: Final = 2
+LIBRARIES: Final = ("librdkafka", "metaquorum")  # one client each
 TIMEOUT_MS: Final = 3000  # of a transaction; some faults last longer
-SOCKET_TIMEOUT_MS: Final = 2000
 READ_COMMITTED: Final = {"isolation.level": "read_committed"}
 # Probability that a client is killed or paused, for each line that it writes.
 KILLED: Final = 0.006
@@ -61,8 +60,9 @@ class Transfer:
 class Client:
     """A client process and its successors, one after the other."""
 
-    def __init__(self, name: str, seed: int, errors: Path) -> None:
+    def __init__(self, name: str, library: str, seed: int, errors: Path) -> None:
         self.name = name
+        self.library = library
         self.transfers: dict[str, Transfer] = {}
         self.ids: dict[int, str] = {}  # transactional id by instance
         self.committed_count = 0
@@ -86,18 +86,16 @@ class Client:
         """Start the next instance, unless the end was asked for."""
         if not self._id or self._random.random() < NEW_ID:
             self._id = f"{self._topic}-{self.name}-{self._instance}"
-        config = CLIENT | {
-            "bootstrap.servers": self._bootstrap,
-            "transactional.id": self._id,
-            "transaction.timeout.ms": TIMEOUT_MS,
-            "socket.timeout.ms": SOCKET_TIMEOUT_MS,
-        }
         settings = {
+            "library": self.library,
+            "bootstrap": self._bootstrap,
             "topic": self._topic,
             "partitions": PARTITIONS,
             "name": f"{self.name}.{self._instance}",
+            "id": self._id,
+            "timeout_ms": TIMEOUT_MS,
             "seed": self._random.randrange(1 << 30),
-            "config": config,
+            "config": CLIENT,
         }
         self.ids[self._instance] = self._id
         self._instance += 1
@@ -204,8 +202,8 @@ class Transfers:
         self.topic = topic
         self.reader = Reader(**READ_COMMITTED)
         self.clients = [
-            Client(str(number), seed, folder / f"transfers-{number}.stderr")
-            for number in range(CLIENTS)
+            Client(str(number), library, seed, folder / f"transfers-{number}.stderr")
+            for number, library in enumerate(LIBRARIES)
         ]
         self._counts: Counter[str] = Counter()  # of the records that the reader has read
         self._counted = 0
