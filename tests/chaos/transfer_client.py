@@ -11,7 +11,7 @@ The client writes what it is about to do, and what came of it, as lines of JSON:
     {"begin": name, "entries": [[partition, amount], ...]}      the transaction, before it begins
     {"commit": name}                                            before its commit begins
     {"committed": name}, {"aborted": name}                      what the cluster acknowledged
-    {"fatal": error code, "message": text}                      the last line, after a fatal error
+    {"fatal": code, "step": step, "message": text}              the last line, after a fatal error
 
 It ends at SIGTERM, after the current transaction.
 """
@@ -175,6 +175,7 @@ class Client:
         self._name = settings["name"]
         self._random = random.Random(settings["seed"])
         self._library = library
+        self.step = "init"
         self.is_ended = False
 
     def run(self) -> None:
@@ -188,15 +189,19 @@ class Client:
 
     def _one(self, name: str) -> None:
         entries = self._entries()
+        self.step = "begin"
         say(begin=name, entries=entries)
         _until_done(self._library.begin)
         try:
+            self.step = "write"
             self._write(name, entries)
             if self._random.random() < ABORTED:
                 raise AbortableError
+            self.step = "commit"
             say(commit=name)
             _until_done(self._library.commit)
         except AbortableError:
+            self.step = "abort"
             _until_done(self._library.abort)
             say(aborted=name)
         else:
@@ -242,7 +247,7 @@ def main() -> int:
             client.run()
         except FatalError as error:
             name, text = error.args
-            say(fatal=name, message=text)
+            say(fatal=name, step=client.step, message=text)
     return 0
 
 

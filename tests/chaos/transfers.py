@@ -43,6 +43,9 @@ PAUSED: Final = 0.003
 NEW_ID: Final = 0.2  # part of the successors that have another transactional id
 # Errors of a client whose transaction has timed out, or which has a successor.
 FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+# librdkafka also aborts what no coordinator has heard of, because none was there for too long. The
+# answer is fatal for it. (Apache Kafka gives the same.)
+NOTHING_TO_ABORT: Final = ("INVALID_TXN_STATE", "abort")
 
 Entries = list[tuple[int, int]]
 
@@ -163,9 +166,9 @@ class Client:
                 self.committed_count += 1
             case {"aborted": name}:
                 self.transfers[name].is_aborted = True
-            case {"fatal": code, "message": text}:
-                if code not in FENCED:
-                    self.errors.append(f"client {self.name}: {code}: {text}")
+            case {"fatal": code, "step": step, "message": text}:
+                if code not in FENCED and (code, step) != NOTHING_TO_ABORT:
+                    self.errors.append(f"client {self.name}: {step}: {code}: {text}")
                 return str(code)
         return None
 
