@@ -41,6 +41,8 @@ S = TypeVar("S", bound=Shard)
 
 # Records that are replayed in one step, and those of the batch that exceeds this number.
 REPLAYED_AT_ONCE: Final = 512
+# Records to which a marker is equal in REPLAYED_AT_ONCE: its end of a transaction is a short step.
+MARKER_RECORDS: Final = 16
 # Memory of a pending record and a pending batch, without key and value.
 _RECORD_BYTES: Final = 150
 _BATCH_BYTES: Final = 1000
@@ -184,7 +186,7 @@ class HostedShard(Generic[S]):
             else:
                 for record in batch.records:
                     self.transactional.replay_transactional(record, batch.producer_id, now)
-            left -= len(batch.records)
+            left -= len(batch.records) if batch.marker is None else MARKER_RECORDS
             if batch.committed is not None:
                 batch.committed()
         return freed_bytes

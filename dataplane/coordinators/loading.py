@@ -159,6 +159,10 @@ class ShardLoader(Generic[S]):
                 if header.is_control:
                     if transactional is not None and base_offset >= offset:
                         yield from _end_transaction(transactional, chunk.data, position, header)
+                    left -= _ROW_BYTES
+                    if left <= 0:
+                        left = PIECE_BYTES
+                        yield
                     continue
                 replay = shard.replay
                 if header.is_transactional and transactional is not None:

@@ -11,6 +11,7 @@ From version 12 on, the question adds the partition to the transaction: that is 
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
 """
 
+from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
 
@@ -129,6 +130,20 @@ async def verify(
         ):
             return
         await clock.sleep_until(clock.monotonic() + RETRY_S)
+        _begin_again(worker, transaction)
+
+
+def _begin_again(worker: VerifiesTransactions, transaction: ProduceTransaction) -> None:
+    """Begin those verifications again that the marker of the last transaction has ended."""
+    assert transaction.producer is not None
+    producer_id, epoch = transaction.producer
+    for place, verification in transaction.places.items():
+        with suppress(KafkaError):  # the append reports it
+            producers = worker.replica_manager.by_name(*place).log.producers
+            if not producers.in_transaction(producer_id, epoch):
+                transaction.places[place] = producers.verifications.begin(
+                    producer_id, epoch, verification.lowest_sequence, worker.clock.now_ms()
+                )
 
 
 def look_for_transaction(

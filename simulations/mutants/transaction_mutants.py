@@ -16,8 +16,9 @@ from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
 from dataplane.log.segments.segment import Segment
 from dataplane.log.segments.verification import Verifications
+from dataplane.worker.context import Worker
 from dataplane.worker.transaction_states import TransactionStates
-from simulations.kernel.mutation import Mutant, swapped
+from simulations.kernel.mutation import Mutant, all_of, swapped
 from wire.primitives.errors import ErrorCode
 
 # Logs
@@ -69,7 +70,7 @@ def _snapshot_without_open_offset() -> AbstractContextManager[None]:
 
 
 def _older_epoch_appended() -> AbstractContextManager[None]:
-    """Accept batches with an older producer epoch."""
+    """Accept batches with an older producer epoch, and do not ask the coordinator about them."""
 
     def wrong(right: Any) -> Any:
         def _check_next(header: Any, epoch: int, *rest: Any) -> None:
@@ -78,7 +79,11 @@ def _older_epoch_appended() -> AbstractContextManager[None]:
 
         return _check_next
 
-    return swapped(producers, "_check_next", wrong)
+    return all_of(
+        swapped(producers, "_check_next", wrong),
+        swapped(Verifications, "check", lambda _: lambda self, *values: None),
+        swapped(Worker, "verifies_transactions", lambda _: property(lambda self: False)),
+    )
 
 
 def _late_marker_appended() -> AbstractContextManager[None]:

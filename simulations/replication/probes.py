@@ -151,22 +151,23 @@ class Probes:
         if cluster_history.contents is None:
             found = entries_on_disk(storage, log.folder, damaged=damaged)
         else:
-            found = self._on_disk(storage, log.folder)
+            found = self._on_disk(storage, log.folder, history)
         entries = [entry for entry in found if start <= entry.name.offset < end]
         cluster_history.opened(history, replica, start, end, entries)
 
-    def _on_disk(self, storage: Storage, folder: str) -> list[Entry]:
-        """Return the records of all intact batches, identified by their contents."""
-        return [
-            entry
-            for segment in naive_segments(storage, folder)
-            for entry in seen_entries(
-                self._cluster_history,
-                memoryview(bytes(storage.file(f"{segment.path}.log").data))[
-                    : sum(batch.size for batch in segment.batches)
-                ],
-            )
-        ]
+    def _on_disk(self, storage: Storage, folder: str, history: PartitionHistory) -> list[Entry]:
+        """Return the records of all intact batches, identified by their contents.
+
+        A process that was killed while it wrote has not reported its last batch.
+        """
+        found: list[Entry] = []
+        for segment in naive_segments(storage, folder):
+            data = memoryview(bytes(storage.file(f"{segment.path}.log").data))
+            intact = data[: sum(batch.size for batch in segment.batches)]
+            for leader_epoch, offset, stamp in stamps_of(intact):
+                history.stamped(Name(leader_epoch, offset), stamp)
+            found += seen_entries(self._cluster_history, intact)
+        return found
 
     def refused(self, folder: str, error: StorageError) -> None:
         """Report that a process could not open the log in `folder`."""

@@ -94,11 +94,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "groups": _OF_GROUPS,
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
-    "transactions": (
-        *(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
-        "PositionsAreCommitted",
-        "ExactlyOnce",
-    ),
+    "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.

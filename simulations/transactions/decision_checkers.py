@@ -37,8 +37,8 @@ class Decision:
     name: Name
     transactional_id: str
     value: StateValue | None  # None: a tombstone
-    # Partitions whose log has the marker that this decision asks for.
-    marked: set[tuple[str, int]] = field(default_factory=set)
+    # Partitions with the marker that this decision asks for, and the leader epoch of the first one.
+    marked: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def is_committed(self) -> bool:
@@ -176,7 +176,7 @@ class DecisionsComeFirst(TransactionChecker):
             name,
         )
         if found is not None:
-            found.marked.add(at)
+            found.marked.setdefault(at, name.leader_epoch)
 
     def decided(self, decision: Decision, before: Decision | None) -> None:
         """Check the record of a transaction's end; `before`: the record before it in the log."""
@@ -279,7 +279,8 @@ class AppendedIsInTransaction(TransactionChecker):
                 value.status.is_prepared
                 and (is_same or is_bumped)
                 and last is not None
-                and at not in last.marked
+                # The leader of an earlier epoch does not know the marker, and cannot commit.
+                and last.marked.get(at, name.leader_epoch + 1) > name.leader_epoch
             )
         self.compare(
             is_ongoing or self.has_lost_state,

@@ -133,13 +133,27 @@ class StableReader(ReplicaReader):
 class StableConsumer(StableReader):
     """Consumer of one partition for a while, then another, at leaders and at followers."""
 
-    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+    def __init__(
+        self,
+        cluster_state: ReplicatedClusterState,
+        name: str,
+        draw: Random,
+        favourite: str,
+    ) -> None:
+        """Create the consumer, which reads the topic `favourite` more often than others."""
         super().__init__(cluster_state, name, draw)
+        self._favourite = favourite
         self._offsets: dict[Place, int] = {}
+
+    def _drawn_place(self) -> tuple[str, Place] | None:
+        found = self.cluster_state.topic_outcomes.lasting.get(self._favourite)
+        if found is None or self._draw.random() < 0.5:
+            return self.place()
+        return self._favourite, Place(found[0], self._draw.randrange(found[1]))
 
     async def run(self, runtime: Runtime) -> None:
         while not self.cluster_state.closing and not self.cluster_state.calm:
-            at = self.place()
+            at = self._drawn_place()
             if at is not None:
                 try:
                     await self._follow(runtime, *at)
@@ -169,6 +183,8 @@ class StableConsumer(StableReader):
                     self._offsets[place] = 0
                 offset = self._offsets.get(place, 0)
                 wait_ms = self._draw.choice([0, 20, 200])
+                if wait_ms == 0:
+                    await sleep(runtime.clock, self._draw.random() * 0.05)
                 read = await self.fetch_stable(connection, name, place, offset, wait_ms)
                 if read.code is ErrorCode.OFFSET_OUT_OF_RANGE and is_leader:
                     first = self._draw.choice([EARLIEST, LATEST])
@@ -181,5 +197,3 @@ class StableConsumer(StableReader):
                     where = "leaders" if is_leader else "followers"
                     count = self.cluster_state.world.count
                     count(f"read_committed records from {where}", len(read.records))
-                if wait_ms == 0:
-                    await sleep(runtime.clock, self._draw.random() * 0.05)

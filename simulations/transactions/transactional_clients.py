@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_checkers import AnswersInTheirOrder
 from simulations.cluster.cluster_clients import RETRY_S
@@ -176,16 +175,13 @@ class TransactionalClient(StableReader):
                 raise CrashError("crashed")
 
     def _is_stuck(self) -> bool:
-        """Return whether a partition of `__transaction_state` cannot be written any longer."""
+        """Return whether some partition cannot be written any longer: transactions may not end."""
         state = self.cluster_state
-        topic = state.cluster_history.image.topic(TRANSACTION_STATE)
-        if not state.calm or topic is None:
-            return False
-        histories = (
-            state.cluster_history.history(topic.topic_id, index)
+        return state.calm and any(
+            state.is_stuck(state.cluster_history.history(topic.topic_id, index))
+            for topic in state.cluster_history.image.topics.values()
             for index in range(len(topic.partitions))
         )
-        return any(map(state.is_stuck, histories))
 
     # Connections
 

@@ -62,9 +62,24 @@ class TransactionalProducer(TransactionalClient):
                 self.say(f"gives up: {error}")
             if self.cluster_state.calm:
                 self._left = min(self._left, 10)
+            if self._left <= 0 and self._draw.random() < VANISH:
+                await self._vanish(runtime)
             await sleep(runtime.clock, RETRY_S * (1 + 4 * self._draw.random()))
         self.close_links()
         self.done = True
+
+    async def _vanish(self, runtime: Runtime) -> None:
+        """Begin one more transaction, and end neither it nor another one afterwards."""
+        self._new_instance(-1)
+        try:
+            await self.learn_level(runtime)
+            await self.init_producer(runtime)
+            transaction = await self.begin(runtime)
+            places = self._draw_places()
+            self.cluster_state.world.count("clients that vanish", len(places) > 0)
+            await self._fill(runtime, transaction, places)
+        except (CrashError, RefusedError) as error:
+            self.say(f"vanishes: {error}")
 
     async def _live(self, runtime: Runtime) -> None:
         await self.learn_level(runtime)

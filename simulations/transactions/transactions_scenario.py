@@ -47,7 +47,6 @@ from simulations.transactions.transactional_producers import (
     TransactionalProducer,
     TransferringProducer,
 )
-from wire.protocol.apis import APIS, ApiKey
 
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *TRANSACTION_CHECKERS, *DECISION_CHECKERS)
 # Faults that lose no disk and elect no leader uncleanly: what they lose, no transaction survives.
@@ -77,13 +76,8 @@ KINDS: Final = (
 MOVES: Final = ("kill", "restart", "pause", "isolate", "slow links")
 FEW_FAULTS: Final = 8
 ALONE: Final = 0.2  # share of worlds with one worker
+CROWDED: Final = 0.3
 TIMEOUTS_MS: Final = (500, 1000, 3000)
-OFFSETS_ARE_SERVED: Final = ApiKey.TXN_OFFSET_COMMIT in APIS
-_OF_CHAINS: Final = (
-    "records copied",
-    "inputs with an output",
-    "committed offsets of transactions read",
-)
 
 
 @dataclass(slots=True)
@@ -93,7 +87,7 @@ class TransactionSettings:
     chains: int  # members of one group
     shares: float  # share of producers whose transactional id another one has, too
     stable_consumers: int
-    level: int  # transaction.version at first
+    is_crowded: bool  # all producers write to the partitions of one topic
     topic_configs: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,7 +106,8 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     settings.changes = draw.choice([4, 12, 30])
     settings.unclean = 0.0
     settings.fault_s, settings.peace_s = draw.choice([3.0, 6.0]), draw.choice([1.0, 2.5])
-    settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
+    settings.disk_delay_s = draw.choice([0.0005, 0.005])
+    settings.delay_s = draw.choice([0.002, 0.002, 0.02])
     settings.session_timeout_ms = 2000
     kinds = draw.choice([KINDS, KINDS, MOVES])
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=FEW_FAULTS)
@@ -138,10 +133,10 @@ def draw_transactions(draw: Random) -> TransactionSettings:
     return TransactionSettings(
         producers=draw.randint(1, 3),
         transfers=draw.randint(0, 1),
-        chains=draw.randint(0, 2) * OFFSETS_ARE_SERVED,
+        chains=draw.randint(0, 2),
         shares=draw.choice([0.0, 0.3, 1.0]),
         stable_consumers=draw.randint(1, 2),
-        level=draw.choice([0, 1, 2, 2]),
+        is_crowded=draw.random() < CROWDED,
         topic_configs=configs,
     )
 
@@ -183,7 +178,11 @@ def clients_of_transactions(
     producers: list[AnyClient] = []
     for number in range(settings.producers):
         copies = 2 if draw.random() < settings.shares else 1
-        topics = (PLAIN, COMPACTED, EXPIRING, INPUT) if number else (INPUT, PLAIN)
+        topics: tuple[str, ...] = (INPUT, PLAIN)
+        if number:
+            topics = (PLAIN, COMPACTED, EXPIRING, INPUT)
+        if settings.is_crowded:
+            topics = (PLAIN,)
         for copy in range(copies):
             name = f"producer-{number}-{copy}"
             producers.append(
@@ -215,7 +214,7 @@ def clients_of_transactions(
         name = f"consumer-{number}"
         clients.consumers.append(ReplicaConsumer(cluster_state, name, world.stream(name)))
     stable = [
-        StableConsumer(cluster_state, name, world.stream(name))
+        StableConsumer(cluster_state, name, world.stream(name), PLAIN)
         for name in (f"stable-{number}" for number in range(settings.stable_consumers))
     ]
     others: list[AnyClient] = [*producers, *chains, *stable]
@@ -259,10 +258,13 @@ TRANSACTIONS: Final = Scenario(
         "transactions at level 1",
         "transactions at level 2",
         "transfers visible",
-        *(_OF_CHAINS if OFFSETS_ARE_SERVED else ()),
+        "records copied",
+        "inputs with an output",
+        "committed offsets of transactions read",
         "requests of zombies",
         "records after the end",
         "clients crashed",
+        "clients that vanish",
         "clients slower than their timeout",
         "committed records shown",
         "aborted records left out",

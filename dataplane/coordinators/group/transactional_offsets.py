@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from dataplane.scheduling.time_slices import Work, emptied
 
 # Offsets that one step commits or forgets at the end of a transaction.
-ENDED_AT_ONCE: Final = 512
+ENDED_AT_ONCE: Final = 128
 
 # Topic and partition of an offset of a group.
 Place: TypeAlias = tuple[str, int]

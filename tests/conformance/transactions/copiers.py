@@ -14,8 +14,9 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from tests.conformance.clients import Librdkafka, Record
-from tests.conformance.groups.members import Member
+from tests.conformance.groups.members import LIMIT_S, Member
 from tests.conformance.other_languages.test_admin import HERE, installed
+from tests.nodes import wait_until
 
 PYTHON: Final = ("librdkafka", "kafka-python", "aiokafka")
 GO: Final = ("franz-go", "sarama")
@@ -57,16 +58,44 @@ class Copiers:
 
 
 class KeptCopier:
-    """A copier as a supervisor runs it: an error ends the process, and the next one continues."""
+    """A copier as a supervisor runs it: an error ends the process, and the next one continues.
+
+    Sarama, for one, ends at CONCURRENT_TRANSACTIONS from InitProducerId.
+    """
 
     def __init__(self, start: Callable[[], Member]) -> None:
         self._start = start
+        self._ended: list[Member] = []
         self.copier = start()
 
     def look(self) -> None:
         """Start the copier again if it has ended."""
         if self.copier.has_ended:
+            self._ended.append(self.copier)
             self.copier = self._start()
+
+    def wait_committed(self, count: int) -> None:
+        """Wait until this number of transactions is committed, from now on."""
+        before = self._committed
+
+        def have_committed() -> bool:
+            self.look()
+            return self._committed >= before + count
+
+        wait_until(have_committed, LIMIT_S, what=f"{count} commits; {self}")
+
+    def kill(self) -> None:
+        """Kill the copier, and start the next one."""
+        self.copier.kill()
+        self._ended.append(self.copier)
+        self.copier = self._start()
+
+    @property
+    def _committed(self) -> int:
+        return sum(len(each.all("committed")) for each in (*self._ended, self.copier))
+
+    def __str__(self) -> str:
+        return f"{len(self._ended)} ended, last events {self.copier.events[-3:]}"
 
 
 def send(bootstrap: str, topic: str, partitions: int, each: int, start: int = 0) -> Counter[str]:

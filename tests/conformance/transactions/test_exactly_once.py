@@ -28,16 +28,20 @@ def test_a_killed_copier_is_replaced(peer: Peer, copiers: Copiers, client: str) 
         "most": 5,
     }
     name = unique("copier")
+    kept = copiers.keep(client, name, **options)
     for _ in range(3):
-        copier = copiers.start(client, name, **options)
-        copier.wait_for("committed", 2)
-        copier.kill()
-    copier = copiers.start(client, name, **options)
+        kept.wait_committed(2)
+        kept.kill()
     with Reader(peer.bootstrap, target) as reader:
-        wait_until(lambda: set(reader.read()) == set(sent), LIMIT_S, what="all records copied")
-        more = send(peer.bootstrap, source, PARTITIONS, 5, EACH)
-        wait_until(lambda: reader.read() == sent + more, LIMIT_S, what="each copied once")
-    copier.close()
+
+        def are_all_copied() -> bool:
+            kept.look()
+            return set(reader.read()) == set(sent)
+
+        wait_until(are_all_copied, LIMIT_S, what="all records copied")
+        sent += send(peer.bootstrap, source, PARTITIONS, 5, EACH)
+        wait_until(are_all_copied, LIMIT_S, what="all records copied")
+        assert reader.read() == sent
 
 
 @pytest.mark.parametrize("client", SHARING)
@@ -81,7 +85,7 @@ def test_nodes_are_killed_while_topics_are_copied(
         "most": 5,
     }
     kept = copiers.keep(client, unique("copier"), **options)
-    kept.copier.wait_for("committed", 2)
+    kept.wait_committed(2)
     with Reader(bootstrap, target) as reader:
 
         def are_all_copied() -> bool:
@@ -91,7 +95,7 @@ def test_nodes_are_killed_while_topics_are_copied(
         for number in (1, 2, 3):
             three_nodes.kill(number)
             sent += send(bootstrap, source, PARTITIONS, 5, EACH + number * 5)
-            wait_until(are_all_copied, LIMIT_S, what="copied")
+            wait_until(are_all_copied, LIMIT_S, what=f"copied after a kill of {number}; {kept}")
             three_nodes.restart(number)
         sent += send(bootstrap, source, PARTITIONS, 5, EACH + 100)
         wait_until(are_all_copied, LIMIT_S, what="copied")

@@ -95,6 +95,10 @@ class Coordinator:
 
     def close(self) -> None: ...
 
+    async def publish(self, delta: Any, image: Any) -> None: ...
+
+    async def run(self) -> None: ...
+
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
         return ListTransactionsResponse(
             transaction_states=[
@@ -212,6 +216,25 @@ async def test_a_transaction_that_is_being_completed_is_waited_for(tmp_path: Pat
         client, coordinator = await started(served)
         coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
         assert await codes(client, message(batch(0)), ADDS) == [0]
+        assert len(coordinator.asked) == 2
+
+
+@in_trio
+async def test_the_marker_of_the_last_transaction_does_not_refuse_the_next(tmp_path: Path) -> None:
+    """It arrives while the coordinator completes that transaction, after the first question."""
+    async with serving(tmp_path) as served:
+        client, coordinator = await started(served)
+        coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
+        coordinator.may_answer = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def answer() -> None:
+                await coordinator.was_asked.wait()
+                marker(served, is_commit=False)
+                coordinator.may_answer.set()
+
+            nursery.start_soon(answer)
+            assert await codes(client, message(batch(0, epoch=1)), ADDS) == [0]
         assert len(coordinator.asked) == 2
 
 

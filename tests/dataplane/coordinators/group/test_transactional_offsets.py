@@ -1,0 +1,220 @@
+"""Offsets of open transactions, compared with Kafka's rules on a list of records."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dataplane.coordinators.group.committed_offsets import (
+    MAX_TRANSACTIONAL_OFFSETS,
+    CommittedOffsets,
+    ExpiredOffsets,
+)
+from dataplane.coordinators.group.offset_retention import OffsetRetention
+from dataplane.coordinators.group.record_formats import (
+    MalformedRecordError,
+    OffsetKey,
+    OffsetValue,
+    decode_key,
+    encode_offset_value,
+)
+from dataplane.coordinators.group.transactional_offsets import ENDED_AT_ONCE
+from dataplane.scheduling.time_slices import at_once
+from wire.primitives.types import ZERO_UUID
+
+KEY = OffsetKey("g", "t", 0)
+FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
+KEYS = st.builds(
+    OffsetKey, st.sampled_from(["g", "h"]), st.sampled_from(["t", "u"]), st.integers(0, 1)
+)
+PRODUCERS = st.integers(1, 3)
+
+
+def value(offset: int = 5, **more: Any) -> bytes:
+    return encode_offset_value(OffsetValue(offset, -1, "", 1000)._replace(**more))
+
+
+def end(offsets: CommittedOffsets, producer_id: int, *, is_commit: bool) -> None:
+    work = offsets.replay_marker(producer_id, is_commit=is_commit)
+    if work is not None:
+        at_once(work)
+
+
+class TransactionsModel(RuleBasedStateMachine):
+    """Kafka's OffsetMetadataManager: each value with the offset of its record in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = CommittedOffsets()
+        self.committed: dict[OffsetKey, tuple[int, int]] = {}  # record offset, committed offset
+        self.open: dict[int, dict[OffsetKey, tuple[int, int]]] = {}
+        self.end_offset = 0
+
+    def append(self, key: OffsetKey, *, is_appended: bool) -> bytes:
+        self.end_offset += 1
+        encoded = value(self.end_offset)
+        if is_appended:  # else an earlier leader did
+            self.offsets.appended(key, encoded)
+        return encoded
+
+    @rule(key=KEYS, is_appended=st.booleans())
+    def commit(self, key: OffsetKey, is_appended: bool) -> None:
+        self.offsets.replay(key, self.append(key, is_appended=is_appended))
+        self.committed[key] = self.end_offset, self.end_offset
+
+    @rule(key=KEYS)
+    def commit_at_once(self, key: OffsetKey) -> None:
+        self.offsets.replay_appended(key, self.append(key, is_appended=False))
+        self.committed[key] = self.end_offset, self.end_offset
+
+    @rule(key=KEYS, producer_id=PRODUCERS, is_appended=st.booleans())
+    def commit_in_transaction(self, key: OffsetKey, producer_id: int, is_appended: bool) -> None:
+        encoded = self.append(key, is_appended=is_appended)
+        self.offsets.replay_transactional(key, encoded, producer_id)
+        self.open.setdefault(producer_id, {})[key] = self.end_offset, self.end_offset
+
+    @rule(key=KEYS, producer_id=st.none() | PRODUCERS, at_once=st.booleans())
+    def delete(self, key: OffsetKey, producer_id: int | None, at_once: bool) -> None:
+        if producer_id is not None:
+            self.offsets.replay_transactional(key, None, producer_id)
+        elif at_once:
+            self.offsets.replay_appended(key, None)
+        else:
+            self.offsets.replay(key, None)
+        self.committed.pop(key, None)
+        for of_producer in self.open.values():
+            of_producer.pop(key, None)
+
+    @rule(producer_id=PRODUCERS, is_commit=st.booleans())
+    def marker(self, producer_id: int, is_commit: bool) -> None:
+        end(self.offsets, producer_id, is_commit=is_commit)
+        for key, (record_offset, offset) in self.open.pop(producer_id, {}).items():
+            if is_commit and record_offset > self.committed.get(key, (-1, -1))[0]:
+                self.committed[key] = record_offset, offset
+
+    @invariant()
+    def offsets_are_those_of_kafka(self) -> None:
+        waiting = [key for of_producer in self.open.values() for key in of_producer]
+        found = self.offsets
+        assert found.offset_count == len(self.committed)
+        assert found.transactional.count == len(waiting)
+        assert found.pending_count == 0
+        existing = {*self.committed, *waiting}
+        listed = [group for groups in found.groups() for group in groups]
+        assert sorted(listed) == sorted({key.group for key in existing})
+        for group in ("g", "h"):
+            assert found.has_group(group) == any(key.group == group for key in existing)
+            tombstones = [decode_key(key) for key in found.delete_group(group)]
+            places = [place for piece in found.place_pieces(group) for place in piece]
+            assert len(tombstones) == len(set(tombstones)) == len(places) == len(set(places))
+            assert set(tombstones) == {key for key in existing if key.group == group}
+            assert {OffsetKey(group, *place) for place in places} == set(tombstones)
+            expired = found.expire(group, OffsetRetention(), now_ms=10**9, retention_ms=1)
+            assert {decode_key(key) for key in expired.keys} == {
+                key for key in self.committed if key.group == group and key not in waiting
+            }
+            assert expired.is_all == (not any(key.group == group for key in waiting))
+            held = found.transactional.producers(group)
+            assert held == {
+                producer_id: count
+                for producer_id, of_producer in self.open.items()
+                if (count := sum(key.group == group for key in of_producer))
+            }
+            for topic in ("t", "u"):
+                for partition in range(2):
+                    key = OffsetKey(group, topic, partition)
+                    assert found.is_unstable(*key) == (key in waiting)
+                    assert found.has_offset(*key) == (key in existing)
+                    fetched = found.fetch(*key, ZERO_UUID)
+                    known = self.committed.get(key)
+                    assert (fetched and fetched.offset) == (known and known[1])
+
+
+TransactionsModel.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)
+TestTransactionsModel = TransactionsModel.TestCase
+
+
+def test_a_commit_after_the_transactional_one_wins_over_the_marker() -> None:
+    offsets = CommittedOffsets()
+    offsets.replay_transactional(KEY, value(5), 1)
+    offsets.replay(KEY, value(7))
+    assert offsets.is_unstable(*KEY)
+    end(offsets, 1, is_commit=True)
+    fetched = offsets.fetch(*KEY, ZERO_UUID)
+    assert fetched is not None
+    assert fetched.offset == 7
+    assert not offsets.is_unstable(*KEY)
+
+
+def test_a_transactional_commit_is_unstable_before_it_is_replicated() -> None:
+    offsets = CommittedOffsets()
+    offsets.appended(KEY, value())
+    assert offsets.is_unstable(*KEY)
+    assert offsets.pending_count == 1
+    offsets.replay_transactional(KEY, value(), 1)
+    assert (offsets.pending_count, offsets.transactional.count) == (0, 1)
+    assert offsets.is_unstable(*KEY)
+    end(offsets, 1, is_commit=False)
+    assert not offsets.has_group("g")
+
+
+def test_a_group_of_only_transactional_offsets_does_not_expire() -> None:
+    offsets = CommittedOffsets()
+    offsets.replay_transactional(KEY, value(), 1)
+    found = offsets.expire("g", OffsetRetention(), now_ms=10**9, retention_ms=1)
+    assert found == ExpiredOffsets([], is_all=False)
+
+
+def test_a_deleted_topic_takes_the_offsets_of_open_transactions_along() -> None:
+    offsets = CommittedOffsets()
+    offsets.replay(KEY, value(topic_id=FIRST_ID))
+    offsets.replay_transactional(KEY, value(topic_id=FIRST_ID), 1)
+    assert offsets.delete_stale("g", lambda _: FIRST_ID) == []
+    assert [decode_key(key) for key in offsets.delete_stale("g", lambda _: SECOND_ID)] == [KEY]
+    offsets.replay_transactional(KEY, value(topic_id=SECOND_ID), 1)
+    assert offsets.delete_stale("g", lambda _: SECOND_ID) == []
+
+
+def test_a_long_transaction_ends_in_short_pieces() -> None:
+    offsets = CommittedOffsets()
+    keys = [KEY._replace(partition=index) for index in range(3 * ENDED_AT_ONCE)]
+    for key in keys:
+        offsets.replay_transactional(key, value(), 1)
+    work = offsets.replay_marker(1, is_commit=True)
+    assert work is not None
+    for step, _ in enumerate(work, 1):
+        assert offsets.offset_count == step * ENDED_AT_ONCE
+        assert offsets.transactional.count == len(keys) - step * ENDED_AT_ONCE
+    assert offsets.offset_count == len(keys)
+    assert offsets.replay_marker(1, is_commit=True) is None
+
+
+def test_transactional_offsets_are_bounded_apart_from_others() -> None:
+    offsets = CommittedOffsets(max_pending=10, max_transactional=3)
+    for partition in range(2):
+        offsets.replay_transactional(KEY._replace(partition=partition), value(), 1)
+    assert offsets.has_transactional_room(1)
+    assert not offsets.has_transactional_room(2)
+    assert offsets.has_room(10)
+    offsets.appended(KEY, value())
+    assert not offsets.has_transactional_room(1)
+    assert CommittedOffsets().has_transactional_room(MAX_TRANSACTIONAL_OFFSETS)
+
+
+def test_a_malformed_transactional_value_changes_nothing() -> None:
+    offsets = CommittedOffsets()
+    with pytest.raises(MalformedRecordError):
+        offsets.replay_transactional(KEY, b"", 1)
+    assert not offsets.has_group("g")
+
+
+def test_all_is_freed() -> None:
+    offsets = CommittedOffsets()
+    for partition in range(5000):
+        offsets.replay_transactional(KEY._replace(partition=partition), value(), partition % 3)
+    assert len(list(offsets.emptied())) > 3
+    assert not offsets.has_group("g")
