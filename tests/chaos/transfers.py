@@ -43,9 +43,11 @@ PAUSED: Final = 0.003
 NEW_ID: Final = 0.2  # part of the successors that have another transactional id
 # Errors of a client whose transaction has timed out, or which has a successor.
 FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
-# librdkafka also aborts what no coordinator has heard of, because none was there for too long. The
-# answer is fatal for it. (Apache Kafka gives the same.)
-NOTHING_TO_ABORT: Final = ("INVALID_TXN_STATE", "abort")
+# Steps, by library, at which INVALID_TXN_STATE is no error of the cluster. (Apache Kafka answers
+# the same.) librdkafka also aborts what no coordinator has heard of, because none was there for too
+# long. With transaction.version 2, a commit after the abort by the timeout, or by a successor that
+# has no producer id yet, looks like a repeated request of the other kind.
+INVALID_STATE_AT: Final = {"librdkafka": "abort", "metaquorum": "commit"}
 
 Entries = list[tuple[int, int]]
 
@@ -167,7 +169,8 @@ class Client:
             case {"aborted": name}:
                 self.transfers[name].is_aborted = True
             case {"fatal": code, "step": step, "message": text}:
-                if code not in FENCED and (code, step) != NOTHING_TO_ABORT:
+                is_ended = code == "INVALID_TXN_STATE" and step == INVALID_STATE_AT[self.library]
+                if code not in FENCED and not is_ended:
                     self.errors.append(f"client {self.name}: {step}: {code}: {text}")
                 return str(code)
         return None
