@@ -187,14 +187,15 @@ class Java(Sender):
 class Reader:
     """A consumer during the faults. Records it read must remain; its offsets must not go back."""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: object) -> None:
+        self._config = config
         self.read: dict[Place, str] = {}
         self.positions: dict[int, int] = {}  # last read offset by partition
         self.errors: list[str] = []
         self._done = threading.Event()
 
     def begin(self, bootstrap: str, topic: str, partitions: int) -> None:
-        self._consumer = new_consumer(bootstrap)
+        self._consumer = new_consumer(bootstrap, **self._config)
         self._consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -237,9 +238,16 @@ def note(message: Any, read: dict[Place, str], errors: list[str]) -> None:
     read[place] = message.value().rstrip(b" ").decode()
 
 
-def read_all(bootstrap: str, topic: str, partitions: int) -> dict[Place, str]:
+def check_kept(known: dict[Place, str], found: dict[Place, str]) -> None:
+    """Check that acknowledged and read records are at their offsets."""
+    wrong = {place: value for place, value in known.items() if found.get(place) != value}
+    shown = [(*place, value, found.get(place)) for place, value in sorted(wrong.items())[:5]]
+    assert not wrong, f"{len(wrong)} of {len(known)} lost or changed: {shown}"
+
+
+def read_all(bootstrap: str, topic: str, partitions: int, **config: object) -> dict[Place, str]:
     """Return all records up to the current ends of all partitions."""
-    consumer = new_consumer(bootstrap, **{"enable.partition.eof": True})
+    consumer = new_consumer(bootstrap, **{"enable.partition.eof": True}, **config)
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     read: dict[Place, str] = {}
     errors: list[str] = []

@@ -34,6 +34,7 @@ SETTINGS: Final = {
     "broker.session.timeout.ms": 2500,
     "broker.heartbeat.interval.ms": 400,
     "replica.lag.time.max.ms": 3000,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
 }
 
 

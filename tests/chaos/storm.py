@@ -4,6 +4,7 @@
     unacknowledged record     exists at most once: the producers are idempotent
     record read               remains: the consumer never read a record that is missing later
     clients                   retry all errors themselves, and make progress after each fault
+    transactions              whole or not at all, for a read_committed reader (see transfers.py)
     replicas                  have the same bytes at the end
     nodes                     stop cleanly, and no log reports a bug
 
@@ -22,7 +23,8 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.load import Load, Place, read_all, usual_senders
+from tests.chaos import transfers
+from tests.chaos.load import Load, Place, check_kept, read_all, usual_senders
 from tests.chaos.machines import NUMBERS, SETTINGS, Machines
 from tests.nodes import unique
 from wire.records.batches import batches
@@ -40,14 +42,21 @@ class Storm:
         self.machines = Machines(folder)
         self.topic = unique("chaos")
         self.load = Load(usual_senders(folder), self.topic, PARTITIONS)
+        self.transfers = transfers.Transfers(folder, unique("chaos-transfers"), seed)
 
     def begin(self) -> None:
         self.machines.up()
         admin = AdminClient({"bootstrap.servers": self.machines.bootstrap, "log_level": 0})
         configs = {"min.insync.replicas": str(MIN_ISR), "segment.bytes": str(SEGMENT_BYTES)}
-        new = NewTopic(self.topic, PARTITIONS, len(NUMBERS), config=configs)
-        admin.create_topics([new])[self.topic].result()
+        for topic, count in (
+            (self.topic, PARTITIONS),
+            (self.transfers.topic, transfers.PARTITIONS),
+        ):
+            new = NewTopic(topic, count, len(NUMBERS), config=configs)
+            admin.create_topics([new])[topic].result()
         self.load.begin(self.machines.bootstrap)
+        self.transfers.begin(self.machines.bootstrap)
+        self.transfers.wait_progress()
 
     def happen(self, name: str) -> dict[str, Any]:
         """Run the fault; wait until all replicas are in sync and each client made progress."""
@@ -56,6 +65,7 @@ class Storm:
         over = time.monotonic()
         self.machines.wait_in_sync(self.topic)
         self.load.wait_progress()
+        self.transfers.wait_progress()
         self._no_bugs()
         healed_s = time.monotonic() - over
         return {
@@ -69,7 +79,9 @@ class Storm:
         """Stop clients and nodes. Raises AssertionError if an invariant is violated."""
         self.load.end()
         assert not self.load.errors(), self.load.errors()[:5]
-        self.machines.wait_in_sync(self.topic)
+        for topic in (self.topic, self.transfers.topic):
+            self.machines.wait_in_sync(topic)
+        transferred = self.transfers.end()
         found = read_all(self.machines.bootstrap, self.topic, PARTITIONS)
         acknowledged = {}
         for sender in self.load.senders:
@@ -81,11 +93,12 @@ class Storm:
         self.machines.stop()
         self._no_bugs()
         check_replicas([node.data_dir for node in self.machines.nodes.values()])
-        return {"acknowledged": acknowledged, "found": len(found)}
+        return {"acknowledged": acknowledged, "found": len(found), "transfers": transferred}
 
     def remove(self) -> None:
         """End all clients and nodes, in any state."""
         self.load.abandon()
+        self.transfers.abandon()
         self.machines.remove()
 
     def _no_bugs(self) -> None:
@@ -107,13 +120,6 @@ class Storm:
 
 
 # Invariants
-
-
-def check_kept(known: dict[Place, str], found: dict[Place, str]) -> None:
-    """Check that acknowledged and read records are at their offsets."""
-    wrong = {place: value for place, value in known.items() if found.get(place) != value}
-    shown = [(*place, value, found.get(place)) for place, value in sorted(wrong.items())[:5]]
-    assert not wrong, f"{len(wrong)} of {len(known)} lost or changed: {shown}"
 
 
 def check_there(known: dict[str, int], found: dict[Place, str]) -> None:
