@@ -14,7 +14,7 @@ from wire.protocol.apis import ApiKey
 
 
 def test_a_worker_cannot_add_partitions_that_the_coordinator_does_not_know_yet() -> None:
-    """Its end would write no marker there: the coordinator takes it for a deleted topic."""
+    """Its end would write no marker there: the coordinator treats the topic as deleted."""
 
     async def scenario(node: Simulated) -> None:
         producer = await Producer.create(node)
