@@ -95,7 +95,10 @@ class Librdkafka:
         self._try(call)
 
     def flush(self) -> None:
-        self._producer.flush(CALL_S)
+        def call() -> None:
+            self._producer.flush(CALL_S)
+
+        self._try(call)
 
     def commit(self) -> bool:
         return self._try(self._producer.commit_transaction, CALL_S)

@@ -23,6 +23,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -121,7 +122,7 @@ class Client:
             self._listen(process, self._random)
 
     def _listen(self, process: subprocess.Popen[bytes], chance: Random | None) -> None:
-        """Note what the client writes, until it ends; `chance` decides if it is killed or paused."""
+        """Note what the client writes, until it ends; `chance` decides if it is killed."""
         end = "ended by itself"
         assert process.stdout is not None
         for line in process.stdout:
@@ -233,19 +234,25 @@ class Transfers:
             ),
             "each client commits again",
         )
-        expected = {name: len(each.entries) for name, each in self._all() if each.is_committed}
-        for name in self._read_counts():
-            expected[name] = len(self.transfer(name).entries)
+        expected = {name for name, each in self._all() if each.is_committed}
+        expected.update(self._read_counts())
+
+        def are_read() -> bool:
+            counts = self._read_counts()
+            return all(counts[name] >= self._size_of(name) for name in expected)
+
         self._wait(
-            lambda: all(self._read_counts()[name] >= count for name, count in expected.items()),
+            are_read,
             "the reader has all entries of the transactions that are committed, or read in part",
         )
 
+    def _size_of(self, name: str) -> float:
+        """Return the number of entries; infinity while the line of the client is not read yet."""
+        transfer = self.clients[int(name.split(".")[0])].transfers.get(name)
+        return inf if transfer is None else len(transfer.entries)
+
     def _all(self) -> list[tuple[str, Transfer]]:
         return [each for client in self.clients for each in list(client.transfers.items())]
-
-    def transfer(self, name: str) -> Transfer:
-        return self.clients[int(name.split(".")[0])].transfers[name]
 
     def _read_counts(self) -> Counter[str]:
         """Return the number of entries that the reader has read, by transaction."""
