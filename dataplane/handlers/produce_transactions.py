@@ -46,6 +46,8 @@ _TRY_AGAIN: Final = frozenset(
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.CONCURRENT_TRANSACTIONS,
+        # Its coordinator does not know another partition of the request yet.
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
     )
 )
 

@@ -23,11 +23,13 @@ from wire.messages.describe_quorum import (
     DescribeQuorumTopic,
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponsePartition
+from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from wire.protocol.apis import ApiKey
 from wire.protocol.headers import decode_response, encode_request
 from wire.schema.message import Message
 
 NUMBERS: Final = (1, 2, 3)
+SAFE_DOWNGRADE: Final = 2
 ASK_TIMEOUT_S: Final = 2.0
 DISK_BYTES: Final = 192 << 20
 SETTINGS: Final = {
@@ -158,6 +160,16 @@ class Machines(Cluster):
         asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
         found = self._ask_any(ApiKey.METADATA, 4, asked)
         return {} if found is None else {p.partition_index: p for p in found.topics[0].partitions}
+
+    def set_feature(self, name: str, level: int) -> None:
+        key = FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=SAFE_DOWNGRADE)
+        asked = UpdateFeaturesRequest(feature_updates=[key])
+
+        def changed() -> bool:
+            found = self._ask_any(ApiKey.UPDATE_FEATURES, 1, asked)
+            return found is not None and not found.error_code
+
+        wait_until(changed, what=f"level {level} of {name}")
 
     def leader(self, topic: str, partition: int) -> int:
         def known() -> int:

@@ -30,6 +30,7 @@ from tests.nodes import unique
 from wire.records.batches import batches
 
 PARTITIONS: Final = 6
+TRANSACTION_VERSIONS: Final = (0, 1, 2)
 MIN_ISR: Final = 2
 SEGMENT_BYTES: Final = 1 << 20
 SESSION_S: Final = SETTINGS["broker.session.timeout.ms"] / 1000
@@ -271,6 +272,14 @@ def fill_disk(storm: Storm) -> str:
     return f"node {number} for {seconds:.1f} s"
 
 
+def change_transaction_version(storm: Storm) -> str:
+    """Raise or lower transaction.version while clients have open transactions."""
+    level = storm.random.choice(TRANSACTION_VERSIONS)
+    storm.machines.set_feature("transaction.version", level)
+    storm.wait_s(0.5, 1.5)  # clients read the level again
+    return f"level {level}"
+
+
 FAULTS: Final[dict[str, Callable[[Storm], str]]] = {
     each.__name__: each
     for each in (
@@ -285,6 +294,7 @@ FAULTS: Final[dict[str, Callable[[Storm], str]]] = {
         cut,
         cut_two_controllers,
         fill_disk,
+        change_transaction_version,
     )
 }
 

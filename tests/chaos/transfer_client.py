@@ -6,7 +6,7 @@ project, which uses the version of the cluster.
     python -m tests.chaos.transfer_client SETTINGS     (JSON; see `Client` of transfers.py)
 
 Each transaction takes an amount from one account and gives it to others; an account is a partition.
-The client writes what it is about to do, and what came of it, as lines of JSON:
+The client writes its next step, and the outcome, as lines of JSON:
 
     {"begin": name, "entries": [[partition, amount], ...]}      the transaction, before it begins
     {"commit": name}                                            before its commit begins
@@ -41,6 +41,7 @@ from metaquorum.client.transactions.transactional_producer import TransactionalP
 CALL_S: Final = 2.0  # timeout of each call; the outcome of a call that timed out is not known yet
 REST_S: Final = 0.05  # between transactions, on average
 OPEN_S: Final = 0.5  # longest pause within a transaction
+FEATURES_AGE_S: Final = 0.5  # then the level of transaction.version is read again
 ABORTED: Final = 0.2  # part of the transactions that the client aborts
 SLOW: Final = 0.1  # part of the transactions with a pause in the middle
 
@@ -56,8 +57,8 @@ class FatalError(Exception):
 class Library(Protocol):
     """A transactional producer of some library.
 
-    Methods raise AbortableError and FatalError. Those that return a bool return false if it is not
-    known yet what came of the call, which is then repeated.
+    Methods raise AbortableError and FatalError. Those that return a bool return false if the
+    outcome of the call is not known yet; it is then repeated.
     """
 
     def init(self) -> bool: ...
@@ -94,7 +95,10 @@ class Librdkafka:
         self._try(call)
 
     def flush(self) -> None:
-        self._producer.flush(CALL_S)
+        def call() -> None:
+            self._producer.flush(CALL_S)
+
+        self._try(call)
 
     def commit(self) -> bool:
         return self._try(self._producer.commit_transaction, CALL_S)
@@ -122,7 +126,10 @@ class Metaquorum:
         cluster = stack.enter_context(connect(settings["bootstrap"], timeout_s=CALL_S))
         self._producer = BlockingTransactionalProducer(
             TransactionalProducer(
-                cluster, settings["id"], transaction_timeout_s=settings["timeout_ms"] / 1000
+                cluster,
+                settings["id"],
+                transaction_timeout_s=settings["timeout_ms"] / 1000,
+                features_age_s=FEATURES_AGE_S,
             )
         )
 
@@ -218,7 +225,7 @@ class Client:
         for entry in entries:
             partition, amount = entry
             self._library.produce(partition, f"{name} {amount}")
-            if entry is pause_after:  # what was written so far is in the log, and open
+            if entry is pause_after:  # with an open transaction in the log
                 self._library.flush()
                 time.sleep(self._random.uniform(0, OPEN_S))
 

@@ -1,7 +1,7 @@
 """Transfers between accounts in transactions, and the invariants of a read_committed reader:
 
-    acknowledged commit     is there whole: each entry once, in its partition
-    acknowledged abort      nothing of it is there, nor of what was never to be committed
+    acknowledged commit     exists whole: each entry once, in its partition
+    acknowledged abort      no entry exists, nor of a transaction whose commit never began
     unknown outcome         whole or not at all
     sum of all amounts      0
     instances of an id      in sequence: a client that was replaced writes nothing later
@@ -23,6 +23,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -35,7 +36,7 @@ from tests.nodes import ROOT, wait_until
 
 PARTITIONS: Final = 4
 LIBRARIES: Final = ("librdkafka", "metaquorum")  # one client each
-TIMEOUT_MS: Final = 3000  # of a transaction; some faults last longer
+TIMEOUT_MS: Final = 3000  # transaction.timeout.ms; some faults last longer
 READ_COMMITTED: Final = {"isolation.level": "read_committed"}
 # Probability that a client is killed or paused, for each line that it writes.
 KILLED: Final = 0.006
@@ -43,10 +44,10 @@ PAUSED: Final = 0.003
 NEW_ID: Final = 0.2  # part of the successors that have another transactional id
 # Errors of a client whose transaction has timed out, or which has a successor.
 FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
-# Steps, by library, at which INVALID_TXN_STATE is no error of the cluster. (Apache Kafka answers
-# the same.) librdkafka also aborts what no coordinator has heard of, because none was there for too
-# long. With transaction.version 2, a commit after the abort by the timeout, or by a successor that
-# has no producer id yet, looks like a repeated request of the other kind.
+# Steps, by library, at which INVALID_TXN_STATE is a correct answer (that of Apache Kafka):
+# librdkafka also aborts a transaction that no coordinator has received, because none answered for
+# too long. With transaction.version 2, a commit after the abort by the timeout, or by a successor
+# that has no producer id yet, looks like a repeated request of the other kind.
 INVALID_STATE_AT: Final = {"librdkafka": "abort", "metaquorum": "commit"}
 
 Entries = list[tuple[int, int]]
@@ -76,7 +77,7 @@ class Client:
         self._random = Random(f"{seed}.{name}")
         self._stderr = errors
         self._is_ending = False
-        self._lock = threading.Lock()  # of the processes; held while one is started or ended
+        self._lock = threading.Lock()  # held while a process is started or ended
         self._process: subprocess.Popen[bytes] | None = None
         self._zombies: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
         self._instance = 0
@@ -121,7 +122,7 @@ class Client:
             self._listen(process, self._random)
 
     def _listen(self, process: subprocess.Popen[bytes], chance: Random | None) -> None:
-        """Note what the client writes, until it ends; without `chance` it is left alone."""
+        """Note what the client writes, until it ends; `chance` decides if it is killed."""
         end = "ended by itself"
         assert process.stdout is not None
         for line in process.stdout:
@@ -211,7 +212,7 @@ class Transfers:
             Client(str(number), library, seed, folder / f"transfers-{number}.stderr")
             for number, library in enumerate(LIBRARIES)
         ]
-        self._counts: Counter[str] = Counter()  # of the records that the reader has read
+        self._counts: Counter[str] = Counter()  # records that the reader has read, by transaction
         self._counted = 0
 
     def begin(self, bootstrap: str) -> None:
@@ -233,19 +234,25 @@ class Transfers:
             ),
             "each client commits again",
         )
-        expected = {name: len(each.entries) for name, each in self._all() if each.is_committed}
-        for name in self._read_counts():
-            expected[name] = len(self.transfer(name).entries)
+        expected = {name for name, each in self._all() if each.is_committed}
+        expected.update(self._read_counts())
+
+        def are_read() -> bool:
+            counts = self._read_counts()
+            return all(counts[name] >= self._size_of(name) for name in expected)
+
         self._wait(
-            lambda: all(self._read_counts()[name] >= count for name, count in expected.items()),
+            are_read,
             "the reader has all entries of the transactions that are committed, or read in part",
         )
 
+    def _size_of(self, name: str) -> float:
+        """Return the number of entries; infinity while the line of the client is not read yet."""
+        transfer = self.clients[int(name.split(".")[0])].transfers.get(name)
+        return inf if transfer is None else len(transfer.entries)
+
     def _all(self) -> list[tuple[str, Transfer]]:
         return [each for client in self.clients for each in list(client.transfers.items())]
-
-    def transfer(self, name: str) -> Transfer:
-        return self.clients[int(name.split(".")[0])].transfers[name]
 
     def _read_counts(self) -> Counter[str]:
         """Return the number of entries that the reader has read, by transaction."""
@@ -314,7 +321,7 @@ def transaction_of(value: str) -> str:
 
 
 def check_transfers(transfers: Mapping[str, Transfer], found: Mapping[Place, str]) -> None:
-    """Check that transactions are there whole or not at all, as their outcomes say."""
+    """Check that transactions exist whole or not at all, as their outcomes say."""
     there: dict[str, Entries] = defaultdict(list)
     for place, value in found.items():
         name, amount = value.split()

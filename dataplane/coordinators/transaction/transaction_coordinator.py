@@ -258,18 +258,34 @@ class TransactionCoordinator:
     async def add_partitions(
         self, request: AddPartitionsToTxnRequest, version: int = 5
     ) -> AddPartitionsToTxnResponse:
-        """Answer a request of a worker: add partitions to transactions, or verify them."""
+        """Answer a request of a worker: add partitions to transactions, or verify them.
+
+        As in Kafka, nothing is added to a transaction if one of its partitions is unknown. This
+        worker's metadata may be older than the asker's, and the end of a transaction writes no
+        markers to partitions that do not exist.
+        """
         response = AddPartitionsToTxnResponse()
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
         async with trio.open_nursery() as nursery:
             for each, result in zip(request.transactions, results, strict=True):
                 result.transactional_id = each.transactional_id
-                if each.verify_only:
+                if unknown := self._unknown(each):
+                    codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
+                    _answer(each, result, codes | unknown)
+                elif each.verify_only:
                     self._verify(each, result)
                 else:
                     nursery.start_soon(self._add, each, result)
         return response
+
+    def _unknown(self, asked: AddPartitionsToTxnTransaction) -> dict[Place, ErrorCode]:
+        topic_of = self._parts.image.topic
+        return {
+            (name, index): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for name, index in _places(asked)
+            if (topic := topic_of(name)) is None or not 0 <= index < len(topic.partitions)
+        }
 
     def _verify(
         self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult

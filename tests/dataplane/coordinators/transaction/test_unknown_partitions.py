@@ -1,0 +1,51 @@
+"""Partitions that the coordinator's metadata does not have are not added to transactions."""
+
+from tests.dataplane.handlers.test_groups import groups
+from tests.dataplane.handlers.test_txn_offset_commit import Producer
+from tests.dataplane.serving import Simulated
+from wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+
+def test_a_worker_cannot_add_partitions_that_the_coordinator_does_not_know_yet() -> None:
+    """Its end would write no marker there: the coordinator treats the topic as deleted."""
+
+    async def scenario(node: Simulated) -> None:
+        producer = await Producer.create(node)
+        created = CreateTopicsRequest(
+            topics=[CreatableTopic(name="known", num_partitions=1, replication_factor=1)]
+        )
+        await producer.client.call(ApiKey.CREATE_TOPICS, created)
+        for verify_only in (False, True):
+            asked = AddPartitionsToTxnTransaction(
+                transactional_id=producer.name,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                verify_only=verify_only,
+                topics=[
+                    AddPartitionsToTxnTopic(name="known", partitions=[0, 1]),
+                    AddPartitionsToTxnTopic(name="unknown", partitions=[0]),
+                ],
+            )
+            response = await node.worker.transactions.add_partitions(
+                AddPartitionsToTxnRequest(transactions=[asked])
+            )
+            codes = {
+                (topic.name, each.partition_index): each.partition_error_code
+                for topic in response.results_by_transaction[0].topic_results
+                for each in topic.results_by_partition
+            }
+            assert codes == {
+                ("known", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
+                ("known", 1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ("unknown", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            }
+            assert not node.worker.transactions.describe(producer.name).partitions
+
+    groups(scenario)
