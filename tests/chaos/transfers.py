@@ -140,7 +140,7 @@ class Client:
         process.stdout.close()
         code = process.wait()
         self._count(end)
-        if code not in (0, -signal.SIGKILL):
+        if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
             self.errors.append(f"client {self.name} ended with code {code}; see {self._stderr}")
 
     def _leave(self, process: subprocess.Popen[bytes]) -> None:
