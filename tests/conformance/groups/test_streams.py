@@ -1,6 +1,7 @@
 """Kafka Streams: two instances of its word count share a group and its internal topics.
 
-The example is Kafka's own WordCountDemo, at least once, with the classic protocol.
+The example is Kafka's own WordCountDemo with the classic protocol, at least once and exactly
+once.
 """
 
 import signal
@@ -20,6 +21,7 @@ from confluent_kafka import (
 )
 
 from tests.conformance.clients import Librdkafka, Record, admin, create
+from tests.conformance.groups.peers import ThreeNodes, coordinator_node
 from tests.conformance.groups.test_java_tools import committed
 from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
 
@@ -33,7 +35,8 @@ SETTINGS = {
     "heartbeat.interval.ms": 300,
     "group.protocol": "classic",
 }
-Start = Callable[[str], "subprocess.Popen[bytes]"]
+EXACTLY_ONCE = {"processing.guarantee": "exactly_once_v2", "replication.factor": 3}
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("streams")]
 
@@ -46,14 +49,14 @@ def streams(java: None) -> None:
 
 
 @pytest.fixture
-def start(peer: Peer, tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as ended:
 
-        def run(group: str) -> "subprocess.Popen[bytes]":
+        def run(bootstrap: str, group: str, **more: object) -> "subprocess.Popen[bytes]":
             folder = tmp_path / unique("instance")
             folder.mkdir()
-            named = {"bootstrap.servers": peer.bootstrap, "application.id": group}
-            settings = {**SETTINGS, **named, "state.dir": folder / "state"}
+            named = {"bootstrap.servers": bootstrap, "application.id": group}
+            settings = {**SETTINGS, **more, **named, "state.dir": folder / "state"}
             config = folder / "streams.properties"
             config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
             with (folder / "log").open("wb") as log:
@@ -79,6 +82,7 @@ class Counts:
         self._consumer = Consumer({**settings, "enable.auto.commit": False})
         self._consumer.assign([TopicPartition(OUTPUT, 0, OFFSET_BEGINNING)])
         self._last: dict[str, int] = {}
+        self.all: Counter[tuple[str, int]] = Counter()  # each count as it was read
 
     def read(self) -> dict[str, int]:
         for message in self._consumer.consume(1000, 0.1):
@@ -87,6 +91,7 @@ class Counts:
                 assert isinstance(key, bytes)
                 assert isinstance(value, bytes)
                 self._last[key.decode()] = int.from_bytes(value, "big")
+                self.all[key.decode(), self._last[key.decode()]] += 1
         return self._last
 
     def end(self, topic: str, partition: int) -> int:
@@ -98,9 +103,9 @@ class Counts:
         self._consumer.close()
 
 
-def live_members(peer: Peer, group: str) -> int:
+def live_members(bootstrap: str, group: str) -> int:
     """Return how many members have partitions; 0 during a rebalance, or without a coordinator."""
-    asked = admin(peer.bootstrap).describe_consumer_groups([group])[group]
+    asked = admin(bootstrap).describe_consumer_groups([group])[group]
     try:
         described = asked.result(PATIENCE_S)
     except KafkaException:
@@ -110,12 +115,12 @@ def live_members(peer: Peer, group: str) -> int:
     return sum(bool(each.assignment.topic_partitions) for each in described.members)
 
 
-def send(peer: Peer, number: int) -> Counter[str]:
+def send(bootstrap: str, number: int) -> Counter[str]:
     """Send lines of words to each partition; return how often each word occurs."""
     lines = [f"word{n % 7} Round{number} twice twice" for n in range(LINES)]
     for index in range(PARTITIONS):
         records = [Record(None, line.encode()) for line in lines]
-        Librdkafka().send(peer.bootstrap, INPUT, records, "none", index)
+        Librdkafka().send(bootstrap, INPUT, records, "none", index)
     words = Counter(word.lower() for line in lines for word in line.split())
     return Counter({word: count * PARTITIONS for word, count in words.items()})
 
@@ -126,9 +131,11 @@ def test_counts_go_on_when_an_instance_is_killed(peer: Peer, start: Start) -> No
     create(peer.bootstrap, OUTPUT)
     counts = Counts(peer.bootstrap)
     try:
-        first, _ = start(group), start(group)
-        wait_until(lambda: live_members(peer, group) == 2, what="two members with partitions")
-        sent = send(peer, 1)
+        first, _ = start(peer.bootstrap, group), start(peer.bootstrap, group)
+        wait_until(
+            lambda: live_members(peer.bootstrap, group) == 2, what="two members with partitions"
+        )
+        sent = send(peer.bootstrap, 1)
         wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
 
         def is_all_committed() -> bool:
@@ -138,8 +145,47 @@ def test_counts_go_on_when_an_instance_is_killed(peer: Peer, start: Start) -> No
 
         wait_until(is_all_committed, what="commits of all records")
         kill(first)
-        wait_until(lambda: live_members(peer, group) == 1, what="one member")
-        sent += send(peer, 2)
+        wait_until(lambda: live_members(peer.bootstrap, group) == 1, what="one member")
+        sent += send(peer.bootstrap, 2)
         wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
+    finally:
+        counts.close()
+
+
+def test_words_are_counted_exactly_once(three_nodes: ThreeNodes, start: Start) -> None:
+    """With a kill of an instance and of the node that coordinates the group.
+
+    Commits are rare enough for a kill to leave a transaction; each count of a word is read once.
+    """
+    group = unique("streams")
+    bootstrap = ",".join(three_nodes.addresses)
+    create(bootstrap, INPUT, PARTITIONS, replicas=3)
+    create(bootstrap, OUTPUT, replicas=3)
+    counts = Counts(bootstrap)
+    settings: dict[str, object] = {
+        **EXACTLY_ONCE,
+        "transaction.timeout.ms": 10_000,
+        "statestore.cache.max.bytes": 0,  # each record is a count
+    }
+    try:
+        first, _ = (start(bootstrap, group, **settings) for _ in range(2))
+        wait_until(lambda: live_members(bootstrap, group) == 2, what="two members")
+        sent = send(bootstrap, 1)
+        wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
+        sent += send(bootstrap, 2)
+        kill(first)
+        wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
+        start(bootstrap, group, **settings)
+        wait_until(lambda: live_members(bootstrap, group) == 2, what="two members again")
+        killed = coordinator_node(three_nodes, group)
+        sent += send(bootstrap, 3)
+        three_nodes.kill(killed)
+        wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
+        three_nodes.restart(killed)
+        sent += send(bootstrap, 4)
+        wait_until(lambda: counts.read() == sent, what=f"counts {sent}")
+        assert counts.all == {
+            (word, n): 1 for word, count in sent.items() for n in range(1, count + 1)
+        }
     finally:
         counts.close()

@@ -1,20 +1,14 @@
-"""Transactions are not supported yet: unmodified clients soon get a fatal error."""
+"""Consumers with a group id read what they assign themselves."""
 
-import asyncio
 import time
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError as AiokafkaError
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as TheirPartition
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError as KafkaPythonError
+from kafka import KafkaConsumer, TopicPartition
 
 from tests.conformance.clients import create
-from tests.nodes import PATIENCE_S, Peer, elsewhere, unique
-
-pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka has transactions")
+from tests.nodes import PATIENCE_S, Peer, unique
 
 GROUP = "a-group"
 
@@ -35,16 +29,6 @@ def polled(consumer: Consumer) -> tuple[bytes | None, KafkaError | None]:
     assert message is not None
     error = message.error()
     return (None, error) if error is not None else (message.value(), None)
-
-
-def test_librdkafka_does_not_begin_transactions(node: Peer) -> None:
-    producer = Producer({"bootstrap.servers": node.bootstrap, "transactional.id": "x"})
-    with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(PATIENCE_S)
-    error = refused.value.args[0]
-    assert error.fatal()
-    assert not error.retriable()
-    assert "this version of metaquorum has no transactions" in error.str()
 
 
 @pytest.mark.parametrize("offset", [None, OFFSET_BEGINNING])
@@ -69,13 +53,6 @@ def test_librdkafka_reads_what_it_assigns_itself(
     assert time.monotonic() - began < PATIENCE_S / 6, "it waits for a coordinator, for 50 s"
 
 
-def test_kafka_python_says_so(node: Peer) -> None:
-    producer = KafkaProducer(bootstrap_servers=node.bootstrap, transactional_id="x")
-    with pytest.raises(KafkaPythonError, match="UnsupportedVersionError"):
-        producer.init_transactions()
-    producer.close(timeout=1)
-
-
 def test_kafka_python_reads_what_it_assigns_itself(node: Peer, topic: str) -> None:
     consumer = KafkaConsumer(
         bootstrap_servers=node.bootstrap,
@@ -86,13 +63,3 @@ def test_kafka_python_reads_what_it_assigns_itself(node: Peer, topic: str) -> No
     consumer.assign([TopicPartition(topic, 0)])
     assert next(consumer).value == b"value"
     consumer.close()
-
-
-def test_aiokafka_says_so(node: Peer) -> None:
-    async def ask() -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=node.bootstrap, transactional_id="x")
-        with pytest.raises(AiokafkaError, match="UnsupportedVersionError"):
-            await asyncio.wait_for(producer.start(), PATIENCE_S)
-        await producer.stop()
-
-    asyncio.run(ask())

@@ -1,0 +1,126 @@
+"""Kafka's transactional-message-copier copies each record once, while it and nodes are killed."""
+
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.clients import create
+from tests.conformance.groups.peers import ThreeNodes
+from tests.conformance.transactions.copiers import Reader, send
+from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
+
+RECORDS = 600
+SIZE = 4  # records of a transaction
+MORE = 40  # records that are copied before the next kill
+Options = tuple[str, ...]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+
+class JavaCopier:
+    """The program, which ends by itself at the end of its partition."""
+
+    def __init__(self, folder: Path, bootstrap: str, source: str, target: str) -> None:
+        self._folder = folder
+        self._arguments = (
+            *("--broker-list", bootstrap, "--consumer-group", unique("group")),
+            *("--input-topic", source, "--input-partition", "0", "--output-topic", target),
+            *("--transaction-size", str(SIZE), "--transactional-id", unique("copier")),
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = ""
+
+    def start(self, *more: str) -> None:
+        path = self._folder / unique("log")
+        self.log = str(path)
+        with path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [KAFKA / "tool", "transactional-message-copier", *self._arguments, *more],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # `exec`s java
+
+    def kill(self) -> bool:
+        """Kill it; return whether it was still running."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        return self._process.wait(PATIENCE_S) == -signal.SIGKILL
+
+    def wait(self) -> None:
+        """Wait until it has ended without an error."""
+        assert self._process is not None
+        assert self._process.wait(PATIENCE_S) == 0, Path(self.log).read_text()[-3000:]
+
+
+@pytest.fixture
+def copier(
+    tmp_path: Path,
+) -> Iterator[Callable[[str, str, str], JavaCopier]]:
+    started: list[JavaCopier] = []
+
+    def new(bootstrap: str, source: str, target: str) -> JavaCopier:
+        started.append(JavaCopier(tmp_path, bootstrap, source, target))
+        return started[-1]
+
+    yield new
+    for each in started:
+        each.kill()
+
+
+def wait_for_more(reader: Reader) -> None:
+    before = len(reader.read())
+    wait_until(lambda: len(reader.read()) >= before + MORE, what="more copied records")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--use-group-metadata",), ("--use-group-metadata", "--enable-random-aborts")],
+    ids=["id", "metadata", "aborts"],
+)
+def test_a_killed_copier_is_replaced(
+    peer: Peer, copier: Callable[[str, str, str], JavaCopier], more: Options
+) -> None:
+    source = create(peer.bootstrap, unique("source"))
+    target = create(peer.bootstrap, unique("target"))
+    sent = send(peer.bootstrap, source, 1, RECORDS)
+    program = copier(peer.bootstrap, source, target)
+    killed = 0
+    with Reader(peer.bootstrap, target) as reader:
+        for _ in range(3):
+            program.start(*more)
+            wait_for_more(reader)
+            killed += program.kill()
+        program.start(*more)
+        program.wait()
+        assert killed > 1
+        assert_copied(reader, sent)
+
+
+def assert_copied(reader: Reader, sent: Counter[str]) -> None:
+    wait_until(lambda: set(reader.read()) == set(sent), what="all records copied")
+    assert reader.read() == sent
+
+
+def test_nodes_and_copiers_are_killed(
+    three_nodes: ThreeNodes, copier: Callable[[str, str, str], JavaCopier]
+) -> None:
+    bootstrap = ",".join(three_nodes.addresses)
+    source = create(bootstrap, unique("source"), 1, replicas=3)
+    target = create(bootstrap, unique("target"), 1, replicas=3)
+    sent = send(bootstrap, source, 1, RECORDS)
+    program = copier(bootstrap, source, target)
+    with Reader(bootstrap, target) as reader:
+        for number in (1, 2, 3):
+            program.start("--use-group-metadata")
+            wait_for_more(reader)
+            three_nodes.kill(number)
+            wait_for_more(reader)
+            program.kill()
+            three_nodes.restart(number)
+        program.start("--use-group-metadata")
+        program.wait()
+        assert_copied(reader, sent)
