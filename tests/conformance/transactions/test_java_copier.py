@@ -15,6 +15,8 @@ from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
 
 RECORDS = 600
 SIZE = 4  # records of a transaction
+# It asks for its offset before it ends the transaction that is left, so it waits for the timeout.
+TIMEOUT_MS = 10_000
 MORE = 40  # records that are copied before the next kill
 Options = tuple[str, ...]
 
@@ -30,6 +32,7 @@ class JavaCopier:
             *("--broker-list", bootstrap, "--consumer-group", unique("group")),
             *("--input-topic", source, "--input-partition", "0", "--output-topic", target),
             *("--transaction-size", str(SIZE), "--transactional-id", unique("copier")),
+            *("--transaction-timeout", str(TIMEOUT_MS)),
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.log = ""
