@@ -88,6 +88,9 @@ def assert_all_are_committed(reader: Reader, process: "subprocess.Popen[str]") -
     assert reader.read() == wanted
 
 
+@pytest.mark.skipif(
+    is_kafka(), reason="with Kafka 4.3.1 a commit ends with a timeout after CONCURRENT_TRANSACTIONS"
+)
 def test_levels_change_while_it_runs(own: Peer) -> None:
     topic = create(own.bootstrap, unique("perf"), PARTITIONS)
     process = running(own.bootstrap, topic)
