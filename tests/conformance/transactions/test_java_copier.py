@@ -15,6 +15,8 @@ from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
 
 RECORDS = 600
 SIZE = 4  # records of a transaction
+# It asks for its offset before it ends the transaction that is left, so it waits for the timeout.
+TIMEOUT_MS = 10_000
 MORE = 40  # records that are copied before the next kill
 Options = tuple[str, ...]
 
@@ -30,6 +32,7 @@ class JavaCopier:
             *("--broker-list", bootstrap, "--consumer-group", unique("group")),
             *("--input-topic", source, "--input-partition", "0", "--output-topic", target),
             *("--transaction-size", str(SIZE), "--transactional-id", unique("copier")),
+            *("--transaction-timeout", str(TIMEOUT_MS)),
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.log = ""
@@ -43,6 +46,11 @@ class JavaCopier:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )  # `exec`s java
+
+    @property
+    def has_ended(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None
 
     def kill(self) -> bool:
         """Kill it; return whether it was still running."""
@@ -71,9 +79,13 @@ def copier(
         each.kill()
 
 
-def wait_for_more(reader: Reader) -> None:
+def wait_for_more(reader: Reader, program: JavaCopier) -> None:
+    """Wait until it has copied some records, or has ended."""
     before = len(reader.read())
-    wait_until(lambda: len(reader.read()) >= before + MORE, what="more copied records")
+    wait_until(
+        lambda: len(reader.read()) >= before + MORE or program.has_ended,
+        what="more copied records",
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,7 @@ def test_a_killed_copier_is_replaced(
     with Reader(peer.bootstrap, target) as reader:
         for _ in range(3):
             program.start(*more)
-            wait_for_more(reader)
+            wait_for_more(reader, program)
             killed += program.kill()
         program.start(*more)
         program.wait()
@@ -111,14 +123,15 @@ def test_nodes_and_copiers_are_killed(
     bootstrap = ",".join(three_nodes.addresses)
     source = create(bootstrap, unique("source"), 1, replicas=3)
     target = create(bootstrap, unique("target"), 1, replicas=3)
-    sent = send(bootstrap, source, 1, RECORDS)
+    sent: Counter[str] = Counter()
     program = copier(bootstrap, source, target)
     with Reader(bootstrap, target) as reader:
         for number in (1, 2, 3):
+            sent += send(bootstrap, source, 1, RECORDS, number * RECORDS)
             program.start("--use-group-metadata")
-            wait_for_more(reader)
+            wait_for_more(reader, program)
             three_nodes.kill(number)
-            wait_for_more(reader)
+            wait_for_more(reader, program)
             program.kill()
             three_nodes.restart(number)
         program.start("--use-group-metadata")

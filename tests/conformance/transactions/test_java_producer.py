@@ -47,10 +47,16 @@ def arguments(bootstrap: str, topic: str, throughput: int) -> tuple[object, ...]
     )
 
 
+def set_level(kafka_tool: KafkaTool, bootstrap: str, level: int) -> None:
+    """Change the level of a new cluster, which is 2."""
+    if level < 2:
+        change = ("downgrade", "--feature", f"{FEATURE}={level}")
+        output(kafka_tool("features", "--bootstrap-server", bootstrap, *change))
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_all_records_are_committed(own: Peer, kafka_tool: KafkaTool, level: int) -> None:
-    change = "downgrade" if level < 2 else "upgrade"
-    output(kafka_tool("features", *at(own), change, "--feature", f"{FEATURE}={level}"))
+    set_level(kafka_tool, own.bootstrap, level)
     topic = create(own.bootstrap, unique("perf"), PARTITIONS)
     shown = output(kafka_tool("producer-perf-test", *arguments(own.bootstrap, topic, -1)))
     assert shown.splitlines()[-1].startswith(f"{RECORDS} records sent")
@@ -82,6 +88,9 @@ def assert_all_are_committed(reader: Reader, process: "subprocess.Popen[str]") -
     assert reader.read() == wanted
 
 
+@pytest.mark.skipif(
+    is_kafka(), reason="with Kafka 4.3.1 a commit ends with a timeout after CONCURRENT_TRANSACTIONS"
+)
 def test_levels_change_while_it_runs(own: Peer) -> None:
     topic = create(own.bootstrap, unique("perf"), PARTITIONS)
     process = running(own.bootstrap, topic)
@@ -110,8 +119,12 @@ def test_levels_change_while_it_runs(own: Peer) -> None:
     assert changes >= 6
 
 
-def test_nodes_are_killed_while_it_runs(three_nodes: ThreeNodes) -> None:
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_nodes_are_killed_while_it_runs(
+    three_nodes: ThreeNodes, kafka_tool: KafkaTool, level: int
+) -> None:
     bootstrap = ",".join(three_nodes.addresses)
+    set_level(kafka_tool, bootstrap, level)
     topic = create(bootstrap, unique("perf"), PARTITIONS, replicas=3)
     process = running(bootstrap, topic)
     try:

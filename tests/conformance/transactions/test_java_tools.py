@@ -21,6 +21,8 @@ from tests.metaquorum.client.transactions.together import (
 )
 from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, unique, wait_until
 
+TIMEOUT_S = 600  # a test starts Java several times in a transaction
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 
@@ -57,7 +59,7 @@ def rows(unverified: Peer, kafka_tool: KafkaTool) -> Callable[..., list[dict[str
 
 
 def opened(cluster: Cluster, topic: str, name: str) -> BlockingTransactionalProducer:
-    one = producer(cluster, name)
+    one = producer(cluster, name, timeout_s=TIMEOUT_S)
     one.init()
     one.begin()
     one.send(topic, values("open"))
@@ -80,7 +82,10 @@ def test_transactions_are_listed_and_described(
     assert name in [row["TransactionalId"] for row in rows("list", "--duration-filter", 1)]
 
     (row,) = rows("describe", "--transactional-id", name)
-    assert (row["TransactionState"], row["TransactionTimeoutMs"]) == ("Ongoing", "60000")
+    assert (row["TransactionState"], row["TransactionTimeoutMs"]) == (
+        "Ongoing",
+        str(TIMEOUT_S * 1000),
+    )
     assert (row["TopicPartitions"], row["CoordinatorId"]) == (f"{topic}-0", "1")
     assert int(row["TransactionDurationMs"]) >= 0
     one.commit()
