@@ -369,6 +369,7 @@ def test_every_version_that_can_say_a_throttle_time_does(api: Api) -> None:
             ApiKey.UPDATE_FEATURES,
             ApiKey.SASL_HANDSHAKE,
             ApiKey.SASL_AUTHENTICATE,
+            ApiKey.WRITE_TXN_MARKERS,
             ApiKey.AUTHENTICATE_REPLICA,
         )
         return
