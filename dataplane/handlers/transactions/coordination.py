@@ -10,8 +10,9 @@ from typing import Final, Protocol
 
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.coordinators.transaction.transaction_shard import Expected
+from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
 from dataplane.network.client import NO_WORKER
+from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasImage, HasSlicer
 from dataplane.worker.context import Request
 from dataplane.worker.internal_topics import InternalTopics
@@ -21,7 +22,6 @@ from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
-    AddPartitionsToTxnResult,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
 )
@@ -69,17 +69,7 @@ async def handle_add_partitions_to_txn(
     if request.version < _BATCHED_SINCE:
         return await _add_for_client(worker, request.version, message)
     if request.client.replica.worker_id == NO_WORKER:
-        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        return AddPartitionsToTxnResponse(
-            error_code=code,
-            results_by_transaction=[
-                AddPartitionsToTxnResult(
-                    transactional_id=each.transactional_id,
-                    topic_results=_results(each.topics, {}, code),
-                )
-                for each in message.transactions
-            ],
-        )
+        return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return await worker.transactions.add_partitions(message, request.version)
 
 
@@ -87,26 +77,35 @@ async def _add_for_client(
     worker: CoordinatesTransactions, version: int, message: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     topics = message.v3_and_below_topics
-    places = [(topic.name, index) for topic in topics for index in topic.partitions]
-    unknown = {
-        place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        for place in places
-        if not _exists(worker, *place)
-    }
-    await worker.slicer.pause()
+    count = row_count(topics, _partitions_of)
+    places: list[tuple[str, int]] = []
+    unknown: dict[tuple[str, int], ErrorCode] = {}
+
+    def add(topic: AddPartitionsToTxnTopic, index: int) -> None:
+        place = topic.name, index
+        if _exists(worker, *place):
+            places.append(place)
+        else:
+            unknown[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    await worker.slicer.do(for_each_of(topics, _partitions_of, add), count)
     if unknown:  # nothing is added
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
-        return AddPartitionsToTxnResponse(
-            results_by_topic_v3_and_below=_results(topics, unknown, code)
+    elif len(places) > MAX_PARTITIONS:
+        code = ErrorCode.INVALID_REQUEST
+    else:
+        code = await worker.transactions.add_to(
+            message.v3_and_below_transactional_id,
+            Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
+            places,
         )
-    code = await worker.transactions.add_to(
-        message.v3_and_below_transactional_id,
-        Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
-        places,
-    )
-    return AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=_results(topics, {}, fenced(code, version))
-    )
+        code = fenced(code, version)
+    results = await worker.slicer.do(_results(topics, unknown, code), count)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+
+
+def _partitions_of(topic: AddPartitionsToTxnTopic) -> list[int]:
+    return topic.partitions
 
 
 def _exists(worker: CoordinatesTransactions, name: str, index: int) -> bool:
@@ -118,20 +117,23 @@ def _results(
     topics: list[AddPartitionsToTxnTopic],
     codes: dict[tuple[str, int], ErrorCode],
     otherwise: ErrorCode,
-) -> list[AddPartitionsToTxnTopicResult]:
-    return [
-        AddPartitionsToTxnTopicResult(
-            name=topic.name,
-            results_by_partition=[
-                AddPartitionsToTxnPartitionResult(
-                    partition_index=index,
-                    partition_error_code=codes.get((topic.name, index), otherwise),
-                )
-                for index in topic.partitions
-            ],
+) -> Work[list[AddPartitionsToTxnTopicResult]]:
+    rows = yield from each_of(
+        topics,
+        _partitions_of,
+        lambda topic, index: AddPartitionsToTxnPartitionResult(
+            partition_index=index,
+            partition_error_code=codes.get((topic.name, index), otherwise),
+        ),
+    )
+    return (
+        yield from in_pieces(
+            rows,
+            lambda row: AddPartitionsToTxnTopicResult(
+                name=row[0].name, results_by_partition=row[1]
+            ),
         )
-        for topic in topics
-    ]
+    )
 
 
 async def handle_add_offsets_to_txn(
