@@ -2,12 +2,10 @@
 
 import random
 
-import kafka
-import kafka.errors
 import pytest
 
 from tests.conformance.clients import BEGINNING, CLIENTS, CODECS, Client, Record, create, sent_as
-from tests.nodes import Peer, elsewhere, unique
+from tests.nodes import Peer, unique
 
 MiB = 1024 * 1024
 SIZES_BYTES = (1, 2, 127, 128, 1024, 65_536, 1_000_000)
@@ -142,13 +140,3 @@ def test_idempotent_producers(node: Peer, client: Client) -> None:
     offsets = client.send(node.bootstrap, topic, records, "none", enable_idempotence=True)
     assert offsets == list(range(3000))
     assert [one.record for one in client.read(node.bootstrap, topic, 3000)] == records
-
-
-@pytest.mark.skipif(bool(elsewhere()), reason="others may have transactions")
-def test_who_wants_transactions_hears_at_once_that_there_are_none(node: Peer) -> None:
-    producer = kafka.KafkaProducer(
-        bootstrap_servers=node.bootstrap, transactional_id="x", max_block_ms=600_000
-    )
-    with pytest.raises(kafka.errors.KafkaError, match="UnsupportedVersion"):
-        producer.init_transactions()
-    producer.close()
