@@ -154,7 +154,11 @@ def _begin_again(worker: VerifiesTransactions, transaction: ProduceTransaction) 
                 continue
             has_ended = True
             transaction.places[place] = verifications.begin(
-                producer_id, epoch, verification.lowest_sequence, worker.clock.now_ms()
+                producer_id,
+                epoch,
+                verification.lowest_sequence,
+                worker.clock.now_ms(),
+                has_own_epoch=verification.has_own_epoch,
             )
     return has_ended
 
@@ -229,8 +233,13 @@ def _begin(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"a request begins transactions in more than {MAX_PLACES} partitions",
             )
+        partition.log.producers.check_epoch(producer_id, epoch)
         transaction.places[place] = partition.log.producers.verifications.begin(
-            producer_id, epoch, sequence, worker.clock.now_ms()
+            producer_id,
+            epoch,
+            sequence,
+            worker.clock.now_ms(),
+            has_own_epoch=transaction.adds,
         )
     except KafkaError as error:
         transaction.errors[place] = error

@@ -207,11 +207,19 @@ class ProducerStateTable:
             and entry.epoch == epoch
         )
 
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Raise KafkaError (INVALID_PRODUCER_EPOCH) if the producer has a newer epoch."""
+        entry = self.entries.get(producer_id)
+        if entry is not None and epoch < entry.epoch:
+            raise _older_epoch(producer_id, epoch, entry.epoch)
+
     def check_verified(self, header: BatchHeader, verification: Verification | None) -> None:
         """Check that a transactional batch of a client continues or begins a known transaction.
 
         `verification` is the one that has succeeded for it, if any. Raises KafkaError
         (INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER). A duplicate passes: it is not appended.
+        With an epoch per transaction, the first batch of a producer without batches has sequence 0:
+        its state cannot have expired since an earlier one.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
         if not self.in_transaction(producer_id, epoch):
@@ -220,6 +228,17 @@ class ProducerStateTable:
                 epoch, header.base_sequence, header.last_sequence
             ):
                 self.verifications.check(header, verification)
+                if (
+                    verification is not None
+                    and verification.has_own_epoch
+                    and header.base_sequence > 0
+                    and (entry is None or not entry.batches)
+                ):
+                    raise KafkaError(
+                        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                        f"producer {producer_id} sent sequence {header.base_sequence} as the first "
+                        f"of epoch {epoch}, expected 0",
+                    )
 
     def check_marker(self, marker: TransactionMarker) -> None:
         """Raise KafkaError if this marker may not end the producer's transaction.
@@ -345,11 +364,7 @@ class ProducerStateTable:
 
 def _check_next(header: BatchHeader, epoch: int, last_sequence: int, is_open: bool) -> None:
     if header.producer_epoch < epoch:
-        raise KafkaError(
-            ErrorCode.INVALID_PRODUCER_EPOCH,
-            f"producer {header.producer_id} has epoch {epoch}, the batch has the older epoch "
-            f"{header.producer_epoch}",
-        )
+        raise _older_epoch(header.producer_id, header.producer_epoch, epoch)
     if header.base_sequence >= 0 and epoch != NO_EPOCH:
         expected = 0
         if header.producer_epoch == epoch:
@@ -366,3 +381,10 @@ def _check_next(header: BatchHeader, epoch: int, last_sequence: int, is_open: bo
             f"producer {header.producer_id} has an open transaction, the batch is not "
             "transactional",
         )
+
+
+def _older_epoch(producer_id: int, epoch: int, current: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"producer {producer_id} has epoch {current}, the batch has the older epoch {epoch}",
+    )

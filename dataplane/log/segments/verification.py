@@ -28,12 +28,13 @@ _SEQUENCES: Final = 1 << 31
 class Verification:
     """A verification in progress, or one whose append has not come yet. Compared by identity."""
 
-    __slots__ = ("epoch", "lowest_sequence", "noted_ms")
+    __slots__ = ("epoch", "has_own_epoch", "lowest_sequence", "noted_ms")
 
     def __init__(self, epoch: int, lowest_sequence: int, noted_ms: int) -> None:
         self.epoch = epoch
         self.lowest_sequence = lowest_sequence  # sequence of the first batch to append
         self.noted_ms = noted_ms
+        self.has_own_epoch = False  # the transaction, so its sequences begin at 0
 
 
 # For appends that need no verification, because it is disabled.
@@ -48,10 +49,19 @@ class Verifications:
     def __init__(self) -> None:
         self.pending: dict[int, Verification] = {}
 
-    def begin(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> Verification:
+    def begin(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        now_ms: int,
+        *,
+        has_own_epoch: bool = False,
+    ) -> Verification:
         """Return the producer's verification, which begins now if there is none.
 
-        A newer epoch begins another one. Raises KafkaError (NOT_ENOUGH_REPLICAS, which every client
+        A newer epoch begins another one. `has_own_epoch`: the client gives each transaction an
+        epoch of its own. Raises KafkaError (NOT_ENOUGH_REPLICAS, which every client
         retries) if there are too many.
         """
         pending = self.pending
@@ -61,11 +71,13 @@ class Verifications:
             pending[producer_id] = pending.pop(producer_id)  # in the order of their times
             if epoch == known.epoch and _is_before(sequence, known.lowest_sequence):
                 known.lowest_sequence = sequence
+            known.has_own_epoch = known.has_own_epoch or has_own_epoch
             return known
         if known is None and len(pending) >= MAX_VERIFICATIONS:
             self._forget(now_ms)
         pending.pop(producer_id, None)
         begun = pending[producer_id] = Verification(epoch, sequence, now_ms)
+        begun.has_own_epoch = has_own_epoch
         return begun
 
     def _forget(self, now_ms: int) -> None:

@@ -310,6 +310,35 @@ async def test_batches_behind_the_first_keep_their_order(tmp_path: Path) -> None
 
 
 @in_trio
+async def test_with_an_epoch_per_transaction_the_first_batch_of_a_producer_has_sequence_0(
+    tmp_path: Path,
+) -> None:
+    """A partition without state of the producer would else take a batch whose first is missing."""
+    async with serving(tmp_path) as served:
+        client, _ = await started(served, 2)
+        refused = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        asked = message(batch(1), batch(0))
+        assert await codes(client, asked, ADDS) == [refused, ErrorCode.NONE]
+        assert await codes(client, message(batch(0), batch(1)), ADDS) == [0, 0]
+        # The state of an older client may have expired meanwhile: its sequences continue.
+        asked = message(batch(5, producer_id=8))
+        assert await codes(client, asked, VERIFIES) == [0]
+
+
+@in_trio
+async def test_an_older_epoch_is_refused_before_the_coordinator_is_asked(tmp_path: Path) -> None:
+    """A coordinator that has forgotten the producer would answer with a fatal error."""
+    async with serving(tmp_path) as served:
+        client, coordinator = await started(served)
+        marker(served, epoch=2)
+        coordinator.codes = [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+        for version in (VERIFIES, ADDS):
+            asked = message(batch(0, epoch=1))
+            assert await codes(client, asked, version) == [ErrorCode.INVALID_PRODUCER_EPOCH]
+        assert coordinator.asked == []
+
+
+@in_trio
 async def test_every_number_of_acks_is_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client, _ = await started(served)
