@@ -16,7 +16,7 @@ from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_piec
 from dataplane.worker.capabilities import HasImage, HasSlicer
 from dataplane.worker.context import Request
 from dataplane.worker.internal_topics import InternalTopics
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, is_internal
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -79,17 +79,21 @@ async def _add_for_client(
     topics = message.v3_and_below_topics
     count = row_count(topics, _partitions_of)
     places: list[tuple[str, int]] = []
-    unknown: dict[tuple[str, int], ErrorCode] = {}
+    refused: dict[tuple[str, int], ErrorCode] = {}
 
     def add(topic: AddPartitionsToTxnTopic, index: int) -> None:
         place = topic.name, index
-        if _exists(worker, *place):
+        if is_internal(topic.name):
+            # As in Kafka. AddOffsetsToTxn adds the partition of a group; no markers end
+            # transactions in partitions of `__transaction_state`.
+            refused[place] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif _exists(worker, *place):
             places.append(place)
         else:
-            unknown[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     await worker.slicer.do(for_each_of(topics, _partitions_of, add), count)
-    if unknown:  # nothing is added
+    if refused:  # nothing is added
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif len(places) > MAX_PARTITIONS:
         code = ErrorCode.INVALID_REQUEST
@@ -100,7 +104,7 @@ async def _add_for_client(
             places,
         )
         code = fenced(code, version)
-    results = await worker.slicer.do(_results(topics, unknown, code), count)
+    results = await worker.slicer.do(_results(topics, refused, code), count)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 

@@ -49,3 +49,40 @@ def test_a_worker_cannot_add_partitions_that_the_coordinator_does_not_know_yet()
             assert not node.worker.transactions.describe(producer.name).partitions
 
     groups(scenario)
+
+
+def test_a_client_cannot_add_partitions_of_internal_topics() -> None:
+    """No marker can be written to `__transaction_state`: the transaction would never end."""
+
+    async def scenario(node: Simulated) -> None:
+        producer = await Producer.create(node)
+        await producer.add_offsets()
+        await producer.end()
+        created = CreateTopicsRequest(
+            topics=[CreatableTopic(name="known", num_partitions=1, replication_factor=1)]
+        )
+        await producer.client.call(ApiKey.CREATE_TOPICS, created)
+        asked = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=producer.name,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnTopic(name=name, partitions=[0])
+                for name in ("known", "__consumer_offsets", "__transaction_state", "unknown")
+            ],
+        )
+        for version in (0, 3):
+            answer = await producer.client.call(ApiKey.ADD_PARTITIONS_TO_TXN, asked, version)
+            assert [
+                row.partition_error_code
+                for topic in answer.results_by_topic_v3_and_below
+                for row in topic.results_by_partition
+            ] == [
+                ErrorCode.OPERATION_NOT_ATTEMPTED,
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ]
+            assert not node.worker.transactions.describe(producer.name).partitions
+
+    groups(scenario)
