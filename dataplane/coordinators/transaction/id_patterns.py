@@ -14,7 +14,11 @@ id. Counted repetitions, flags and classes by name are refused, as is a pattern 
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from dataplane.scheduling.time_slices import Work, at_once
+
 MAX_CHARACTERS: Final = 256
+# States that are visited between two checks of the clock; each takes about a microsecond.
+PIECE_STATES: Final = 1000
 _SPECIAL: Final = frozenset("*+?{}|()")
 
 _Test: TypeAlias = Callable[[str], bool]
@@ -53,10 +57,14 @@ class IdPattern:
             raise PatternError(f"unexpected {self._text[self._at]!r}")
 
     def matches(self, transactional_id: str) -> bool:
-        """Return whether the pattern matches the whole id."""
+        """Return whether the pattern matches the whole id, at once: for short ids."""
+        return at_once(self.matching(transactional_id))
+
+    def matching(self, transactional_id: str) -> Work[bool]:
+        """Return whether the pattern matches the whole id; yield after every `PIECE_STATES`."""
         if self._is_any:
             return True
-        states = _closure([self._start])
+        states, left = _closure([self._start]), PIECE_STATES
         for character in transactional_id:
             following: list[_Node] = []
             for state in states:
@@ -64,6 +72,10 @@ class IdPattern:
                     following += state.nexts
             if not following:
                 return False
+            left -= len(states)
+            if left <= 0:
+                left = PIECE_STATES
+                yield
             states = _closure(following)
         return self._end in states
 

@@ -30,6 +30,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
     is_too_long,
 )
 from dataplane.replication.worker_client import WorkerClient
+from dataplane.scheduling.time_slices import Work
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
@@ -326,6 +327,15 @@ class TransactionCoordinator:
         response.unknown_state_filters = [
             each for each in request.state_filters if each not in BY_NAME
         ]
+        response.transaction_states = await self._parts.slicer.finish(
+            self._selected(request, states, pattern), 0
+        )
+        return response
+
+    def _selected(
+        self, request: ListTransactionsRequest, states: set[State], pattern: IdPattern
+    ) -> Work[list[TransactionState]]:
+        selected: list[TransactionState] = []
         producer_ids = set(request.producer_id_filters)
         now_ms = self._parts.clock.now_ms()
         for shard in list(self.shards.values()):
@@ -338,17 +348,19 @@ class TransactionCoordinator:
                             request.duration_filter < 0
                             or now_ms - known.started_ms > request.duration_filter
                         )
-                        and pattern.matches(transactional_id)
+                        and (yield from pattern.matching(transactional_id))
                     ):
-                        response.transaction_states.append(
+                        selected.append(
                             TransactionState(
                                 transactional_id=transactional_id,
                                 producer_id=known.producer_id,
                                 transaction_state=known.state.title,
                             )
                         )
-                await self._parts.slicer.pause()
-        return response
+                    if request.transactional_id_pattern:
+                        yield
+                yield
+        return selected
 
     def describe(self, transactional_id: str) -> Transaction:
         """Return the transaction of an id. Raises KafkaError."""

@@ -1,4 +1,5 @@
 import re
+import time
 
 import pytest
 
@@ -26,3 +27,20 @@ def test_other_patterns_are_refused(pattern: str) -> None:
 
 def test_a_pattern_that_backtracks_elsewhere_is_linear() -> None:
     assert not IdPattern("(a*)*(a*)*b").matches("a" * 5000)
+
+
+def test_a_long_id_is_matched_in_slices() -> None:
+    """A pattern of 256 characters has hundreds of states; an id has up to 32,767 characters."""
+    work = IdPattern("(a|b|.)*" * 31).matching("a" * 1000)
+    longest_s, steps = 0.0, 0
+    while True:
+        began = time.thread_time()
+        try:
+            next(work)
+        except StopIteration as done:
+            assert done.value is True
+            break
+        longest_s = max(longest_s, time.thread_time() - began)
+        steps += 1
+    assert steps >= 20
+    assert longest_s < 0.010
