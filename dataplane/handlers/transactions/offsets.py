@@ -164,6 +164,7 @@ class _Commit:
         producers = self._producers()
         if producers.in_transaction(producer_id, epoch):
             return None
+        producers.check_epoch(producer_id, epoch)
         if self._version < _ADDS_SINCE and not worker.verifies_transactions:
             return NOT_REQUIRED
         return producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())

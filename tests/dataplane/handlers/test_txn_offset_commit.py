@@ -224,6 +224,23 @@ def test_a_fenced_producer_commits_no_offsets() -> None:
     transactions(scenario)
 
 
+def test_an_older_epoch_is_refused_before_the_coordinator_is_asked() -> None:
+    """A coordinator that does not know the producer any longer would answer a fatal error."""
+
+    async def scenario(node: Simulated, producer: Producer) -> None:
+        old = await Producer.create(node, "other")
+        old.producer_id, old.epoch = producer.producer_id, producer.epoch
+        await producer.init()
+        await producer.add_offsets()
+        assert await producer.commit(5) == [NONE]
+        await producer.end()
+        for version in (0, 3, ADDS):
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+            assert await old.commit(6, version=version) == [code]
+
+    transactions(scenario)
+
+
 def test_members_are_fenced_by_member_generation_and_instance() -> None:
     async def scenario(node: Simulated, producer: Producer) -> None:
         await producer.add_offsets()
