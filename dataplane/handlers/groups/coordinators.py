@@ -18,7 +18,7 @@ from dataplane.network.worker_addresses import WorkerAddress
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level
+from dataplane.worker.feature_levels import has_level, needs_level
 from dataplane.worker.internal_topics import InternalTopics
 from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.image import MetadataImage, TopicImage
@@ -67,7 +67,7 @@ def handle_find_coordinator(
     if name is None:
         find = _always(_no_coordinator(message.key_type))
     elif message.key_type == TRANSACTION and not has_level(image, TRANSACTIONS_LEVEL):
-        find = _always(_without_transactions(request.version))
+        find = _always(_without_transactions(image, request.version))
     elif not has_level(image, GROUPS_LEVEL):
         find = _always(_without_groups(worker, request))
     elif (topic := image.topic(name)) is not None:
@@ -165,11 +165,16 @@ def _without_groups(worker: FindsCoordinators, request: Request) -> Coordinator:
     return _at(address)
 
 
-def _without_transactions(version: int) -> Coordinator:
-    code = ErrorCode.UNSUPPORTED_VERSION
-    if version == _OF_LIBRDKAFKA:
-        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    return _failed(code, "this cluster does not have transactions yet")
+def _without_transactions(image: MetadataImage, version: int) -> Coordinator:
+    """Return the error of a cluster whose metadata.version is too low."""
+    try:
+        needs_level(image, TRANSACTIONS_LEVEL, "a transaction")
+    except KafkaError as error:
+        code = error.code
+        if version == _OF_LIBRDKAFKA:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return _failed(code, error.message)
+    raise AssertionError("the cluster has transactions")
 
 
 def _no_coordinator(key_type: int) -> Coordinator:

@@ -15,7 +15,9 @@ from dataplane.network.client import NO_WORKER
 from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasImage, HasSlicer
 from dataplane.worker.context import Request
+from dataplane.worker.feature_levels import has_level
 from dataplane.worker.internal_topics import InternalTopics
+from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, is_internal
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from wire.messages.add_partitions_to_txn import (
@@ -93,7 +95,9 @@ async def _add_for_client(
             refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     await worker.slicer.do(for_each_of(topics, _partitions_of, add), count)
-    if refused:  # nothing is added
+    if not has_level(worker.image, TRANSACTIONS_LEVEL):
+        refused, code = {}, ErrorCode.UNSUPPORTED_VERSION
+    elif refused:  # nothing is added
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif len(places) > MAX_PARTITIONS:
         code = ErrorCode.INVALID_REQUEST
@@ -204,4 +208,6 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
 async def handle_list_transactions(
     worker: CoordinatesTransactions, request: Request, message: ListTransactionsRequest
 ) -> ListTransactionsResponse:
+    if not has_level(worker.image, TRANSACTIONS_LEVEL):
+        return ListTransactionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     return await worker.transactions.list_transactions(message)

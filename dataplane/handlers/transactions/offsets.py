@@ -33,7 +33,7 @@ from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
 from dataplane.worker.capabilities import HasSlicer
 from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import needs_level
+from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from wire.messages.txn_offset_commit import (
@@ -104,10 +104,13 @@ class _Commit:
     def checked(self) -> Work[_Checked]:
         """Collect the offsets of known partitions; return the errors of all rows."""
         image = self._worker.image
+        is_supported = has_level(image, TRANSACTIONS_LEVEL)
 
         def check(
             topic: TxnOffsetCommitRequestTopic, row: TxnOffsetCommitRequestPartition
         ) -> ErrorCode:
+            if not is_supported:
+                return ErrorCode.UNSUPPORTED_VERSION
             known = image.topic(topic.name)
             if known is None or not 0 <= row.partition_index < len(known.partitions):
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -131,7 +134,6 @@ class _Commit:
         The coordinator is not asked if the transaction is already open in the group's partition.
         """
         message, worker = self._message, self._worker
-        needs_level(worker.image, TRANSACTIONS_LEVEL, "a transaction")
         if not message.group_id:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
         producer_id, epoch = message.producer_id, message.producer_epoch
