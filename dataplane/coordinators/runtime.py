@@ -264,10 +264,11 @@ class CoordinatorRuntime(Generic[S]):
     ) -> ErrorCode | None:
         """Append the records; return the error for the client if they are refused.
 
-        The first of several batches may be appended all the same. `failed` is called if the records
-        are not committed in time.
+        The first of several batches may be appended all the same: the shard is told of the others.
+        `failed` is called if the records are not committed in time.
         """
         clock, partition = self._parts.clock, hosted.partition
+        appended = 0
         code = self._refusal(hosted, records) if self.pending_bytes else None
         if code is None:
             now_ms = clock.now_ms()
@@ -278,6 +279,7 @@ class CoordinatorRuntime(Generic[S]):
                 for batch in parts:
                     end_offset = self._write_batch(hosted, batch, now_ms, producer)
                     self._await_commit(hosted, batch.records, end_offset, producer=producer)
+                    appended += len(batch.records)
                 end_offset = self._write_batch(hosted, last, now_ms, producer)
             except KafkaError as error:
                 code = refusal(error)
@@ -293,7 +295,7 @@ class CoordinatorRuntime(Generic[S]):
                     hosted, last.records, end_offset, committed, failed, producer=producer
                 )
         if code is not None:
-            hosted.shard.refused(records, clock.monotonic())
+            hosted.shard.refused(records[appended:], clock.monotonic())
         self._settle(hosted)
         return code
 

@@ -512,6 +512,41 @@ async def test_a_write_that_the_disk_refuses_fails_and_a_failed_directory_takes_
             assert coordinator.state == state
 
 
+class FullAfterOneWrite(FaultyDisk):
+    """A disk that has no space for the second write to a partition of the topic."""
+
+    writes_left = 1 << 30
+
+    def check(self, action: str, path: str) -> None:
+        if action == "write" and f"/{TOPIC}-0/" in path and path.endswith(".log"):
+            self.writes_left -= 1
+            if self.writes_left < 0:
+                raise OSError(errno.ENOSPC, "", path)
+        super().check(action, path)
+
+
+@in_trio
+async def test_records_of_an_appended_batch_are_not_refused_with_those_behind(
+    tmp_path: Path,
+) -> None:
+    """A shard would write them again, behind changes that were decided on the first ones."""
+    disk, folders = FullAfterOneWrite(), [tmp_path / "a", tmp_path / "b"]
+    async with serving(tmp_path / "data", disk=disk, log_dirs=folders) as served:
+        client = await served.connect()
+        await client.create(TOPIC)
+        coordinator = Coordinator(served.worker)
+        async with coordinating(coordinator):
+            while coordinator.state != "ACTIVE":
+                await trio.lowlevel.checkpoint()
+            shard = coordinator.runtime.shard(0)
+            disk.writes_left = 1
+            more = [(b"%d" % number, b"1") for number in range(1000)]
+            answer = coordinator.put(b"a", b"1", *more)
+            assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+            assert len(shard.values) == 1000
+            assert [each.key for each in shard.refused_records] == [b"999"]
+
+
 # Loads of one node
 
 
