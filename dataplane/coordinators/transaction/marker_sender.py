@@ -33,6 +33,7 @@ from dataplane.coordinators.transaction.transaction import (
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
 from dataplane.network.delayed import Timers
 from dataplane.replication.worker_client import WorkerClient
+from dataplane.scheduling.time_slices import PIECE_ROWS
 from metaquorum.metadata.image import MetadataImage
 from wire.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -190,7 +191,8 @@ class MarkerSender:
         """Send what waits for one worker."""
         try:
             while batch := self._take(destination):
-                await self._send(leader, batch)
+                if not await self._send(leader, batch):
+                    await self._retry_waiting(destination)
         finally:
             destination.is_running -= 1
         if not destination.is_running and not destination.waiting:
@@ -217,7 +219,22 @@ class MarkerSender:
             left -= len(places)
         return batch
 
-    async def _send(self, leader: int, batch: list[tuple[_Ending, list[Place]]]) -> None:
+    async def _retry_waiting(self, destination: _Destination) -> None:
+        """Queue again, soon, what waits for a worker that did not answer.
+
+        Its partitions may have other leaders by now.
+        """
+        for number in range(len(destination.waiting)):
+            if not destination.waiting:  # another task has taken the rest
+                return
+            ending, places = destination.waiting.popleft()
+            if not self._has_ended(ending):
+                self._retry(ending, places)
+            if number % PIECE_ROWS == PIECE_ROWS - 1:
+                await trio.lowlevel.checkpoint()
+
+    async def _send(self, leader: int, batch: list[tuple[_Ending, list[Place]]]) -> bool:
+        """Send one request and handle its answer; return False if there is none."""
         request = WriteTxnMarkersRequest(markers=[_marker(*each) for each in batch])
         try:
             if leader == self._parts.worker_id:
@@ -229,7 +246,7 @@ class MarkerSender:
             for ending, places in batch:
                 if not self._has_ended(ending):
                     self._retry(ending, places)
-            return
+            return False
         codes = {
             (marker.producer_id, topic.name, each.partition_index): each.error_code
             for marker in response.markers
@@ -238,6 +255,7 @@ class MarkerSender:
         }
         for ending, places in batch:
             self._answered(ending, places, codes)
+        return True
 
     def _answered(
         self, ending: _Ending, places: list[Place], codes: dict[tuple[int, str, int], int]
