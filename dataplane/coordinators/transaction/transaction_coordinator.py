@@ -61,6 +61,8 @@ COMMIT_S: Final = 30.0
 MEMORY_BYTES: Final = 512 << 20
 # Partitions and transactions in a request of a worker.
 MAX_PLACES: Final = 20_000
+# Transactions of one partition that a background task ends, or ids that it removes, at a time.
+ABORTED_AT_ONCE: Final = 100
 REMOVED_AT_ONCE: Final = 100
 
 
@@ -414,9 +416,18 @@ class TransactionCoordinator:
     async def _keep_aborting(self) -> None:
         while True:
             await sleep(self._parts.clock, self.configs.timeout_check_s)
-            for shard in self.shards.values():
-                for transactional_id in shard.timed_out(self._parts.clock.now_ms()):
-                    await self._abort_timed_out(shard, transactional_id)
+            async with trio.open_nursery() as nursery:
+                for shard in self.shards.values():
+                    nursery.start_soon(self._abort_all_timed_out, shard)
+
+    async def _abort_all_timed_out(self, shard: TransactionShard) -> None:
+        """Abort several transactions at a time: their records are committed together."""
+        work = shard.timed_out(self._parts.clock.now_ms())
+        timed_out = await self._parts.slicer.finish(work, 0)
+        for at in range(0, len(timed_out), ABORTED_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for transactional_id in timed_out[at : at + ABORTED_AT_ONCE]:
+                    nursery.start_soon(self._abort_timed_out, shard, transactional_id)
 
     async def _abort_timed_out(self, shard: TransactionShard, transactional_id: str) -> None:
         if not self._is_active(shard):
@@ -438,7 +449,7 @@ class TransactionCoordinator:
     async def _remove_expired(self, shard: TransactionShard) -> None:
         expiration_ms, now_ms = self.configs.id_expiration_ms, self._parts.clock.now_ms()
         writes = BackgroundWrites(self.runtime, shard.index)
-        expired = shard.expired(now_ms, expiration_ms)
+        expired = await self._parts.slicer.finish(shard.expired(now_ms, expiration_ms), 0)
         for at in range(0, len(expired), REMOVED_AT_ONCE):
             if not await writes.wait_room() or not self._is_active(shard):
                 return

@@ -329,13 +329,17 @@ class TransactionShard:
 
     # Time
 
-    def timed_out(self, now_ms: int) -> list[str]:
+    def timed_out(self, now_ms: int) -> Work[list[str]]:
         """Return the ids whose transactions have been open for longer than their timeouts."""
-        return [
-            transactional_id
-            for transactional_id, known in self.transactions.items()
-            if known.has_timed_out(now_ms) and transactional_id not in self._pending
-        ]
+        found: list[str] = []
+        for piece in self.pieces():
+            found += [
+                transactional_id
+                for transactional_id, known in piece
+                if known.has_timed_out(now_ms) and transactional_id not in self._pending
+            ]
+            yield
+        return found
 
     def abort_timed_out(
         self, transactional_id: str, now_ms: int, new_id: int | None = None
@@ -345,15 +349,19 @@ class TransactionShard:
             return Outcome(ErrorCode.NONE)
         return self._fence(transactional_id, known, now_ms, new_id)
 
-    def expired(self, now_ms: int, expiration_ms: int) -> list[str]:
+    def expired(self, now_ms: int, expiration_ms: int) -> Work[list[str]]:
         """Return the ids without an open transaction that no client has used since then."""
-        return [
-            transactional_id
-            for transactional_id, known in self.transactions.items()
-            if known.state in IDLE
-            and known.updated_ms <= now_ms - expiration_ms
-            and transactional_id not in self._pending
-        ]
+        found: list[str] = []
+        for piece in self.pieces():
+            found += [
+                transactional_id
+                for transactional_id, known in piece
+                if known.updated_ms <= now_ms - expiration_ms
+                and known.state in IDLE
+                and transactional_id not in self._pending
+            ]
+            yield
+        return found
 
     def remove_expired(
         self, transactional_ids: Iterable[str], now_ms: int, expiration_ms: int
