@@ -8,7 +8,12 @@ import pytest
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
-from metaquorum.client.groups.coordinators import TRANSACTIONS, find_coordinators
+from metaquorum.client.groups.coordinators import (
+    GROUPS,
+    TRANSACTIONS,
+    CoordinatorKind,
+    find_coordinators,
+)
 from metaquorum.client.groups.values import GroupMetadata
 from metaquorum.client.socket_transport import BlockingAdmin, connect, wait
 from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
@@ -39,9 +44,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
     cluster.stop()
 
 
-def coordinator(cluster: Cluster, name: str) -> int:
+def coordinator(cluster: Cluster, name: str, kind: CoordinatorKind = TRANSACTIONS) -> int:
     def found() -> int:
-        outcome = wait(find_coordinators(cluster, [name], cluster.deadline(), TRANSACTIONS))[name]
+        outcome = wait(find_coordinators(cluster, [name], cluster.deadline(), kind))[name]
         return 0 if isinstance(outcome, BrokerError) else outcome
 
     return wait_until(found)
@@ -83,6 +88,7 @@ def test_a_node_is_killed_at_each_stage(nodes: ThreeNodes, level: int, role: str
         wait_until(lambda: topic in [each.name for each in admin.topics()])
         one = producer(cluster, name, level)
         one.init()
+        coordinator(cluster, group, GROUPS)  # with three nodes, the topic gets three replicas
         killed: list[int] = []
 
         def kill_at(stage: str) -> Callable[[str], None]:
