@@ -369,6 +369,8 @@ class Inspector:
                 folder = log_folder(storage, topic.name, partition)
                 if not any(folder.startswith(f"{path}/") for path in self._log_dirs):
                     continue
+                if PartitionOf(topic.topic_id, partition) in self.environment.history.rotten:
+                    continue  # damage may take a whole partition offline
                 if not naive_segments(storage, folder):
                     continue  # the log does not exist yet, and may be created in any directory
                 if await list_offset(connection, topic, partition, LATEST) is None:

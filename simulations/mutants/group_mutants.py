@@ -64,7 +64,9 @@ def _membership_not_needed() -> AbstractContextManager[None]:
 
 def _answered_at_append() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def _append(self: Any, hosted: Any, records: Any, committed: Any, failed: Any) -> Any:
+        def _append(
+            self: Any, hosted: Any, records: Any, committed: Any, failed: Any, *rest: Any
+        ) -> Any:
             has_ended = False
 
             def fail(code: ErrorCode) -> None:
@@ -73,7 +75,7 @@ def _answered_at_append() -> AbstractContextManager[None]:
                     has_ended = True
                     failed(code)
 
-            code = right(self, hosted, records, None, fail)
+            code = right(self, hosted, records, None, fail, *rest)
             if code is None and committed is not None and not has_ended:
                 has_ended = True
                 committed()

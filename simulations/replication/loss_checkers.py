@@ -76,12 +76,19 @@ class LossesAreRecorded(LedgerChecker):
                 supervisor = self.cluster_state.members[worker_id].supervisor
                 if supervisor.machine.storage is not storage or name.offset < history.deleted_to:
                     continue  # the ledger was lost with the disk, or a client deleted the record
-                if not any(
-                    term.worker_id == worker_id and epoch > name.leader_epoch
+                led = [
+                    epoch
                     for epoch, term in history.terms.items()
-                ):
+                    if term.worker_id == worker_id and epoch > name.leader_epoch
+                ]
+                if not led:
                     continue  # the worker was elected, but stopped before it led
                 lines = self._lines(storage)
+                # Power was perhaps lost before its entry was synced: a later leader has one then.
+                for epoch, term in history.terms.items():
+                    if epoch > min(led) and term.worker_id != worker_id:
+                        later = self.cluster_state.members[term.worker_id].supervisor
+                        lines = [*lines, *self._lines(later.machine.storage)]
                 self.compare(
                     any(
                         _covers(line, history, name) and line.acknowledged is not Acknowledged.NO

@@ -317,7 +317,7 @@ def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
                 assert f"{elr} was {verb}d to {level}." in done.stdout, done
             told = kafka_tool("features", *at, "describe").stdout
             assert re.search(rf"{elr}.*Min.*: 0.*Max.*: 1.*FinalizedVersionLevel: {level}", told)
-        refused = kafka_tool("features", *at, "upgrade", "--feature", "transaction.version=9")
+        refused = kafka_tool("features", *at, "upgrade", "--feature", "share.version=9")
         assert "does not support this feature" in refused.stdout + refused.stderr
         cluster.stop()
     finally:

@@ -51,6 +51,9 @@ SHOWS_SOON = (
     "dependencies-of-levels-not-checked",
     "earlier-worker-at-any-address",
 )
+FEW_SEEDS = range(8)
+# Seeds with workers of the first version, which alone may replicate without a proof.
+SEEDS = {"earlier-worker-at-any-address": (13, 21)}
 
 
 def test_each_mistake_has_its_test() -> None:
@@ -78,7 +81,7 @@ def test_a_mistake_shows_in_an_upgrade_of_a_cluster_in_trouble(name: str) -> Non
         outcome, _ = run_seed("upgrades", seed, mutant=name)
         return {each.split()[0] for each, _ in outcome.violations} & set(MUTANTS[name].found_as)
 
-    assert any(map(found, range(8)))
+    assert any(map(found, SEEDS.get(name, FEW_SEEDS)))
 
 
 class _Machine:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.wire.messages.capture_groups import ask_groups
+from tests.wire.messages.capture_transactions import ask_transactions
 from wire.messages import (
     alter_client_quotas,
     alter_configs,
@@ -723,6 +724,7 @@ def main() -> None:
         ask_find_coordinator,
         ask_offset_fetch,
         lambda peer: ask_groups(peer, TOPIC),
+        lambda peer: ask_transactions(peer, TOPIC),
         ask_acls,
         ask_sasl,
         ask_scram,
