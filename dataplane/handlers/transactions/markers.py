@@ -3,11 +3,15 @@
     connection with a proven worker id   the markers are those of a coordinator
     any other                            an administrator's (Java: Admin.abortTransaction)
 
-Producer epoch and coordinator epoch are checked by the log in both cases. An administrator's marker
-never ends a transaction that a coordinator knows to be open or prepared: all coordinators are asked
-for the producer. If the producer writes to the partition meanwhile, the marker is refused, too.
+Producer epoch and coordinator epoch are checked by the log in both cases. An administrator's are
+those of the producer in the partition (DescribeProducers): newer ones would make the markers of the
+coordinator late, and the next transactions of the producer would never end. An administrator's
+marker never ends a transaction that a coordinator knows to be open or prepared: all coordinators
+are asked for the producer. If the producer writes to the partition meanwhile, the marker is
+refused, too.
 
-    INVALID_TXN_STATE           a coordinator knows the transaction: abort it there
+    INVALID_TXN_STATE           a coordinator knows the transaction: abort it there; or the
+                                partition does not know the producer
     COORDINATOR_NOT_AVAILABLE   a coordinator did not answer; retriable
     CONCURRENT_TRANSACTIONS     the producer wrote to the partition meanwhile; retriable
     INVALID_REQUEST             more than `MAX_ROWS` markers, topics and partitions
@@ -91,8 +95,31 @@ async def _write_for_administrator(
                 ErrorCode.CONCURRENT_TRANSACTIONS,
                 f"producer {marker.producer_id} has written to {partition} meanwhile",
             )
+        _check_epochs(partition, marker)
 
     return await worker.marker_writer.write(message, check)
+
+
+def _check_epochs(partition: Partition, marker: TransactionMarker) -> None:
+    """Raise KafkaError if the partition has not seen the marker's epochs; the log has the rest."""
+    entry = partition.log.producers.entries.get(marker.producer_id)
+    if entry is None:
+        raise KafkaError(
+            ErrorCode.INVALID_TXN_STATE,
+            f"{partition} does not know producer {marker.producer_id}",
+        )
+    if marker.producer_epoch > entry.epoch:
+        raise KafkaError(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {marker.producer_id} has epoch {entry.epoch} in {partition}, the marker has"
+            f" epoch {marker.producer_epoch}",
+        )
+    if marker.coordinator_epoch > max(entry.coordinator_epoch, 0):
+        raise KafkaError(
+            ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            f"the last marker of producer {marker.producer_id} in {partition} is of coordinator"
+            f" epoch {entry.coordinator_epoch}, this one of {marker.coordinator_epoch}",
+        )
 
 
 def _has_too_many_rows(message: WriteTxnMarkersRequest) -> bool:
