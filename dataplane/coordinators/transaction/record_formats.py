@@ -17,8 +17,6 @@ tagged fields.
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import itemgetter
 from struct import Struct as Layout
 from struct import error as LayoutError  # noqa: N812
 from typing import Final
@@ -95,9 +93,12 @@ def encode_value(transaction: Transaction, version: int) -> bytes:
     if transaction.state is State.EMPTY:
         partitions = None
     else:
+        by_topic: dict[str, list[int]] = {}
+        for topic, index in transaction.partitions:
+            by_topic.setdefault(topic, []).append(index)
         partitions = [
-            PartitionsSchema(topic=topic, partition_ids=[index for _, index in rows])
-            for topic, rows in groupby(sorted(transaction.partitions), itemgetter(0))
+            PartitionsSchema(topic=topic, partition_ids=sorted(by_topic[topic]))
+            for topic in sorted(by_topic)
         ]
     value = TransactionLogValue(
         producer_id=transaction.producer_id,

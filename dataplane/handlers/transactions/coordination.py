@@ -4,8 +4,6 @@ A cluster below the level of transactions answers UNSUPPORTED_VERSION. Before ve
 three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
 """
 
-from itertools import groupby
-from operator import itemgetter
 from typing import Final, Protocol
 
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
@@ -191,6 +189,9 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
         known = worker.transactions.describe(transactional_id)
     except KafkaError as error:
         return TransactionState(transactional_id=transactional_id, error_code=error.code)
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in known.partitions:
+        by_topic.setdefault(topic, []).append(index)
     return TransactionState(
         transactional_id=transactional_id,
         transaction_state=known.state.title,
@@ -199,8 +200,7 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
         producer_id=known.producer_id,
         producer_epoch=known.producer_epoch,
         topics=[
-            TopicData(topic=topic, partitions=[index for _, index in rows])
-            for topic, rows in groupby(sorted(known.partitions), itemgetter(0))
+            TopicData(topic=topic, partitions=sorted(by_topic[topic])) for topic in sorted(by_topic)
         ],
     )
 
