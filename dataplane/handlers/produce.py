@@ -36,6 +36,7 @@ from dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.handlers.produce_transactions import (
+    FIRST_THAT_ADDS,
     ProduceTransaction,
     VerifiesTransactions,
     is_transactional,
@@ -161,7 +162,7 @@ def handle_produce_fast(
             return None
         todo.append((partition, records))
         if is_transactional(records) and not (
-            has_transactional_id and _continues_transaction(todo)
+            has_transactional_id and _continues_transaction(todo, version)
         ):
             return None
     now_ms = worker.clock.now_ms()
@@ -260,11 +261,12 @@ def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
     return topic.partition_data
 
 
-def _continues_transaction(todo: list[tuple[Partition, memoryview]]) -> bool:
+def _continues_transaction(todo: list[tuple[Partition, memoryview]], version: int) -> bool:
     """Return whether the last batch continues an open transaction, that of the first batch."""
     partition, records = todo[-1]
     producer_id, epoch, _ = producer_of(records)
-    return partition.log.producers.in_transaction(producer_id, epoch) and (
+    producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
+    return producers.is_verified(producer_id, epoch, has_own_epoch=adds) and (
         len(todo) == 1 or producer_of(todo[0][1])[:2] == (producer_id, epoch)
     )
 

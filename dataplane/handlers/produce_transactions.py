@@ -221,7 +221,8 @@ def _begin(
     partition = _led_partition(worker, topic, data.index)
     if partition is None or partition.is_internal:
         return  # the append refuses it
-    if partition.log.producers.in_transaction(producer_id, epoch):
+    producers = partition.log.producers
+    if producers.is_verified(producer_id, epoch, has_own_epoch=transaction.adds):
         return
     place = partition.topic, partition.index
     if not is_required:
@@ -233,8 +234,8 @@ def _begin(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"a request begins transactions in more than {MAX_PLACES} partitions",
             )
-        partition.log.producers.check_epoch(producer_id, epoch)
-        transaction.places[place] = partition.log.producers.verifications.begin(
+        producers.check_epoch(producer_id, epoch)
+        transaction.places[place] = producers.verifications.begin(
             producer_id,
             epoch,
             sequence,

@@ -164,12 +164,15 @@ class _Commit:
         message, worker = self._message, self._worker
         producer_id, epoch = message.producer_id, message.producer_epoch
         producers = self._producers()
-        if producers.in_transaction(producer_id, epoch):
+        adds = self._version >= _ADDS_SINCE
+        if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
             return None
         producers.check_epoch(producer_id, epoch)
-        if self._version < _ADDS_SINCE and not worker.verifies_transactions:
+        if not adds and not worker.verifies_transactions:
             return NOT_REQUIRED
-        return producers.verifications.begin(producer_id, epoch, -1, worker.clock.now_ms())
+        return producers.verifications.begin(
+            producer_id, epoch, -1, worker.clock.now_ms(), has_own_epoch=adds
+        )
 
     def _has_ended(self, verification: Verification) -> bool:
         """Return whether a marker has ended the verification."""

@@ -81,6 +81,7 @@ class ProducerEntry:
         "batches",
         "coordinator_epoch",
         "epoch",
+        "has_own_epoch",
         "last_seen_ms",
         "producer_id",
         "transaction_first_offset",
@@ -101,6 +102,8 @@ class ProducerEntry:
         self.batches = list(batches)
         self.coordinator_epoch = coordinator_epoch
         self.transaction_first_offset = transaction_first_offset
+        # Whether the open transaction is known to have its epoch to itself; not in snapshots.
+        self.has_own_epoch = False
 
     @property
     def last_sequence(self) -> int:
@@ -207,6 +210,16 @@ class ProducerStateTable:
             and entry.epoch == epoch
         )
 
+    def is_verified(self, producer_id: int, epoch: int, *, has_own_epoch: bool) -> bool:
+        """Return whether a batch continues the open transaction without a verification.
+
+        A client that begins to give each transaction its own epoch does so with the epoch of its
+        last transaction, whose marker may not be here yet: the batch must not join that one.
+        """
+        return self.in_transaction(producer_id, epoch) and (
+            not has_own_epoch or self.entries[producer_id].has_own_epoch
+        )
+
     def check_epoch(self, producer_id: int, epoch: int) -> None:
         """Raise KafkaError (INVALID_PRODUCER_EPOCH) if the producer has a newer epoch."""
         entry = self.entries.get(producer_id)
@@ -295,12 +308,17 @@ class ProducerStateTable:
         batches.append(
             _new_tuple(BatchMetadata, (last_sequence, last_offset, delta, max_timestamp))
         )
-        if header.attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
-            first_offset = entry.transaction_first_offset = last_offset - delta
-            if self.transactions is None:
-                self.transactions = OpenTransactions()
-            self.transactions.begin(first_offset, producer_id)
-            self.verifications.end(producer_id)
+        if header.attributes & TRANSACTIONAL:
+            if entry.transaction_first_offset == NO_OFFSET:
+                first_offset = entry.transaction_first_offset = last_offset - delta
+                if self.transactions is None:
+                    self.transactions = OpenTransactions()
+                self.transactions.begin(first_offset, producer_id)
+            if self.verifications.pending:
+                ended = self.verifications.end(producer_id)
+                entry.has_own_epoch = entry.has_own_epoch or (
+                    ended is not None and ended.has_own_epoch
+                )
 
     def end_transaction(
         self,
@@ -329,6 +347,7 @@ class ProducerStateTable:
         if first_offset == NO_OFFSET:
             return None
         entry.transaction_first_offset = NO_OFFSET
+        entry.has_own_epoch = False
         assert self.transactions is not None
         is_aborted = marker is not None and marker.control_type is ControlType.ABORT
         return self.transactions.end(first_offset, producer_id, last_offset, is_aborted)

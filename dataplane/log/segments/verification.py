@@ -10,6 +10,10 @@ ends it:
     begin --answer--> append of the first batch     the transaction is open, no more verification
        '--marker, or another first batch--> ended   an append that relies on it is refused
 
+A client that changes to an epoch per transaction still has the epoch of its last transaction then.
+Its first batch is verified even if that transaction is open in the log: the coordinator answers
+once the marker is written.
+
 Truncation and recovery end all verifications, as they build a new table.
 """
 
@@ -94,9 +98,9 @@ class Verifications:
         """Return whether the verification has not ended."""
         return self.pending.get(producer_id) is verification
 
-    def end(self, producer_id: int) -> None:
-        """End the producer's verification: a transactional batch or a marker was appended."""
-        self.pending.pop(producer_id, None)
+    def end(self, producer_id: int) -> Verification | None:
+        """End and return the verification: a transactional batch or a marker was appended."""
+        return self.pending.pop(producer_id, None)
 
     def check(self, header: BatchHeader, verification: Verification | None) -> None:
         """Check that the first batch of a transaction may be appended.

@@ -261,6 +261,36 @@ async def test_a_marker_before_the_answer_of_a_coordinator_that_adds_causes_anot
 
 
 @in_trio
+async def test_a_client_that_changes_to_version_12_does_not_join_its_last_transaction(
+    tmp_path: Path,
+) -> None:
+    """That has the same epoch, and its marker may not be written yet (transactions 770036)."""
+    async with serving(tmp_path) as served:
+        client, coordinator = await started(served)
+        assert await codes(client, message(batch(0)), VERIFIES) == [0]
+        coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
+        coordinator.may_answer, coordinator.was_asked = trio.Event(), trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def answer() -> None:
+                await coordinator.was_asked.wait()
+                marker(served)
+                coordinator.may_answer.set()
+
+            nursery.start_soon(answer)
+            with trio.fail_after(10):
+                assert await codes(client, message(batch(1)), ADDS) == [0]
+        asked = DescribeProducersRequest(topics=[TopicRequest(name="t", partition_indexes=[0])])
+        described = await client.call(ApiKey.DESCRIBE_PRODUCERS, asked)
+        (row,) = described.topics[0].partitions[0].active_producers
+        assert row.current_txn_start_offset == 2
+        # The log has seen the first batch of this transaction: no more questions.
+        count = len(coordinator.asked)
+        assert await codes(client, message(batch(2)), ADDS) == [0]
+        assert len(coordinator.asked) == count
+
+
+@in_trio
 async def test_requests_that_do_not_agree_with_their_batches_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client, coordinator = await started(served, 2)

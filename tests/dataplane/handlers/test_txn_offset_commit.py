@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from tests.dataplane.handlers.test_groups import GroupClient, groups
 from tests.dataplane.serving import Simulated
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
@@ -237,6 +238,28 @@ def test_an_older_epoch_is_refused_before_the_coordinator_is_asked() -> None:
         for version in (0, 3, ADDS):
             code = ErrorCode.INVALID_PRODUCER_EPOCH
             assert await old.commit(6, version=version) == [code]
+
+    transactions(scenario)
+
+
+def test_a_client_that_changes_to_version_5_does_not_join_its_last_transaction() -> None:
+    """That has the same epoch, and its marker may not be written yet."""
+
+    async def scenario(node: Simulated, producer: Producer) -> None:
+        await producer.add_offsets()
+        assert await producer.commit(5) == [NONE]
+        producers = node.worker.replica_manager.by_name(
+            CONSUMER_OFFSETS, node.worker.groups.partition_of("g")
+        ).log.producers
+        place = producer.producer_id, producer.epoch
+        assert producers.is_verified(*place, has_own_epoch=False)
+        assert not producers.is_verified(*place, has_own_epoch=True)
+        # The coordinator knows that it is the same transaction.
+        assert await producer.commit(6, version=ADDS) == [NONE]
+        assert producers.is_verified(*place, has_own_epoch=True)
+        await producer.end()
+        assert await producer.client.committed() == {0: 6}
+        assert not producers.is_verified(*place, has_own_epoch=True)
 
     transactions(scenario)
 
