@@ -33,9 +33,6 @@ from dataplane.handlers.produce_outcome import (
     unchanged,
 )
 from dataplane.handlers.produce_transactions import (
-    FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
-)
-from dataplane.handlers.produce_transactions import (
     FIRST_THAT_ADDS,
     ProduceTransaction,
     VerifiesTransactions,
@@ -43,6 +40,9 @@ from dataplane.handlers.produce_transactions import (
     look_for_transaction,
     producer_of,
     verify,
+)
+from dataplane.handlers.produce_transactions import (
+    FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
