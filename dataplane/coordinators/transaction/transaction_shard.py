@@ -12,6 +12,7 @@ KIP-360, KIP-890.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Final, NamedTuple, TypeVar
@@ -469,11 +470,17 @@ class TransactionShard:
         yield from ()
 
     def loaded(self, now: float, now_ms: int) -> None:
-        """Resume the prepared transactions: their markers may be missing in some partitions."""
+        """Resume the prepared transactions: their markers may be missing in some partitions.
+
+        Timeouts of open ones count from now at the latest, whatever the clock of the coordinator
+        was that began them.
+        """
         self._is_loaded = True
         for transactional_id, known in self.transactions.items():
             if known.state in PREPARED:
                 self._send_markers(transactional_id, known)
+            elif known.state is State.ONGOING and known.started_ms > now_ms:
+                self.transactions[transactional_id] = replace(known, started_ms=now_ms)
 
     def unload(self) -> Work[None]:
         self.is_unloaded = True

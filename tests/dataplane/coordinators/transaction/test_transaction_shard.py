@@ -237,6 +237,18 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted() -> None:
     assert at_once(coordinator.shard.timed_out(1011)) == []
 
 
+def test_the_clock_of_an_earlier_coordinator_does_not_keep_a_transaction_open() -> None:
+    """It was five minutes ahead (transactions 770008)."""
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init(timeout_ms=10)
+    coordinator.now_ms = 301_000
+    coordinator.add(producer)
+    coordinator.now_ms = 1000
+    coordinator.fail_over()
+    assert at_once(coordinator.shard.timed_out(1010)) == []
+    assert at_once(coordinator.shard.timed_out(1011)) == [ID]
+
+
 def test_an_id_expires_unless_its_transaction_is_open() -> None:
     coordinator = Coordinator()
     producer = coordinator.init()
