@@ -264,7 +264,7 @@ class CoordinatorRuntime(Generic[S]):
     ) -> ErrorCode | None:
         """Append the records; return the error for the client if they are refused.
 
-        The first of several batches may be appended all the same: the shard is told of the others.
+        The first of several batches may be appended all the same; only the others are refused.
         `failed` is called if the records are not committed in time.
         """
         clock, partition = self._parts.clock, hosted.partition

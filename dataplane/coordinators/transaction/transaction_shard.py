@@ -472,8 +472,8 @@ class TransactionShard:
     def loaded(self, now: float, now_ms: int) -> None:
         """Resume the prepared transactions: their markers may be missing in some partitions.
 
-        Timeouts of open ones count from now at the latest, whatever the clock of the coordinator
-        was that began them.
+        Timeouts of open ones count from now at the latest: the clock of the coordinator that began
+        them may be ahead.
         """
         self._is_loaded = True
         for transactional_id, known in self.transactions.items():

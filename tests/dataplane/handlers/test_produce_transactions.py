@@ -467,7 +467,7 @@ async def test_an_administrator_ends_a_hanging_transaction(tmp_path: Path) -> No
             coordinator.states = {PRODUCER: state}
             assert await ended(client, markers()) == [ErrorCode.INVALID_TXN_STATE]
         coordinator.states = {PRODUCER: "CompleteAbort"}
-        # Epochs of the future would make the coordinator's own markers late, for good.
+        # Epochs of the future would make the coordinator's own markers late forever.
         fenced = ErrorCode.TRANSACTION_COORDINATOR_FENCED
         assert await ended(client, markers(coordinator_epoch=1)) == [fenced]
         wrong_epoch = ErrorCode.INVALID_PRODUCER_EPOCH
