@@ -7,6 +7,7 @@ PySpark 4.2 only; without them, or without Java 17, these tests are skipped.
 """
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,35 @@ def test_the_same_rows(
             missing[reason] = missing.get(reason, 0) + count
     assert set(missing) == reasons
     assert len(wanted) + sum(missing.values()) == sum(each.offsets for each in report.rows)
+
+
+def value(number: int) -> bytes | None:
+    """Return the value that `WriteTopics.record` gives to the record with this number."""
+    if number % 13 == 0:
+        return None
+    return b"" if number % 17 == 0 else b"value %d" % number + b" " * (number % 300)
+
+
+def committed() -> Iterator[int]:
+    """Yield the numbers of the records of `WriteTopics.transactions` that read_committed reads."""
+    for turn in range(12):
+        for number in range(40):
+            if (turn + number % 2) % 3:
+                yield 1000 * turn + number
+            if number % 10 == 0:
+                yield 1000 * turn + 500 + number
+
+
+@pytest.mark.parametrize("topic", ["transactions", "open"])
+@pytest.mark.parametrize("form", ["kafka", "metaquorum"])
+def test_each_committed_record_is_read_once(
+    spark: SparkSession, written: str, form: str, topic: str
+) -> None:
+    spark.dataSource.register(DefaultSource)
+    rows = read(spark, form, written, [PREFIX + topic], COMMITTED)
+    wanted = Counter((number % 2, value(number)) for number in committed())
+    found = Counter((row[1], row[4]) for row in rows)
+    assert found == wanted
 
 
 def test_what_is_read_ends_where_an_open_transaction_begins(written: str) -> None:
