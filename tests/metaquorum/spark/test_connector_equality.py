@@ -2,8 +2,9 @@
 
 The topics are in a metaquorum node and in a real Kafka, written by Java's own client
 (`WriteTopics.java`): every codec, headers, null and empty keys and values, compaction, log append
-time, aborted transactions, and an open transaction. Needs the connector's jars (tests/peers/spark/install), which exist for
-PySpark 4.2 only; without them, or without Java 17, these tests are skipped.
+time, aborted transactions, and an open transaction. Needs the connector's jars
+(tests/peers/spark/install), which exist for PySpark 4.2 only; without them, or without Java 17,
+these tests are skipped.
 """
 
 import subprocess
