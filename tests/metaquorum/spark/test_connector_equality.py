@@ -1,12 +1,14 @@
 """The data source and the files of a load equal the rows that Spark's Kafka connector reads.
 
-The topics are in a real Kafka, written by Java's own client (`WriteTopics.java`): every codec,
-headers, null and empty keys and values, compaction, log append time, aborted transactions,
-and an open transaction. Needs the connector's jars (tests/peers/spark/install), which exist for
-PySpark 4.2 only; without them, or without Java 17, these tests are skipped.
+The topics are in a metaquorum node and in a real Kafka, written by Java's own client
+(`WriteTopics.java`): every codec, headers, null and empty keys and values, compaction, log append
+time, aborted transactions, and an open transaction. Needs the connector's jars
+(tests/peers/spark/install), which exist for PySpark 4.2 only; without them, or without Java 17,
+these tests are skipped.
 """
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.load_job import load
 from metaquorum.spark.source import DefaultSource
 from tests.metaquorum.spark.conftest import connector_jars
-from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, wait_until
+from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,44 +45,47 @@ COLUMNS = ("topic", "partition", "offset", "key", "value", "micros", "timestampT
 Row = tuple[object, ...]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[Node, KafkaNode])
 def written(
-    java: None, shared_spark: object, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    java: None,
+    shared_spark: object,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """Return the bootstrap address of a Kafka with the topics, after compaction."""
+    """Return the bootstrap address of a node with the topics, after compaction."""
     settings = {"log.cleaner.backoff.ms": 100, "log.cleaner.min.compaction.lag.ms": 0}
-    kafka = KafkaNode(tmp_path_factory.mktemp("equal") / "kafka", settings)
-    kafka.start()
+    node = request.param(tmp_path_factory.mktemp("equal") / "node", settings)
+    node.start()
     try:
         classpath = subprocess.run(
             [KAFKA / "tool", "--classpath"], check=True, capture_output=True, text=True
         ).stdout.strip()
-        writer = ["java", "-cp", classpath, str(HERE / "WriteTopics.java"), kafka.bootstrap, PREFIX]
+        writer = ["java", "-cp", classpath, str(HERE / "WriteTopics.java"), node.bootstrap, PREFIX]
         done = subprocess.run(writer, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr[-2000:]
-        wait_until(lambda: is_compacted(kafka), what="the cleaner")
-        yield kafka.bootstrap
+        wait_until(lambda: is_compacted(node), what="the cleaner")
+        yield node.bootstrap
     finally:
-        kafka.stop()
+        node.stop()
 
 
-def is_compacted(kafka: KafkaNode) -> bool:
+def is_compacted(node: Node | KafkaNode) -> bool:
     """Wait until the cleaner has cleaned all but the last segments, and nothing changes."""
-    checkpoint = kafka.data_dir / "cleaner-offset-checkpoint"
+    checkpoint = node.data_dir / "cleaner-offset-checkpoint"
     if not checkpoint.exists():
         return False
     rows = [line.split(" ") for line in checkpoint.read_text().splitlines()[2:]]
     cleaned = {(topic, int(partition)): int(offset) for topic, partition, offset in rows}
-    ends = active_segments(kafka)
+    ends = active_segments(node)
     return all(cleaned.get((f"{PREFIX}compacted", n), -1) >= ends[n] for n in (0, 1))
 
 
-def active_segments(kafka: KafkaNode) -> list[int]:
+def active_segments(node: Node | KafkaNode) -> list[int]:
     """Return the base offset of the last segment of each partition of the compacted topic."""
     return [
         max(
             int(path.stem)
-            for path in (kafka.data_dir / f"{PREFIX}compacted-{partition}").glob("*.log")
+            for path in (node.data_dir / f"{PREFIX}compacted-{partition}").glob("*.log")
         )
         for partition in (0, 1)
     ]
@@ -166,6 +171,35 @@ def test_the_same_rows(
             missing[reason] = missing.get(reason, 0) + count
     assert set(missing) == reasons
     assert len(wanted) + sum(missing.values()) == sum(each.offsets for each in report.rows)
+
+
+def value(number: int) -> bytes | None:
+    """Return the value that `WriteTopics.record` gives to the record with this number."""
+    if number % 13 == 0:
+        return None
+    return b"" if number % 17 == 0 else b"value %d" % number + b" " * (number % 300)
+
+
+def committed() -> Iterator[int]:
+    """Yield the numbers of the records of `WriteTopics.transactions` that read_committed reads."""
+    for turn in range(12):
+        for number in range(40):
+            if (turn + number % 2) % 3:
+                yield 1000 * turn + number
+            if number % 10 == 0:
+                yield 1000 * turn + 500 + number
+
+
+@pytest.mark.parametrize("topic", ["transactions", "open"])
+@pytest.mark.parametrize("form", ["kafka", "metaquorum"])
+def test_each_committed_record_is_read_once(
+    spark: SparkSession, written: str, form: str, topic: str
+) -> None:
+    spark.dataSource.register(DefaultSource)
+    rows = read(spark, form, written, [PREFIX + topic], COMMITTED)
+    wanted = Counter((number % 2, value(number)) for number in committed())
+    found = Counter((row[1], row[4]) for row in rows)
+    assert found == wanted
 
 
 def test_what_is_read_ends_where_an_open_transaction_begins(written: str) -> None:

@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import metaquorum.spark
+from metaquorum.client.admin import LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.security import Login, Security, Tls
 from metaquorum.client.socket_transport import BlockingAdmin, connect
+from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
+from metaquorum.client.transactions.transactional_producer import TransactionalProducer
 from metaquorum.metadata.quota_lookup import QuotaEntity
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.gaps import GapReason
@@ -185,6 +188,49 @@ def test_loads_go_on_where_the_last_one_ended(node: Peer, tmp_path: Path) -> Non
             assert (report.version, report.records) == (version + 1, 100)
             assert_whole(output, version * 100 + 100)
     assert load(node.bootstrap, name, output).version is None
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_load_after_an_open_transaction_has_its_outcome(
+    either: Peer, tmp_path: Path, commits: bool
+) -> None:
+    """One output is loaded with read_committed, another with read_uncommitted before the end."""
+    output, mixed = tmp_path / "out", tmp_path / "mixed"
+
+    def values(path: Path) -> list[bytes]:
+        return [row["value"] for row in rows_of(path)]
+
+    with connect(either.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        name = new_topic(cluster)
+        client = TransactionalProducer(cluster, unique("load"))
+        producer, admin = BlockingTransactionalProducer(client), BlockingAdmin(cluster)
+        send(cluster, name, [ProducerRecord(b"before")])
+        producer.init()
+        producer.begin()
+        producer.send(name, [ProducerRecord(b"inside"), ProducerRecord(b"inside, too")])
+        send(cluster, name, [ProducerRecord(b"behind")])
+        assert load(either.bootstrap, name, output, read_committed=True).records == 1
+        assert load(either.bootstrap, name, output, read_committed=True).version is None
+        assert load(either.bootstrap, name, mixed).records == 4
+        assert load(either.bootstrap, name, mixed, read_committed=True).version is None
+        if commits:
+            producer.commit()
+        else:
+            producer.abort()
+
+        def has_ended() -> bool:
+            where = TopicPartition(name, 0)
+            stable = admin.list_offsets({where: LATEST}, read_committed=True)[where]
+            return not isinstance(stable, BrokerError) and stable.offset == 5
+
+        wait_until(has_ended, what="the marker")
+    report = load(either.bootstrap, name, output, read_committed=True)
+    inside = [b"inside", b"inside, too"]
+    assert values(output) == [b"before", *(inside if commits else []), b"behind"]
+    lost = {} if commits else {GapReason.ABORTED: 2}
+    assert report.missing == {GapReason.CONTROL: 1} | lost
+    load(either.bootstrap, name, mixed, read_committed=True)
+    assert values(mixed) == [b"before", *inside, b"behind"]
 
 
 def test_a_load_may_begin_and_end_at_a_time(node: Peer, own_topic: str, tmp_path: Path) -> None:
