@@ -135,6 +135,8 @@ class Administrator(ClusterClient):
         """Create a topic; return its id, or None if the response has an error."""
         topic_outcomes, world = self.cluster_state.topic_outcomes, self.cluster_state.world
         topic_outcomes.asked.add(name)
+        was_unclear = name in topic_outcomes.unclear
+        topic_outcomes.unclear.add(name)  # until the answer says which
         for outcomes in (
             topic_outcomes.deletion_asked,
             topic_outcomes.deleted,
@@ -152,7 +154,11 @@ class Administrator(ClusterClient):
         code = ErrorCode(answer.error_code)
         self.say(f"creates {name}: {code.name} {answer.error_message}")
         world.count(f"create: {code.name}")
+        if was_unclear and code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return None  # an earlier request has created it
         self.cluster_state.checker(AnswersHold).answered(name, code)
+        if code not in _AMBIGUOUS:
+            topic_outcomes.unclear.discard(name)
         if code is ErrorCode.NONE:
             topic_id = bytes(answer.topic_id)
             topic_outcomes.created[name] = topic_id, partitions

@@ -71,6 +71,7 @@ class TopicOutcomes:
     """Requests of administrators and their responses, by unique topic names."""
 
     asked: set[str] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)  # creations that may have been committed
     created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # id, partitions
     refused: set[str] = field(default_factory=set)
     deletion_asked: set[str] = field(default_factory=set)

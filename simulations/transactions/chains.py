@@ -23,7 +23,10 @@ from simulations.harness.client import BROKEN
 from simulations.replication.replicas import Place
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.replication.replication_scenario import AnyClient
-from simulations.transactions.transaction_checkers import PositionsAreCommitted
+from simulations.transactions.transaction_checkers import (
+    CommittedIsShown,
+    PositionsAreCommitted,
+)
 from simulations.transactions.transaction_history import Transaction
 from simulations.transactions.transactional_clients import (
     CrashError,
@@ -231,6 +234,9 @@ class ChainMember(TransactionalClient):
             self._step()
             link = await self._link(runtime, leader)
             read = await self.fetch_stable(link, name, place, before, self._draw.choice([0, 20]))
+            if read.code is ErrorCode.OFFSET_OUT_OF_RANGE:  # copied records of the input were lost
+                self._positions[at] = await self.list_offset(link, name, place.partition, LATEST)
+                return
             if read.code is not ErrorCode.NONE:
                 raise EOFError(read.code.name)
             if read.next_offset == before:
@@ -267,7 +273,10 @@ class ChainMember(TransactionalClient):
             link = await self._link(runtime, leader)
             stable = await self.stable_offset(link, name, place.partition, LATEST)
             end = await self.list_offset(link, name, place.partition, LATEST)
-            if self._positions[name, place] < end or stable < end:
+            checker = self.cluster_state.checker(CommittedIsShown)
+            stays_open = checker.may_stay_open(checker.cluster_history.history(name, place))
+            wanted = stable if stays_open else end
+            if self._positions[name, place] < wanted or stable < wanted:
                 return
         self.done = True
 

@@ -38,6 +38,10 @@ class TransactionChecker(WatchingChecker):
             if history.topic in INTERNAL_TOPICS
         )
 
+    def may_stay_open(self, history: PartitionHistory) -> bool:
+        """Return whether a marker, or the state of its transaction, was lost: nothing ends it."""
+        return bool(self.has_lost_state or history.lost_records or history.was_unclean)
+
     def is_excused(self, transaction: Transaction) -> bool:
         """Return whether a partition of the transaction has lost records for an accepted reason."""
         return self.has_lost_state or any(
@@ -77,7 +81,8 @@ class CommittedIsShown(TransactionChecker):
             if transaction is None:
                 continue
             self.compare(
-                not transaction.is_never_committed,
+                # Without its state or its marker, a later one of its producer ends it.
+                not transaction.is_never_committed or self.is_excused(transaction),
                 "{}: {} shows {} of {}",
                 history,
                 who,
@@ -221,8 +226,8 @@ class TransactionsEnd(TransactionChecker):
     invariant = "T4"
 
     def ended(self, history: PartitionHistory, offset: int, end: int, within_s: float) -> None:
-        if offset < end and (self.has_lost_state or history.lost_records or history.was_unclean):
-            return  # the marker, or the coordinator's decision, was lost for an accepted reason
+        if offset < end and self.may_stay_open(history):
+            return
         self.compare(
             offset >= end,
             "{}: {} s after the last request, the last stable offset is {}, the log end {}",

@@ -78,6 +78,7 @@ FEW_FAULTS: Final = 8
 ALONE: Final = 0.2  # share of worlds with one worker
 CROWDED: Final = 0.3
 TIMEOUTS_MS: Final = (500, 1000, 3000)
+CHAIN_TIMEOUTS_MS: Final = (1000, 3000)  # a copy takes more than half a second in a slow network
 
 
 @dataclass(slots=True)
@@ -198,7 +199,7 @@ def clients_of_transactions(
     chains = []
     for number in range(settings.chains):
         name = f"chain-{number}"
-        timeout_ms = draw.choice(TIMEOUTS_MS)
+        timeout_ms = draw.choice(CHAIN_TIMEOUTS_MS)
         stream = world.stream(name)
         chains.append(
             ChainMember(cluster_state, name, stream, "chains", timeout_ms, list(producers))

@@ -10,9 +10,11 @@ what is prepared meanwhile goes into the next. The partitions of this worker nee
 each request is written in process at once.
 
 A marker may be written twice, after an answer was lost or another worker has loaded the
-coordinator's partition: the second one ends nothing. With transaction.version 2 the log refuses it
-with INVALID_PRODUCER_EPOCH, because the first has raised the epoch of the producer; so that error
-of an epoch that only this transaction can have means that the marker is written.
+coordinator's partition: the second one ends nothing. A log that refuses the marker's epoch with
+INVALID_PRODUCER_EPOCH has a newer one of the producer: nothing that this marker could end is open
+there, and the place is done. Kafka sends no more markers then, and the transaction stays prepared
+until its partition is loaded again. That happens after a loss of `__transaction_state`, whose
+epochs are given again.
 Source: TransactionMarkerChannelManager of Apache Kafka 4.3.1, KIP-98, KIP-890.
 """
 
@@ -25,7 +27,6 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.coordinators.transaction.transaction import (
-    EPOCH_BUMP_VERSION,
     Place,
     State,
     Transaction,
@@ -265,20 +266,26 @@ class MarkerSender:
         again: list[Place] = []
         for place in places:
             code = codes.get((ending.prepared.producer_id, *place), ErrorCode.NETWORK_EXCEPTION)
-            if code == ErrorCode.NONE or (
-                code == ErrorCode.INVALID_PRODUCER_EPOCH
-                and ending.prepared.client_version >= EPOCH_BUMP_VERSION
-            ):
+            if code == ErrorCode.NONE:
                 ending.places.discard(place)
-            elif code in _FENCED:
+            elif code == ErrorCode.INVALID_PRODUCER_EPOCH:
+                ending.places.discard(place)
                 log.warning(
-                    "markers of transactional id %r are not sent any longer: %s-%d has seen a newer"
-                    " %s",
+                    "transactional id %r: %s-%d has a newer epoch of producer %d than the marker's,"
+                    " %d, and does not take it; if readers wait there, see"
+                    " 'mq-admin transactions explain %s'",
                     ending.transactional_id,
                     *place,
-                    "coordinator"
-                    if code == ErrorCode.TRANSACTION_COORDINATOR_FENCED
-                    else "producer epoch",
+                    ending.prepared.producer_id,
+                    ending.prepared.producer_epoch,
+                    place[0],
+                )
+            elif code == ErrorCode.TRANSACTION_COORDINATOR_FENCED:
+                log.warning(
+                    "markers of transactional id %r are not sent any longer: %s-%d has seen a newer"
+                    " coordinator",
+                    ending.transactional_id,
+                    *place,
                 )
                 self._endings.pop(ending, None)
                 return
@@ -287,9 +294,6 @@ class MarkerSender:
         if again:
             self._retry(ending, again)
         self._check(ending)
-
-
-_FENCED: Final = (ErrorCode.TRANSACTION_COORDINATOR_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
 
 
 def _marker(ending: _Ending, places: list[Place]) -> WritableTxnMarker:
