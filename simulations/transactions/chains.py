@@ -274,7 +274,7 @@ class ChainMember(TransactionalClient):
             stable = await self.stable_offset(link, name, place.partition, LATEST)
             end = await self.list_offset(link, name, place.partition, LATEST)
             checker = self.cluster_state.checker(CommittedIsShown)
-            stays_open = checker.may_stay_open(checker.cluster_history.history(name, place))
+            stays_open = checker.may_stay_open(checker.cluster_history.history(*place))
             wanted = stable if stays_open else end
             if self._positions[name, place] < wanted or stable < wanted:
                 return
