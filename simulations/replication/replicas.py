@@ -483,8 +483,8 @@ class ClusterHistory:
             replica.promised.discard(name)
         replica.end = end
         replica.cuts += 1
-        self._read_transactions(history, replica)
         self.started(replica, start)
+        self._read_transactions(history, replica)
         if names:
             self.world.count("truncations")
             self.world.count("records cut by followers", len(names))

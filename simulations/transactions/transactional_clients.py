@@ -183,6 +183,11 @@ class TransactionalClient(StableReader):
             for index in range(len(topic.partitions))
         )
 
+    def _is_state_lost(self) -> bool:
+        return (
+            self.cluster_state.calm and self.cluster_state.checker(CommittedIsShown).has_lost_state
+        )
+
     # Connections
 
     async def _link(self, runtime: Runtime, worker_id: int) -> ClientConnection:
@@ -278,6 +283,9 @@ class TransactionalClient(StableReader):
                 return code, response
             if code in _ELSEWHERE:
                 self._coordinators.pop((key_type, key), None)
+            if code is ErrorCode.UNSTABLE_OFFSET_COMMIT and self._is_state_lost():
+                self.done = True
+                raise CrashError("no coordinator will end the transaction of these offsets")
             await sleep(runtime.clock, RETRY_S * self._draw.random())
 
     async def ask_group(
