@@ -50,8 +50,11 @@ def unique(name: str) -> str:
     return f"{name}-{os.getpid():x}-{time.time_ns() & 0xFFFFFFFF:x}-{next(_serial)}"
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
-    """Call `condition` until its value is true; return the value. Raises TimeoutError."""
+def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: object = "") -> T:
+    """Call `condition` until its value is true; return the value. Raises TimeoutError.
+
+    `what` is formatted after the timeout.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ Prints a line of JSON for each commit. Ends when it is killed, or with the line 
 """
 
 import asyncio
+import faulthandler
 import json
 import sys
 import threading
@@ -15,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 
 POLL_S: Final = 0.5
+CALL_S: Final = 10.0
 
 
 def say(event: str, **values: Any) -> None:
@@ -54,7 +56,7 @@ def librdkafka(options: Options) -> None:
     producer = confluent_kafka.Producer(
         {**common, "transactional.id": options.id, "transaction.timeout.ms": 5000, "linger.ms": 0}
     )
-    producer.init_transactions(30)
+    producer.init_transactions(CALL_S)
     say("ready")
     consumer.subscribe([options.source])
     while not options.closing.is_set():
@@ -68,8 +70,13 @@ def librdkafka(options: Options) -> None:
         for each in messages:
             producer.produce(options.target, each.value(), each.key())
         positions = consumer.position(consumer.assignment())
-        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)
-        producer.commit_transaction(30)
+        # With a group coordinator that has left the metadata this call waits for ever, whatever its
+        # timeout (librdkafka's issues 5456 and 5511): the process ends, and its supervisor
+        # starts another one.
+        faulthandler.dump_traceback_later(CALL_S + 5, exit=True)
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), CALL_S)
+        faulthandler.cancel_dump_traceback_later()
+        producer.commit_transaction(CALL_S)
         say("committed", count=len(messages))
     consumer.close()
     say("closed")

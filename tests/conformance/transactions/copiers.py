@@ -82,7 +82,7 @@ class KeptCopier:
             self.look()
             return self._committed >= before + count
 
-        wait_until(have_committed, LIMIT_S, what=f"{count} commits; {self}")
+        wait_until(have_committed, LIMIT_S, what=self)
 
     def kill(self) -> None:
         """Kill the copier, and start the next one."""

@@ -95,7 +95,7 @@ def test_nodes_are_killed_while_topics_are_copied(
         for number in (1, 2, 3):
             three_nodes.kill(number)
             sent += send(bootstrap, source, PARTITIONS, 5, EACH + number * 5)
-            wait_until(are_all_copied, LIMIT_S, what=f"copied after a kill of {number}; {kept}")
+            wait_until(are_all_copied, LIMIT_S, what=kept)
             three_nodes.restart(number)
         sent += send(bootstrap, source, PARTITIONS, 5, EACH + 100)
         wait_until(are_all_copied, LIMIT_S, what="copied")
