@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
     encode_offset_value,
 )
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.prometheus import group_lags
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import REFRESH_S, GroupLags
