@@ -19,7 +19,7 @@ from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import REFRESH_S, GroupLags
 from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.slices import Slices
-from tests.dataplane.handlers.test_groups import CONFIGS, GroupClient
+from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.prometheus.test_collector import read, scrape, value
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of, in_trio, serving
