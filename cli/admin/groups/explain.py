@@ -9,9 +9,10 @@ from cli.admin.common.session import Session, session_command
 from cli.admin.groups.options import complete_groups
 from cli.common.output import Column, Row, printable, show_pairs, show_table, size_text
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.groups.activity import MemberActivity, Rebalance
-from metaquorum.client.groups.explanation import Finding, duration, explain, ranges, rule_text
-from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.activity import MemberActivity, Rebalance
+from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.sentences import Finding, explain, rule_text
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.topic_survival import Level
 
 MAX_SAMPLE_S: Final = 60.0

@@ -12,7 +12,7 @@ from cli.admin.common.session import INT64_MAX, Session, complete_topics, sessio
 from cli.admin.transactions.options import complete_transactional_ids
 from cli.common.output import Column, Row, show_pairs
 from cli.common.times import iso_text
-from metaquorum.client.groups.explanation import duration, ranges
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.transactions.values import STATES, ProducerState, TransactionDescription
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 

@@ -10,7 +10,7 @@ from cli.admin.common.session import Session, session_command
 from cli.common.output import Column, Row
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
-from metaquorum.client.groups.explanation import duration
+from metaquorum.client.groups.explanation.words import duration
 from metaquorum.client.transactions.hanging import DEFAULT_MAX_TIMEOUT_S
 from metaquorum.client.transactions.values import HangingTransaction, OpenTransaction
 from wire.primitives.errors import ErrorCode

@@ -8,7 +8,7 @@ import pytest
 
 from metaquorum.client import BrokerError, TopicPartition, connect
 from metaquorum.client.groups.admin import GroupAdmin
-from metaquorum.client.groups.explanation import explain
+from metaquorum.client.groups.explanation.sentences import explain
 from metaquorum.client.topic_survival import Level
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.replication.together import Together, together
