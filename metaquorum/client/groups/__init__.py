@@ -4,6 +4,7 @@
       group_member        plain state: what to send next, and what each answer means
       assignors           plain functions: the partitions of each member
       assigned_partitions plain state: positions, fetched records, pauses
+      subscribed_topics   names, patterns, and the numbers of partitions
       coordinator_link    requests to the coordinator whose answers may take long
       heartbeats          the next heartbeat, and the state shared with its task or thread
     admin                 asks coordinators about groups, and commits for groups without members
