@@ -113,6 +113,7 @@ async def test_those_behind_a_coordinator_that_fails_do_not_wait_again() -> None
     failed = {("t", 0): ErrorCode.NETWORK_EXCEPTION}
     assert asking.answers == {"a": failed, "b": failed}
     assert asking.asked() == [["a"]]
+    assert (asking.verifier.failed_count, asking.verifier.times.count) == (2, 2)
 
 
 @in_trio

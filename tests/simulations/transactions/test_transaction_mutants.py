@@ -12,7 +12,6 @@ import pytest
 from dataplane.coordinators.transaction import marker_sender
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import State, Transaction
-from metaquorum.runtime.system import real_runtime
 from simulations.kernel.mutation import mutated
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
@@ -54,7 +53,9 @@ def an_abort_is_written_as_an_abort() -> None:
 def a_transaction_is_complete_once_its_markers_are_written() -> None:
     topic = SimpleNamespace(partitions=[SimpleNamespace(leader=2)])
     parts: Any = SimpleNamespace(
-        worker_id=1, image=SimpleNamespace(topic=lambda name: topic), clock=real_runtime().clock
+        worker_id=1,
+        image=SimpleNamespace(topic=lambda name: topic),
+        clock=SimpleNamespace(monotonic=float),
     )
     completed: list[str] = []
     unused: Any = None
