@@ -52,7 +52,11 @@ def an_abort_is_written_as_an_abort() -> None:
 
 def a_transaction_is_complete_once_its_markers_are_written() -> None:
     topic = SimpleNamespace(partitions=[SimpleNamespace(leader=2)])
-    parts: Any = SimpleNamespace(worker_id=1, image=SimpleNamespace(topic=lambda name: topic))
+    parts: Any = SimpleNamespace(
+        worker_id=1,
+        image=SimpleNamespace(topic=lambda name: topic),
+        clock=SimpleNamespace(monotonic=float),
+    )
     completed: list[str] = []
     unused: Any = None
     sender = MarkerSender(parts, unused, unused, lambda _, each: completed.append(each))

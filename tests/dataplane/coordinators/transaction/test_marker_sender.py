@@ -7,6 +7,7 @@ import trio
 
 from dataplane.coordinators.transaction.marker_sender import MAX_PLACES, MarkerSender
 from dataplane.coordinators.transaction.transaction import State, Transaction
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.serving import in_trio
 from wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -30,7 +31,9 @@ class Workers:
         self.was_asked, self.may_fail = trio.Event(), trio.Event()
         self.is_complete = trio.Event()
         self._nursery = nursery
-        parts: Any = SimpleNamespace(worker_id=HERE, image=self, timers=self)
+        parts: Any = SimpleNamespace(
+            worker_id=HERE, image=self, timers=self, clock=real_runtime().clock
+        )
         client: Any = self
         unused: Any = None
         self.shard: Any = SimpleNamespace(is_unloaded=False, coordinator_epoch=0)
