@@ -24,7 +24,6 @@ from tests.nodes import (
     new_node,
     shared_kafka,
 )
-from wire.protocol.apis import APIS
 
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -137,32 +136,23 @@ def either(
     yield request.getfixturevalue("kafka")
 
 
-# Both once this project's nodes serve groups; until then Apache Kafka alone.
-PEERS_WITH_GROUPS = (
-    ("ours", "kafka") if "JoinGroup" in {api.name for api in APIS.values()} else ("kafka",)
-)
+PEERS = ("ours", "kafka")
 
 
-@pytest.fixture(scope="session", params=PEERS_WITH_GROUPS)
+@pytest.fixture(scope="session", params=PEERS)
 def with_groups(request: pytest.FixtureRequest) -> Peer:
-    """Run a test of consumer groups with each cluster that serves them; skip without Java."""
-    if elsewhere() and request.param != PEERS_WITH_GROUPS[0]:
-        pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
-    is_kafka = request.param == "kafka" and not elsewhere()
-    peer: Peer = request.getfixturevalue("kafka" if is_kafka else "node")
-    return peer
+    """Run a test of consumer groups with a node and with Apache Kafka; skip without Java."""
+    return _cluster_of(request)
 
 
-# As above, for transactions.
-PEERS_WITH_TRANSACTIONS = (
-    ("ours", "kafka") if "EndTxn" in {api.name for api in APIS.values()} else ("kafka",)
-)
-
-
-@pytest.fixture(scope="session", params=PEERS_WITH_TRANSACTIONS)
+@pytest.fixture(scope="session", params=PEERS)
 def with_transactions(request: pytest.FixtureRequest) -> Peer:
-    """Run a test of transactions with each cluster that serves them; skip without Java."""
-    if elsewhere() and request.param != PEERS_WITH_TRANSACTIONS[0]:
+    """Run a test of transactions with a node and with Apache Kafka; skip without Java."""
+    return _cluster_of(request)
+
+
+def _cluster_of(request: pytest.FixtureRequest) -> Peer:
+    if elsewhere() and request.param != PEERS[0]:
         pytest.skip("METAQUORUM_BOOTSTRAP selects the cluster to test")
     is_kafka = request.param == "kafka" and not elsewhere()
     peer: Peer = request.getfixturevalue("kafka" if is_kafka else "node")

@@ -10,7 +10,7 @@ from metaquorum.client.transactions.blocking import BlockingTransactionalProduce
 from metaquorum.client.transactions.errors import ProducerFencedError
 from tests.cli.admin.running import Admin
 from tests.cli.admin.test_main import completions
-from tests.conftest import PEERS_WITH_TRANSACTIONS
+from tests.conftest import PEERS
 from tests.hanging import UNVERIFIED, hang
 from tests.metaquorum.client.transactions.together import connected, producer, values
 from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, unique, wait_until
@@ -18,7 +18,7 @@ from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, unique, wai
 GHOST = 777_000
 
 
-@pytest.fixture(scope="module", params=PEERS_WITH_TRANSACTIONS)
+@pytest.fixture(scope="module", params=PEERS)
 def peer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Peer]:

@@ -10,7 +10,7 @@ from metaquorum.client.transactions.blocking import BlockingTransactionalProduce
 from metaquorum.client.transactions.errors import ProducerFencedError
 from tests.conformance.groups.peers import is_kafka
 from tests.conformance.test_java import at, output
-from tests.conftest import PEERS_WITH_TRANSACTIONS, KafkaTool
+from tests.conftest import KafkaTool
 from tests.hanging import UNVERIFIED, hang
 from tests.metaquorum.client.transactions.together import (
     connected,
@@ -31,8 +31,6 @@ def unverified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     if elsewhere():
         yield Elsewhere(elsewhere())
         return
-    if not is_kafka() and "ours" not in PEERS_WITH_TRANSACTIONS:
-        pytest.skip("this version of metaquorum does not serve EndTxn")
     kind = KafkaNode if is_kafka() else Node
     node = kind(tmp_path_factory.mktemp("unverified"), UNVERIFIED)
     node.start()

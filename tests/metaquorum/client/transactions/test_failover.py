@@ -21,7 +21,6 @@ from metaquorum.client.transactions.errors import AbortableTransactionError, Unk
 from metaquorum.client.values import NewTopic
 from tests.conformance.groups.peers import ThreeNodes, is_kafka
 from tests.conformance.groups.peers import three_nodes as new_cluster
-from tests.conftest import PEERS_WITH_TRANSACTIONS
 from tests.metaquorum.client.transactions.together import producer, read, values
 from tests.nodes import PATIENCE_S, elsewhere, missing_for_java, unique, wait_until
 
@@ -36,8 +35,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
         pytest.skip("the nodes of METAQUORUM_BOOTSTRAP are not killed")
     if is_kafka() and (reason := missing_for_java()):
         pytest.skip(reason)
-    if not is_kafka() and "ours" not in PEERS_WITH_TRANSACTIONS:
-        pytest.skip("this version of metaquorum does not serve EndTxn")
     cluster = new_cluster(tmp_path_factory.mktemp("three"))
     cluster.start()
     yield cluster

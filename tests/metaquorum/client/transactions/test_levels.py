@@ -8,7 +8,7 @@ from metaquorum.client.cluster import Cluster
 from metaquorum.client.socket_transport import BlockingAdmin, wait
 from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
 from metaquorum.client.transactions.transactional_producer import TransactionalProducer
-from tests.conftest import PEERS_WITH_TRANSACTIONS
+from tests.conftest import PEERS
 from tests.metaquorum.client.transactions.together import connected, new_topic, read, values
 from tests.nodes import KafkaNode, Node, Peer, elsewhere, unique, wait_until
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
@@ -17,7 +17,7 @@ FEATURE = "transaction.version"
 SAFE_DOWNGRADE = 2
 
 
-@pytest.fixture(params=PEERS_WITH_TRANSACTIONS)
+@pytest.fixture(params=PEERS)
 def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     """Run a node for one test, which changes its features."""
     if elsewhere():
