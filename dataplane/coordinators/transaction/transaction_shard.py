@@ -126,7 +126,7 @@ class TransactionShard:
 
     @property
     def unwritten_count(self) -> int:
-        """Number of completions that could not be appended, and are to be written again."""
+        """Number of completions that could not be appended, and will be written again."""
         return len(self._unwritten)
 
     def is_pending(self, transactional_id: str) -> bool:
