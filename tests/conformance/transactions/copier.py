@@ -70,7 +70,7 @@ def librdkafka(options: Options) -> None:
         for each in messages:
             producer.produce(options.target, each.value(), each.key())
         positions = consumer.position(consumer.assignment())
-        # With a group coordinator that has left the metadata this call waits for ever, whatever its
+        # With a group coordinator that has left the metadata this call does not return, with any
         # timeout (librdkafka's issues 5456 and 5511): the process ends, and its supervisor
         # starts another one.
         faulthandler.dump_traceback_later(CALL_S + 5, exit=True)
