@@ -49,7 +49,8 @@ class Workers:
         self.was_asked, self.may_fail = trio.Event(), trio.Event()
         self.may_answer = trio.Event()
         self.may_answer.set()
-        self.answer: Callable[[int, Place], ErrorCode | None] = lambda worker_id, place: NONE
+        self.answer: Callable[[int, Place], ErrorCode | int | None] = lambda worker_id, place: NONE
+        self.wrong_responses = 0  # the first ones have another producer id
         self._nursery = nursery
         parts: Any = SimpleNamespace(worker_id=HERE, image=self, timers=self)
         client: Any = self
@@ -84,7 +85,9 @@ class Workers:
     ) -> Any:
         return await self._take(worker_id, request)
 
-    async def _take(self, worker_id: int, request: WriteTxnMarkersRequest) -> Any:
+    async def _take(
+        self, worker_id: int, request: WriteTxnMarkersRequest
+    ) -> WriteTxnMarkersResponse:
         self.asked.append((worker_id, [marker.producer_id for marker in request.markers]))
         self.requests.append((worker_id, request))
         self.was_asked.set()
@@ -95,7 +98,7 @@ class Workers:
         return WriteTxnMarkersResponse(
             markers=[
                 WritableTxnMarkerResult(
-                    producer_id=marker.producer_id,
+                    producer_id=marker.producer_id + (len(self.requests) <= self.wrong_responses),
                     topics=[
                         WritableTxnMarkerTopicResult(
                             name=topic.name,
@@ -266,14 +269,14 @@ async def test_two_transactions_of_one_producer_id_are_in_two_requests(workers: 
     ],
 )
 def test_only_a_partition_that_refused_is_asked_again_at_its_new_leader(
-    code: ErrorCode | None,
+    code: ErrorCode | int | None,
 ) -> None:
     """None: the response does not name the partition."""
 
     async def test(workers: Workers) -> None:
         workers.leader = NEXT
 
-        def answer(worker_id: int, place: Place) -> ErrorCode | None:
+        def answer(worker_id: int, place: Place) -> ErrorCode | int | None:
             if worker_id == NEXT and place == ("t", 1):
                 workers.leaders[place] = HERE
                 return code
@@ -384,3 +387,141 @@ async def test_a_topic_that_was_made_again_with_fewer_partitions_gets_the_marker
     workers.partition_counts["t"] = 1
     await workers.until(lambda: workers.completed == ["7"])
     assert workers.places() == [(NEXT, "t", 0)]
+
+
+# Refusals of the log that are final
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("leader", [NEXT, HERE])
+def test_a_partition_with_a_newer_epoch_of_the_producer_is_done(
+    version: int, leader: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without that, the transaction would stay prepared, and its client wait, until a restart."""
+
+    async def test(workers: Workers) -> None:
+        workers.leader = leader
+        workers.answer = lambda worker_id, place: (
+            ErrorCode.INVALID_PRODUCER_EPOCH if place == ("t", 1) else NONE
+        )
+        workers.send(7, 3, name="x", version=version)
+        await workers.until(lambda: workers.completed == ["x"])
+        assert len(workers.places()) == 3
+        assert len(workers.sender) == workers.sender.retry_count == 0
+
+    with_workers(test)()
+    (message,) = [each.getMessage() for each in caplog.records]
+    assert "'x'" in message
+    assert "t-1" in message
+    assert f"producer 7 than the marker's, {1 if version == 2 else 0}" in message
+
+
+@with_workers
+async def test_other_partitions_are_still_asked_after_one_with_a_newer_epoch(
+    workers: Workers,
+) -> None:
+    workers.leader = NEXT
+    codes = {0: ErrorCode.INVALID_PRODUCER_EPOCH, 1: ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    workers.answer = lambda worker_id, place: codes.pop(place[1], NONE)
+    workers.send(7, 3)
+    await workers.until(lambda: workers.completed == ["7"])
+    assert workers.places()[3:] == [(NEXT, "t", 1)]
+
+
+@with_workers
+async def test_a_partition_that_has_seen_a_newer_coordinator_stops_this_one(
+    workers: Workers,
+) -> None:
+    """The newer one has loaded the transaction, and completes it."""
+    workers.leader = NEXT
+    workers.leaders["t", 0] = NO_LEADER
+    fenced = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    codes = {1: ErrorCode.NOT_LEADER_OR_FOLLOWER, 2: fenced}
+    workers.answer = lambda worker_id, place: codes.get(place[1], NONE)
+    workers.send(7, MAX_PLACES)
+    workers.send(8, 2)
+    await workers.until(lambda: len(workers.sender) == 1)
+    del codes[1]
+    workers.leader = workers.leaders["t", 0] = HERE
+    await workers.until(lambda: workers.completed == ["8"])
+    await workers.settled()
+    assert workers.completed == ["8"]
+    assert [ids for worker_id, ids in workers.asked if worker_id == HERE] == [[8]] * 2
+    assert len(workers.sender) == 0
+
+
+# A shard that this worker does not lead any longer
+
+
+@with_workers
+async def test_answers_after_the_end_of_the_leadership_complete_nothing(workers: Workers) -> None:
+    workers.leader, workers.may_answer = NEXT, trio.Event()
+    workers.send(7)
+    await workers.was_asked.wait()
+    workers.send(8)  # waits behind it
+    workers.shard.is_unloaded = True
+    workers.may_answer.set()
+    await workers.settled()
+    assert workers.asked == [(NEXT, [7])]
+    assert not workers.completed
+    assert len(workers.sender) == 0
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE])
+def test_no_attempt_follows_the_end_of_the_leadership(code: ErrorCode) -> None:
+    async def test(workers: Workers) -> None:
+        workers.leader, workers.may_answer = NEXT, trio.Event()
+        workers.leaders["t", 1] = NO_LEADER
+        workers.answer = lambda worker_id, place: code
+        workers.send(7, 2)
+        await workers.was_asked.wait()
+        workers.shard.is_unloaded = True
+        workers.may_answer.set()
+        await workers.settled()
+        assert len(workers.requests) == 1
+        assert not workers.completed
+        assert len(workers.sender) == 0
+
+    with_workers(test)()
+
+
+@with_workers
+async def test_a_lost_answer_after_the_end_of_the_leadership_is_not_followed_by_attempts(
+    workers: Workers,
+) -> None:
+    workers.send(7, MAX_PLACES)
+    await workers.was_asked.wait()
+    workers.send(8)
+    workers.shard.is_unloaded = True
+    workers.may_fail.set()
+    await workers.settled()
+    assert workers.asked == [(LOST, [7])]
+    assert workers.sender.retry_count == 0
+    assert len(workers.sender) == 0
+
+
+@with_workers
+async def test_another_shard_of_this_worker_goes_on_after_one_has_ended(workers: Workers) -> None:
+    """The transaction that this worker has loaded again is another one for the sender."""
+    workers.leader, workers.may_answer = NEXT, trio.Event()
+    workers.send(7)
+    await workers.was_asked.wait()
+    workers.shard.is_unloaded = True
+    workers.shard = type(workers.shard)(is_unloaded=False, coordinator_epoch=6)
+    workers.send(7)
+    workers.may_answer.set()
+    await workers.until(lambda: workers.completed == ["7"])
+    epochs = [marker.coordinator_epoch for _, each in workers.requests for marker in each.markers]
+    assert epochs == [5, 6]
+    assert len(workers.sender) == 0
+
+
+@with_workers
+async def test_an_answer_that_names_other_producers_and_partitions_is_not_believed(
+    workers: Workers,
+) -> None:
+    workers.leader = NEXT
+    workers.wrong_responses = 1
+    workers.send(7)
+    await workers.until(lambda: workers.completed == ["7"])
+    assert len(workers.requests) == 2
