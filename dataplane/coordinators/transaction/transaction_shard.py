@@ -11,6 +11,7 @@ markers of the last one are written. Source: TransactionCoordinator of Apache Ka
 KIP-360, KIP-890.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -33,6 +34,7 @@ from dataplane.coordinators.transaction.transaction import (
     LAST_EPOCH,
     NO_EPOCH,
     NO_PRODUCER_ID,
+    NO_TIME,
     PREPARED,
     Place,
     State,
@@ -117,6 +119,8 @@ class TransactionShard:
         self._on_prepared = on_prepared
         self._pending: dict[str, State] = {}
         self._is_loaded = False
+        self._to_resume: deque[str] = deque()  # not complete when they were loaded
+        self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
 
@@ -403,17 +407,30 @@ class TransactionShard:
     def due(
         self, now: float, now_ms: int, is_over: Callable[[], bool] | None = None
     ) -> list[CoordinatorRecord]:
-        """Write completions again that could not be appended."""
+        """Resume what was loaded; write completions again that could not be appended."""
         self._retry_at = inf
+        while self._to_resume:
+            self._resume(self._to_resume.popleft())
+            if is_over is not None and is_over():
+                break
         records: list[CoordinatorRecord] = []
         for transactional_id in list(islice(self._unwritten, PIECE_ROWS)):
             del self._unwritten[transactional_id]
             outcome = self.complete(transactional_id, now_ms)
             if outcome is not None:
                 records += outcome.records
-        if self._unwritten:
+        if self._unwritten or self._to_resume:
             self._retry_at = now
         return records
+
+    def _resume(self, transactional_id: str) -> None:
+        known = self.transactions.get(transactional_id)
+        if known is None:
+            return
+        if known.state in PREPARED:
+            self._on_prepared(self, transactional_id, known)
+        elif known.state is State.ONGOING and known.started_ms > self._loaded_ms:
+            self.transactions[transactional_id] = replace(known, started_ms=self._loaded_ms)
 
     def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
 
@@ -467,7 +484,14 @@ class TransactionShard:
         self._on_prepared(self, transactional_id, prepared)
 
     def restore(self, now: float) -> Work[None]:
-        yield from ()
+        """Note the transactions that are not complete; operations on prepared ones must wait."""
+        for piece in self.pieces():
+            for transactional_id, known in piece:
+                if known.state in PREPARED:
+                    self._pending[transactional_id] = known.completed(0).state
+                if known.state not in IDLE:
+                    self._to_resume.append(transactional_id)
+            yield
 
     def loaded(self, now: float, now_ms: int) -> None:
         """Resume the prepared transactions: their markers may be missing in some partitions.
@@ -476,14 +500,13 @@ class TransactionShard:
         them may be ahead.
         """
         self._is_loaded = True
-        for transactional_id, known in self.transactions.items():
-            if known.state in PREPARED:
-                self._send_markers(transactional_id, known)
-            elif known.state is State.ONGOING and known.started_ms > now_ms:
-                self.transactions[transactional_id] = replace(known, started_ms=now_ms)
+        self._loaded_ms = now_ms
+        if self._to_resume:
+            self._retry_at = now
 
     def unload(self) -> Work[None]:
         self.is_unloaded = True
+        self._to_resume.clear()
         while self.transactions:
             transactional_id, known = self.transactions.popitem()
             self._memory.used_bytes -= _size_of(transactional_id, known)

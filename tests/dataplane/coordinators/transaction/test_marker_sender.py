@@ -17,6 +17,7 @@ from dataplane.coordinators.transaction.marker_sender import (
     MarkerSender,
 )
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
+from dataplane.scheduling.time_slices import TimeSlicer
 from tests.dataplane.serving import in_trio
 from wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -29,6 +30,20 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 HERE, LOST, NEXT = 1, 2, 3
 NONE = ErrorCode.NONE
+
+
+class _Partitions:
+    """The partitions of a topic in the metadata."""
+
+    def __init__(self, workers: "Workers", name: str, count: int) -> None:
+        self._workers, self._name, self._count = workers, name, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        leader = self._workers.leaders.get((self._name, index), self._workers.leader)
+        return SimpleNamespace(leader=leader)
 
 
 class Workers:
@@ -52,29 +67,32 @@ class Workers:
         self.answer: Callable[[int, Place], ErrorCode | int | None] = lambda worker_id, place: NONE
         self.wrong_responses = 0  # the first ones have another producer id
         self._nursery = nursery
-        parts: Any = SimpleNamespace(worker_id=HERE, image=self, timers=self)
+        self.looks = self.most_looks = 0  # at leaders: in this step of a task, and the most in one
+        self._slicer = TimeSlicer(self.cpu_s, call_after=self.call_after)
+        parts: Any = SimpleNamespace(worker_id=HERE, image=self, timers=self, slicer=self._slicer)
         client: Any = self
         self.shard: Any = SimpleNamespace(is_unloaded=False, coordinator_epoch=5)
         self.sender = MarkerSender(parts, client, self.write_here, self.complete)
         nursery.start_soon(self.sender.run)
 
+    def cpu_s(self) -> float:
+        return self.looks / 1_000_000
+
     def topic(self, name: str) -> Any:
+        self.looks += 1
         count = self.partition_counts.get(name, MAX_PLACES)
         if count is None:
             return None
-        return SimpleNamespace(
-            partitions=[
-                SimpleNamespace(leader=self.leaders.get((name, index), self.leader))
-                for index in range(count)
-            ]
-        )
+        return SimpleNamespace(partitions=_Partitions(self, name, count))
 
     def call_after(self, delay_s: float, work: Any) -> None:
         async def run() -> None:
             await trio.lowlevel.checkpoint()
             work()
+            self.step_ends()
 
-        self.delays.append(delay_s)
+        if delay_s:
+            self.delays.append(delay_s)
         self._nursery.start_soon(run)
 
     async def write_here(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
@@ -145,6 +163,10 @@ class Workers:
             for topic in marker.topics
             for index in topic.partition_indexes
         ]
+
+    def step_ends(self) -> None:
+        self.most_looks = max(self.most_looks, self.looks)
+        self.looks = 0
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -231,6 +253,7 @@ async def test_a_request_has_a_limited_number_of_places(workers: Workers) -> Non
     await workers.was_asked.wait()
     for producer_id in (1, 2):
         workers.send(producer_id, MAX_PLACES - 1)
+        await workers.settled()
     workers.may_answer.set()
     await workers.until(lambda: len(workers.completed) == 3)
     assert workers.asked == [(NEXT, [0]), (NEXT, [1, 2]), (NEXT, [2])]
@@ -249,6 +272,44 @@ async def test_two_transactions_of_one_producer_id_are_in_two_requests(workers: 
     workers.may_answer.set()
     await workers.until(lambda: len(workers.completed) == 3)
     assert workers.asked == [(NEXT, [0]), (NEXT, [7]), (NEXT, [7])]
+
+
+@with_workers
+async def test_a_transaction_of_very_many_partitions_is_divided_in_short_steps(
+    workers: Workers,
+) -> None:
+    """Its places were sorted and queued in one step, and several at a time are replayed."""
+    workers.leader = NEXT
+    workers.partition_counts["t"] = 1
+    begun = Transaction(7, 0, 1000, 0).with_partitions(
+        [(f"t-{number}", 0) for number in range(20_000)], 0, 0
+    )
+    prepared = begun.prepared(State.PREPARE_COMMIT, 0, 0)
+    workers.sender.send(workers.shard, "x", prepared)
+    assert len(workers.sender) == 1
+    workers.step_ends()
+    await workers.until(lambda: workers.completed == ["x"])
+    assert len(workers.places()) == len(set(workers.places())) == 20_000
+    assert workers.most_looks <= MAX_PLACES
+
+
+@with_workers
+async def test_a_transaction_of_very_many_deleted_partitions_is_complete(workers: Workers) -> None:
+    workers.partition_counts["t"] = None
+    workers.send(7, 20_000)
+    await workers.until(lambda: workers.completed == ["7"])
+    assert len(workers.sender) == 0
+
+
+@with_workers
+async def test_no_marker_is_queued_after_the_end_of_the_leadership(workers: Workers) -> None:
+    workers.leader, workers.may_answer = NEXT, trio.Event()
+    workers.partition_counts["t"] = 20_000
+    workers.send(7, 20_000)
+    workers.shard.is_unloaded = True
+    await workers.settled()
+    assert not workers.requests
+    assert len(workers.sender) == 0
 
 
 # Errors, after which the leaders of that time are asked
@@ -446,7 +507,7 @@ async def test_a_partition_that_has_seen_a_newer_coordinator_stops_this_one(
     await workers.until(lambda: workers.completed == ["8"])
     await workers.settled()
     assert workers.completed == ["8"]
-    assert [ids for worker_id, ids in workers.asked if worker_id == HERE] == [[8]] * 2
+    assert all(ids == [8] for worker_id, ids in workers.asked if worker_id == HERE)
     assert len(workers.sender) == 0
 
 
