@@ -10,6 +10,7 @@ have been open for too long, and remove ids that no client uses any longer.
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 import trio
@@ -30,7 +31,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
     is_too_long,
 )
 from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
@@ -59,8 +60,9 @@ T = TypeVar("T")
 # Seconds until the record of a change must be committed.
 COMMIT_S: Final = 30.0
 MEMORY_BYTES: Final = 512 << 20
-# Partitions and transactions in a request of a worker.
-MAX_PLACES: Final = 20_000
+# Transactions, topics and partitions in a request of a worker: up to three rows for each of the
+# partitions that `TransactionVerifier` sends.
+MAX_ROWS: Final = 6_000
 # Transactions of one partition that a background task ends, or ids that it removes, at a time.
 ABORTED_AT_ONCE: Final = 100
 REMOVED_AT_ONCE: Final = 100
@@ -265,13 +267,20 @@ class TransactionCoordinator:
 
         As in Kafka, nothing is added to a transaction if one of its partitions is unknown. This
         worker's metadata may be older than the asker's, and the end of a transaction writes no
-        markers to partitions that do not exist.
+        markers to partitions that do not exist. INVALID_REQUEST answers more than MAX_ROWS rows.
         """
         response = AddPartitionsToTxnResponse()
+        if _has_too_many_rows(request):
+            response.error_code = ErrorCode.INVALID_REQUEST
+            return response
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
         async with trio.open_nursery() as nursery:
-            for each, result in zip(request.transactions, results, strict=True):
+            for number, (each, result) in enumerate(
+                zip(request.transactions, results, strict=True)
+            ):
+                if number % PIECE_ROWS == PIECE_ROWS - 1:
+                    await trio.lowlevel.checkpoint()  # lets the additions so far run
                 result.transactional_id = each.transactional_id
                 if unknown := self._unknown(each):
                     codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
@@ -471,6 +480,16 @@ def _operate(
 
 def _places(asked: AddPartitionsToTxnTransaction) -> list[Place]:
     return [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+
+
+def _has_too_many_rows(request: AddPartitionsToTxnRequest) -> bool:
+    count = len(request.transactions)
+    for asked in islice(request.transactions, MAX_ROWS):
+        count += len(asked.topics)
+        if count > MAX_ROWS:
+            break
+        count += sum([len(topic.partitions) for topic in asked.topics])
+    return count > MAX_ROWS
 
 
 def _answer(

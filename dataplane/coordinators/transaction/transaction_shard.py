@@ -14,7 +14,7 @@ KIP-360, KIP-890.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Final, NamedTuple, TypeVar
 
@@ -47,6 +47,8 @@ A = TypeVar("A")
 
 # Partitions of one transaction: the record of all of them must fit one batch.
 MAX_PARTITIONS: Final = 20_000
+# Topics of one transaction, whose record is encoded in one step.
+MAX_TOPICS: Final = 2_000
 # Seconds until the record of a completion that could not be appended is written again.
 RETRY_S: Final = 1.0
 # Memory of an id without partitions, and of one partition in its state, estimated.
@@ -217,7 +219,10 @@ class TransactionShard:
             return ErrorCode.NONE
         before = known.partitions if known.state is State.ONGOING else frozenset()
         added = len(before.union(places)) - len(before)
-        if len(before) + added > MAX_PARTITIONS:
+        if len(before) + added > MAX_PARTITIONS or (
+            len(before) + added > MAX_TOPICS
+            and len({topic for topic, _ in chain(before, places)}) > MAX_TOPICS
+        ):
             return ErrorCode.INVALID_REQUEST
         if not self._memory.has_room(added * PARTITION_BYTES):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -4,8 +4,10 @@ from typing import Any
 
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
-from dataplane.coordinators.transaction.transaction import State, Transaction
+from dataplane.coordinators.transaction.transaction import Place, State, Transaction
 from dataplane.coordinators.transaction.transaction_shard import (
+    MAX_PARTITIONS,
+    MAX_TOPICS,
     Expected,
     Outcome,
     TransactionMemory,
@@ -345,3 +347,27 @@ def test_nothing_is_resumed_after_the_end_of_the_leadership() -> None:
     at_once(shard.unload())
     assert not shard.due(0.0, 1000)
     assert not resumed
+
+
+def test_a_transaction_has_a_limited_number_of_topics_and_partitions() -> None:
+    """Its record is encoded in one step, and again with every partition that is added."""
+    coordinator = Coordinator()
+    outcome = coordinator.init()
+    producer = Expected(outcome.producer_id, outcome.producer_epoch)
+
+    def add(places: list[Place]) -> object:
+        return coordinator.take(coordinator.shard.add_partitions(ID, producer, places, 0, 1000))
+
+    coordinator.memory.limit_bytes = 1 << 30
+    too_many_topics = [(f"t-{number}", 0) for number in range(MAX_TOPICS + 1)]
+    assert add(too_many_topics) is ErrorCode.INVALID_REQUEST
+    assert add([("t", index) for index in range(MAX_PARTITIONS + 1)]) is ErrorCode.INVALID_REQUEST
+    assert coordinator.shard.transactions[ID].state is State.EMPTY
+    assert add(too_many_topics[1:]) is ErrorCode.NONE
+    assert add(too_many_topics[:1]) is ErrorCode.INVALID_REQUEST
+    assert add([("t-1", 1)]) is ErrorCode.NONE
+    rest = MAX_PARTITIONS - MAX_TOPICS - 1
+    assert add([("t-1", 2 + index) for index in range(rest)]) is ErrorCode.NONE
+    assert add([("t-2", 1)]) is ErrorCode.INVALID_REQUEST
+    assert add([("t-1", 1)]) is ErrorCode.NONE
+    assert len(coordinator.shard.transactions[ID].partitions) == MAX_PARTITIONS
