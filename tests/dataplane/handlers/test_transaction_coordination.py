@@ -12,9 +12,9 @@ import trio
 
 from dataplane.coordinators.transaction.transaction import State
 from dataplane.coordinators.transaction.transaction_coordinator import MAX_ROWS
-from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS
+from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from tests.dataplane.handlers.test_groups import GroupClient, groups, versions
+from tests.dataplane.handlers.test_groups import GroupClient, versions
 from tests.dataplane.handlers.test_txn_offset_commit import Producer, transactions
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated
@@ -443,13 +443,80 @@ def test_transactions_are_listed_by_state_and_producer_id(version: int) -> None:
 def test_filters_and_ids_of_very_many_rows_are_answered() -> None:
     async def scenario(node: Simulated, producer: Producer) -> None:
         with trio.fail_after(60):
-            states = [f"s{number}" for number in range(50_000)]
-            answer = await listed(producer, state_filters=states, producer_id_filters=[1] * 100_000)
+            states = [f"s{number}" for number in range(90_000)]
+            answer = await listed(producer, state_filters=states)
             assert answer.unknown_state_filters == states
-            ids = [str(number) for number in range(50_000)]
+            ids = [str(number) for number in range(90_000)]
             answer = await producer.client.call(
                 ApiKey.DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=ids)
             )
             assert [row.transactional_id for row in answer.transaction_states] == ids
 
     transactions(scenario)
+
+
+# Several workers
+
+
+def test_other_workers_than_the_coordinator_refuse_a_transaction() -> None:
+    """What they answer lets clients look for the coordinator; nothing is changed."""
+
+    async def scenario(cluster: Together) -> None:
+        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+        await cluster.create("t")
+        leader = topic.partitions[0].leader
+        coordinator = cluster.worker(leader).transactions
+        await cluster.until(lambda: 0 in coordinator.shards)
+        begun = await coordinator.init_producer_id("tx", 60_000, None)
+        other = next(each for each in (1, 2, 3) if each != leader)
+        producers = []
+        for node_id in (other, leader):
+            producer = Producer(GroupClient(await cluster.connect(node_id)), "tx")
+            producer.producer_id, producer.epoch = begun.producer_id, begun.producer_epoch
+            producers.append(producer)
+        wrong, right = producers
+        for _, ask, version in (each.values for each in OPERATIONS):
+            assert await ask(wrong, version=version) == ErrorCode.NOT_COORDINATOR
+        assert (await described(wrong)).error_code == ErrorCode.NOT_COORDINATOR
+        empty = await listed(wrong)
+        assert (empty.error_code, empty.transaction_states) == (NONE, [])
+        assert await state_of(right) == "Empty"
+        assert await add(right) == NONE
+
+    together(scenario, transaction_state_log_num_partitions=1)
+
+
+def test_the_next_coordinator_has_the_transaction_and_completes_it() -> None:
+    async def scenario(cluster: Together) -> None:
+        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+        await cluster.create("t")
+        leader = topic.partitions[0].leader
+        coordinator = cluster.worker(leader).transactions
+        await cluster.until(lambda: 0 in coordinator.shards)
+        begun = await coordinator.init_producer_id("tx", 60_000, None)
+        producer = Expected(begun.producer_id, begun.producer_epoch)
+        assert await coordinator.add_to("tx", producer, [("t", 0)]) == NONE
+        await cluster.kill(leader)
+        others = [each for each in (1, 2, 3) if each != leader]
+        clients = [GroupClient(await cluster.connect(each)) for each in others]
+        answers = set()
+        while NONE not in answers:
+            for client in clients:
+                asking = Producer(client, "tx")
+                asking.producer_id, asking.epoch = producer
+                answers.add(await end(asking))
+                found = await listed(asking)
+                assert found.error_code in (NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            await cluster.world.sleep(0.001)
+        assert answers <= {
+            NONE,
+            ErrorCode.NOT_COORDINATOR,
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+        }
+        coordinators = [cluster.worker(each).transactions for each in others]
+        await cluster.until(
+            lambda: sum(each.counts()[State.COMPLETE_COMMIT] for each in coordinators) == 1
+        )
+
+    together(scenario, transaction_state_log_num_partitions=1)
