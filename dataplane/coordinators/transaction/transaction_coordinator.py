@@ -437,6 +437,7 @@ class TransactionCoordinator:
             async with trio.open_nursery() as nursery:
                 for transactional_id in timed_out[at : at + ABORTED_AT_ONCE]:
                     nursery.start_soon(self._abort_timed_out, shard, transactional_id)
+                    await trio.lowlevel.checkpoint()  # its record may be large
 
     async def _abort_timed_out(self, shard: TransactionShard, transactional_id: str) -> None:
         if not self._is_active(shard):
