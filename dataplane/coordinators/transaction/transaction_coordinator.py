@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -31,7 +31,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
     is_too_long,
 )
 from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from dataplane.scheduling.time_slices import Work
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
@@ -77,6 +77,27 @@ class CoordinatorParts(RuntimeParts, Protocol):
     @property
     def image(self) -> MetadataImage:
         """Metadata image that all parts of this worker have applied."""
+
+
+class _Asked(Generic[T]):
+    """An answer that may not be there yet."""
+
+    __slots__ = ("_answered", "_answers")
+
+    def __init__(self) -> None:
+        self._answers: list[T | ErrorCode] = []
+        self._answered: trio.Event | None = None
+
+    def take(self, answer: T | ErrorCode) -> None:
+        self._answers.append(answer)
+        if self._answered is not None:
+            self._answered.set()
+
+    async def wait(self) -> T | ErrorCode:
+        if not self._answers:
+            self._answered = trio.Event()
+            await self._answered.wait()
+        return self._answers[0]
 
 
 class TransactionCoordinator:
@@ -161,20 +182,18 @@ class TransactionCoordinator:
         self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
     ) -> T | ErrorCode:
         """Run the operation and wait for its answer; return an error if it is not committed."""
-        answers: list[T | ErrorCode] = []
-        answered = trio.Event()
+        return await self._begin(index, operation).wait()
 
-        def take(answer: T | ErrorCode) -> None:
-            answers.append(answer)
-            answered.set()
-
+    def _begin(
+        self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
+    ) -> "_Asked[T]":
+        """Run the operation, whose answer may have to wait for its commit."""
+        asked: _Asked[T] = _Asked()
         try:
-            self.runtime.call(index, operation, take, take)
+            self.runtime.call(index, operation, asked.take, asked.take)
         except KafkaError as error:
-            return error.code
-        if not answers:
-            await answered.wait()
-        return answers[0]
+            asked.take(error.code)
+        return asked
 
     async def _with_id(
         self,
@@ -223,11 +242,22 @@ class TransactionCoordinator:
         client_version: int = 0,
     ) -> ErrorCode:
         """Add partitions to the transaction."""
+        return await self._begin_add(transactional_id, producer, places, client_version).wait()
+
+    def _begin_add(
+        self,
+        transactional_id: str,
+        producer: Expected,
+        places: Collection[Place],
+        client_version: int,
+    ) -> _Asked[ErrorCode]:
         index = self._index_of(transactional_id)
         if isinstance(index, ErrorCode):
-            return index
+            asked: _Asked[ErrorCode] = _Asked()
+            asked.take(index)
+            return asked
         now_ms = self._parts.clock.now_ms()
-        return await self._call(
+        return self._begin(
             index,
             lambda shard: shard.add_partitions(
                 transactional_id, producer, places, client_version, now_ms
@@ -275,20 +305,22 @@ class TransactionCoordinator:
             return response
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
-        async with trio.open_nursery() as nursery:
-            for number, (each, result) in enumerate(
-                zip(request.transactions, results, strict=True)
-            ):
-                if number % PIECE_ROWS == PIECE_ROWS - 1:
-                    await trio.lowlevel.checkpoint()  # lets the additions so far run
-                result.transactional_id = each.transactional_id
-                if unknown := self._unknown(each):
-                    codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
-                    _answer(each, result, codes | unknown)
-                elif each.verify_only:
-                    self._verify(each, result)
-                else:
-                    nursery.start_soon(self._add, each, result)
+        added: list[
+            tuple[AddPartitionsToTxnTransaction, AddPartitionsToTxnResult, _Asked[ErrorCode]]
+        ]
+        added = []
+        for each, result in zip(request.transactions, results, strict=True):
+            result.transactional_id = each.transactional_id
+            if unknown := self._unknown(each):
+                codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
+                _answer(each, result, codes | unknown)
+            elif each.verify_only:
+                self._verify(each, result)
+            else:
+                added.append((each, result, self._add(each)))
+            await self._parts.slicer.pause()
+        for each, result, asked in added:
+            _answer(each, result, dict.fromkeys(_places(each), await asked.wait()))
         return response
 
     def _unknown(self, asked: AddPartitionsToTxnTransaction) -> dict[Place, ErrorCode]:
@@ -311,17 +343,13 @@ class TransactionCoordinator:
             codes = dict.fromkeys(places, error.code)
         _answer(asked, result, codes)
 
-    async def _add(
-        self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
-    ) -> None:
-        places = _places(asked)
-        code = await self.add_to(
+    def _add(self, asked: AddPartitionsToTxnTransaction) -> _Asked[ErrorCode]:
+        return self._begin_add(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
-            places,
+            _places(asked),
             client_version=2,
         )
-        _answer(asked, result, dict.fromkeys(places, code))
 
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
         """Return the transactions of this worker that all filters select."""
