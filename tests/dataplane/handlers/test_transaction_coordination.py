@@ -122,14 +122,14 @@ OPERATIONS = [
 ]
 
 
-# Who may change a transaction
+# Producers that may change a transaction, and those that are fenced
 
 
 @pytest.mark.parametrize(("api", "ask", "version"), OPERATIONS)
 def test_only_the_producer_of_the_current_epoch_changes_a_transaction(
     api: ApiKey, ask: Asks, version: int
 ) -> None:
-    """Others change nothing, whatever they name: the transaction is open as before."""
+    """Any other changes nothing: the transaction is open as before."""
 
     async def scenario(node: Simulated, producer: Producer) -> None:
         await producer.init()  # a second epoch
@@ -459,7 +459,7 @@ def test_filters_and_ids_of_very_many_rows_are_answered() -> None:
 
 
 def test_other_workers_than_the_coordinator_refuse_a_transaction() -> None:
-    """What they answer lets clients look for the coordinator; nothing is changed."""
+    """Clients look for the coordinator after these errors; nothing is changed."""
 
     async def scenario(cluster: Together) -> None:
         topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
