@@ -293,22 +293,14 @@ class MarkerSender:
         if self._has_ended(ending):
             return
         again: list[Place] = []
+        newer: list[Place] = []
         for place in places:
             code = codes.get((ending.prepared.producer_id, *place), ErrorCode.NETWORK_EXCEPTION)
             if code == ErrorCode.NONE:
                 ending.places.discard(place)
             elif code == ErrorCode.INVALID_PRODUCER_EPOCH:
                 ending.places.discard(place)
-                log.warning(
-                    "transactional id %r: %s-%d has a newer epoch of producer %d than the marker's,"
-                    " %d, and does not take it; if readers wait there, see"
-                    " 'mq-admin transactions explain %s'",
-                    ending.transactional_id,
-                    *place,
-                    ending.prepared.producer_id,
-                    ending.prepared.producer_epoch,
-                    place[0],
-                )
+                newer.append(place)
             elif code == ErrorCode.TRANSACTION_COORDINATOR_FENCED:
                 log.warning(
                     "markers of transactional id %r are not sent any longer: %s-%d has seen a newer"
@@ -320,6 +312,18 @@ class MarkerSender:
                 return
             else:
                 again.append(place)
+        if newer:
+            log.warning(
+                "transactional id %r: %d partitions, the first is %s-%d, have a newer epoch of"
+                " producer %d than the marker's, %d, and do not take it; if readers wait there, see"
+                " 'mq-admin transactions explain %s'",
+                ending.transactional_id,
+                len(newer),
+                *newer[0],
+                ending.prepared.producer_id,
+                ending.prepared.producer_epoch,
+                newer[0][0],
+            )
         if again:
             self._retry(ending, again)
         self._check(ending)

@@ -477,6 +477,23 @@ def test_a_partition_with_a_newer_epoch_of_the_producer_is_done(
     assert f"producer 7 than the marker's, {1 if version == 2 else 0}" in message
 
 
+def test_many_partitions_with_a_newer_epoch_are_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was a line for each of 2,000 partitions, in one step."""
+
+    async def test(workers: Workers) -> None:
+        workers.leader = NEXT
+        workers.answer = lambda worker_id, place: ErrorCode.INVALID_PRODUCER_EPOCH
+        workers.send(7, MAX_PLACES)
+        await workers.until(lambda: workers.completed == ["7"])
+
+    with_workers(test)()
+    messages = [each.getMessage() for each in caplog.records]
+    assert 1 <= len(messages) <= 2  # one for each request
+    assert "partitions, the first is t-0, have a newer epoch of producer 7" in messages[0]
+
+
 @with_workers
 async def test_other_partitions_are_still_asked_after_one_with_a_newer_epoch(
     workers: Workers,
