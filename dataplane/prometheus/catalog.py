@@ -33,6 +33,9 @@ _REPLICAS: Final = "kafka_server_replicamanager_"
 _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _GROUPS: Final = "kafka_coordinator_group_groupmetadatamanager_"
 _COORDINATOR: Final = "kafka_server_group_coordinator_metrics_"
+_TRANSACTIONS: Final = "kafka_server_transaction_coordinator_metrics_"
+_MARKERS: Final = "kafka_coordinator_transaction_transactionmarkerchannelmanager_"
+_VERIFIER: Final = "kafka_server_addpartitionstotxnmanager_verification"
 _GROUP_LAG: Final = ("group", "topic", "partition")
 _RAFT: Final = "kafka_server_raft_metrics_"
 
@@ -229,6 +232,19 @@ _ROWS: Final = (
         "ISR expansions of partitions led by this worker.",
     ),
     Metric(
+        _REPLICAS + "produceridcount",
+        _GAUGE,
+        (),
+        "Producer ids known to the online replicas of this worker, once for each replica.",
+    ),
+    Metric(
+        _REPLICAS + "partitionswithlatetransactionscount",
+        _GAUGE,
+        (),
+        "Partitions led by this worker whose oldest open transaction has had no batch for five"
+        " minutes more than transaction.max.timeout.ms.",
+    ),
+    Metric(
         "kafka_server_replicafetchermanager_maxlag",
         _GAUGE,
         ("clientId",),
@@ -366,6 +382,93 @@ _ROWS: Final = (
         _GROUP_LAG,
         "Age of the first unread record by the timestamp of its batch; 0 if all are read; no row"
         " if it is not known.",
+    ),
+    # Transactions that this worker coordinates, and verifications that it asks for
+    Metric(
+        "metaquorum_transactional_ids",
+        _GAUGE,
+        ("state",),
+        "Transactional ids by the state of their last transaction.",
+    ),
+    Metric(
+        "metaquorum_transactions_ended_total",
+        _COUNTER,
+        ("outcome",),
+        "Transactions that this worker has decided as their coordinator: commit or abort.",
+    ),
+    Metric(
+        "metaquorum_transactions_timed_out_total",
+        _COUNTER,
+        (),
+        "Transactions aborted because they were open for longer than their timeouts.",
+    ),
+    Metric(
+        "metaquorum_transaction_markers_ms",
+        _SUMMARY,
+        ("quantile",),
+        "Milliseconds from the decision of a transaction until all its markers were written.",
+    ),
+    Metric(
+        "metaquorum_transaction_marker_retries_total",
+        _COUNTER,
+        (),
+        "Failed attempts to write markers of a transaction, and waits for leaders of partitions.",
+    ),
+    Metric(
+        _MARKERS + "unknowndestinationqueuesize",
+        _GAUGE,
+        (),
+        "Ended transactions whose markers wait for the leader of a partition.",
+    ),
+    Metric(
+        _MARKERS + "logappendretryqueuesize",
+        _GAUGE,
+        (),
+        "Ended transactions whose completion could not be appended to __transaction_state yet.",
+    ),
+    Metric(
+        "metaquorum_transaction_partitions",
+        _GAUGE,
+        ("state",),
+        "Partitions of __transaction_state that this worker leads, by loading, active and failed.",
+    ),
+    Metric(
+        _TRANSACTIONS + "partition_load_time_avg",
+        _GAUGE,
+        (),
+        "Average milliseconds for loading the transactions of a partition since the start of the"
+        " worker.",
+    ),
+    Metric(
+        _TRANSACTIONS + "partition_load_time_max",
+        _GAUGE,
+        (),
+        "Longest milliseconds for loading the transactions of a partition in the last minutes.",
+    ),
+    Metric(
+        "metaquorum_transaction_partition_loads_total",
+        _COUNTER,
+        (),
+        "Partitions whose transactions were loaded.",
+    ),
+    Metric(
+        "metaquorum_transaction_memory_bytes",
+        _GAUGE,
+        (),
+        "Estimated memory of transactional ids and their partitions; above 512 MiB new ones are"
+        " refused.",
+    ),
+    Metric(
+        _VERIFIER + "failurerate_count",
+        _GAUGE,
+        (),
+        "Partitions that coordinators did not confirm as part of a transaction, retries included.",
+    ),
+    Metric(
+        _VERIFIER + "timems",
+        _SUMMARY,
+        ("quantile",),
+        "Milliseconds until a coordinator confirmed or refused the partitions of a transaction.",
     ),
     # The worker
     Metric(

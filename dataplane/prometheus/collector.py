@@ -26,6 +26,7 @@ from dataplane.prometheus.group_lags import GroupLags
 from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.requests import RequestMeter
 from dataplane.prometheus.slices import Slices
+from dataplane.prometheus.transactions import add_transactions
 from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
 from dataplane.worker.context import Worker
 from metaquorum.controller_server import ControllerRole
@@ -50,6 +51,8 @@ MAX_TOPICS: Final = 5_000
 MAX_QUOTAS: Final = 1_000  # per kind: the quotas with the highest utilization
 MAX_QUOTAS_LOOKED_AT: Final = 20_000
 SLICE_QUOTAS: Final = 100
+# Beyond transaction.max.timeout.ms: the coordinator should have ended the transaction by then.
+LATE_AFTER_MS: Final = 300_000
 # By quota config: Kafka's resource label and the metric of the rate.
 RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     PRODUCER_BYTE_RATE: ("Produce", "kafka_server_quota_byte_rate"),
@@ -124,6 +127,7 @@ class Collector:
             await self._add_partitions(page, self.parts, slices)
             await _add_quotas(page, self.parts.worker, slices)
             await add_groups(page, self.parts.worker, self.parts.group_lags, slices)
+            add_transactions(page, self.parts.worker)
         if self.controller is not None:
             self._add_quorum(page, self.controller)
             for name, count in (
@@ -193,7 +197,7 @@ class Collector:
 
     async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "Slices") -> None:
         partitions = parts.worker.replica_manager
-        total, sums = partitions.departed, _Sums()
+        total, sums = partitions.departed, _Sums(late_before_ms(parts.worker))
         by_topic: dict[str, Traffic] = {}
         for partition in partitions:
             traffic = partition.traffic
@@ -219,6 +223,8 @@ class Collector:
         page.add(_REPLICAS + "underreplicatedpartitions", sums.under_replicated)
         page.add(_REPLICAS + "underminisrpartitioncount", sums.under_min_isr)
         page.add(_REPLICAS + "atminisrpartitioncount", sums.at_min_isr)
+        page.add(_REPLICAS + "produceridcount", sums.producer_ids)
+        page.add(_REPLICAS + "partitionswithlatetransactionscount", sums.late_transactions)
 
     def _add_quorum(self, page: Page, role: ControllerRole) -> None:
         status = role.quorum.status
@@ -231,8 +237,15 @@ class Collector:
         page.add(_RAFT + "current_state_info", 1, state=state)
 
 
+def late_before_ms(worker: Worker) -> int:
+    """Return the time before which the last batch of an open transaction makes it late."""
+    return worker.clock.now_ms() - worker.transaction_configs.max_timeout_ms - LATE_AFTER_MS
+
+
 class _Sums:
-    def __init__(self) -> None:
+    def __init__(self, late_before_ms: int) -> None:
+        self._late_before_ms = late_before_ms
+        self.producer_ids = self.late_transactions = 0
         self.all = self.led = self.offline = 0
         self.under_replicated = self.under_min_isr = self.at_min_isr = 0
 
@@ -240,12 +253,16 @@ class _Sums:
         """Add `partition` to the sums; return the number of partitions counted so far."""
         self.all += 1
         self.offline += partition.offline is not None
+        producers = partition.log.producers
+        if partition.offline is None:
+            self.producer_ids += len(producers)
         if partition.is_leader:
             in_sync, least = len(partition.isr), partition.config.min_insync_replicas
             self.led += 1
             self.under_replicated += in_sync < len(partition.replicas)
             self.under_min_isr += in_sync < least
             self.at_min_isr += in_sync == least
+            self.late_transactions += producers.has_late_transaction(self._late_before_ms)
         return self.all
 
 

@@ -128,6 +128,7 @@ class Worker:
             self._verifying,
             self._transaction_coordinator,
             lambda request: self.transactions.add_partitions(request),
+            runtime.clock.monotonic,
         )
         self.transaction_states = TransactionStates(
             worker_id,

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
+from dataplane.instruments.histogram import Histogram
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -88,12 +89,16 @@ class TransactionVerifier:
         add_partitions: Callable[
             [AddPartitionsToTxnRequest], Awaitable[AddPartitionsToTxnResponse]
         ],
+        monotonic: Callable[[], float],
     ) -> None:
         """Create the verifier of one worker.
 
         `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
         `add_partitions` asks the coordinator of this worker.
         """
+        self.failed_count = 0  # partitions whose verification failed
+        self.times = Histogram()  # verifications of one transaction, failed ones included
+        self._monotonic = monotonic
         self._worker_id = worker_id
         self._client = client
         self._coordinator_of = coordinator_of
@@ -116,6 +121,21 @@ class TransactionVerifier:
         NETWORK_EXCEPTION. PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH, as in Kafka: the client
         then asks the coordinator whether it was fenced.
         """
+        began = self._monotonic()
+        codes = await self._verify(transactional_id, producer_id, producer_epoch, places, adds)
+        now = self._monotonic()
+        self.times.record(now - began, now)
+        self.failed_count += sum(map(bool, codes.values()))
+        return codes
+
+    async def _verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        places: Collection[Place],
+        adds: bool,
+    ) -> Codes:
         assert len(places) <= MAX_PLACES
         worker_id = self._coordinator_of(transactional_id)
         if worker_id == NO_WORKER or self._waiting + len(places) > MAX_WAITING:

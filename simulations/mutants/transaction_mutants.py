@@ -11,6 +11,8 @@ from dataplane.coordinators.transaction import marker_sender, transaction_shard
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from dataplane.handlers.transactions import markers
+from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments import producers, snapshots
 from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
@@ -77,7 +79,44 @@ def _late_marker_appended() -> AbstractContextManager[None]:
     return swapped(ProducerStateTable, "check_marker", lambda _: lambda self, marker: None)
 
 
+def _aborted_range_cut_short() -> AbstractContextManager[None]:
+    """Leave out the aborted transactions that began before the records of a response."""
+
+    def wrong(right: Any) -> Any:
+        def aborted_in(self: Any, piece: Any, *rest: int) -> tuple[list[Any], int]:
+            found, end = right(self, piece, *rest)
+            return [each for each in found if each[0] >= piece.first_offset], end
+
+        return aborted_in
+
+    return swapped(PartitionLog, "aborted_in", wrong)
+
+
 # Produce, and markers of administrators
+
+
+def _last_transaction_joined() -> AbstractContextManager[None]:
+    """Join an open transaction by id and epoch alone, also with an epoch per transaction."""
+
+    def wrong(_: Any) -> Any:
+        def is_verified(self: Any, producer_id: int, epoch: int, **_: Any) -> bool:
+            return bool(self.in_transaction(producer_id, epoch))
+
+        return is_verified
+
+    return swapped(ProducerStateTable, "is_verified", wrong)
+
+
+def _transaction_not_verified() -> AbstractContextManager[None]:
+    """Begin transactions in a log, and pending offsets, without asking the coordinator."""
+    return all_of(
+        swapped(Verifications, "check", lambda _: lambda self, *values: None),
+        swapped(Worker, "verifies_transactions", lambda _: property(lambda self: False)),
+    )
+
+
+def _administrators_raise_epochs() -> AbstractContextManager[None]:
+    return swapped(markers, "_check_epochs", lambda _: lambda partition, marker: None)
 
 
 def _ongoing_ended_by_administrators() -> AbstractContextManager[None]:
@@ -222,6 +261,10 @@ def _aborted_offsets_committed() -> AbstractContextManager[None]:
     return swapped(CommittedOffsets, "replay_marker", wrong)
 
 
+def _unstable_offsets_returned() -> AbstractContextManager[None]:
+    return swapped(CommittedOffsets, "is_unstable", lambda _: lambda self, *place: False)
+
+
 TRANSACTION_MUTANTS: Final = tuple(
     Mutant(name, about, "transactions", found_as, apply)
     for name, about, found_as, apply in (
@@ -244,6 +287,12 @@ TRANSACTION_MUTANTS: Final = tuple(
             _aborted_not_indexed,
         ),
         (
+            "aborted-range-cut-short",
+            "a response leaves out the aborted transactions that began before its records",
+            ("T2", "T3", "T6"),
+            _aborted_range_cut_short,
+        ),
+        (
             "snapshot-without-open-offset",
             "a producer snapshot does not keep the first offset of the open transaction",
             ("T2", "T3", "T4", "T5"),
@@ -260,6 +309,24 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a leader appends markers of older producer epochs and of older coordinators",
             ("T5",),
             _late_marker_appended,
+        ),
+        (
+            "last-transaction-joined",
+            "the first batch after a change to an epoch per transaction joins the last transaction",
+            ("T2", "T3", "T5", "T6"),
+            _last_transaction_joined,
+        ),
+        (
+            "transaction-not-verified",
+            "a leader begins transactions that their coordinator does not know",
+            ("T4", "T5"),
+            _transaction_not_verified,
+        ),
+        (
+            "administrators-raise-epochs",
+            "a marker of an administrator raises the epochs of a producer in the log",
+            ("T4", "T5", "liveness"),
+            _administrators_raise_epochs,
         ),
         (
             "ongoing-ended-by-administrators",
@@ -332,6 +399,12 @@ TRANSACTION_MUTANTS: Final = tuple(
             "offsets of an aborted transaction are committed",
             ("T6",),
             _aborted_offsets_committed,
+        ),
+        (
+            "unstable-offsets-returned",
+            "a committed offset is returned that an open transaction may still change",
+            ("T6",),
+            _unstable_offsets_returned,
         ),
     )
 )

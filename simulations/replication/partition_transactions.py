@@ -60,6 +60,10 @@ class LogTransactions:
     last: dict[int, int] = field(default_factory=dict)  # last offset, by producer id
     # First offset and offset of the marker of each transaction that has ended.
     ended: list[tuple[int, int]] = field(default_factory=list)
+    # The same of transactions whose records were all cleaned away before the replica copied them:
+    # it knows of one only if its batches are left, without records.
+    hollow: dict[int, int] = field(default_factory=dict)
+    hollow_ended: list[tuple[int, int]] = field(default_factory=list)
     # Highest producer epoch of each producer id, and highest coordinator epoch of its markers.
     epochs: dict[int, int] = field(default_factory=dict)
     coordinator_epochs: dict[int, int] = field(default_factory=dict)
@@ -79,6 +83,19 @@ class LogTransactions:
         first = self.open.pop(producer_id, None)
         if first is not None:
             self.ended.append((first, offset))
+        self._end_hollow(offset, producer_id)
+
+    def add_cleaned(self, offset: int, stamp: Stamp) -> None:
+        """Note a record that was cleaned away before the replica copied what follows it."""
+        if stamp.is_marker:
+            self._end_hollow(offset, stamp.producer_id)
+        else:
+            self.hollow.setdefault(stamp.producer_id, offset)
+
+    def _end_hollow(self, offset: int, producer_id: int) -> None:
+        first = self.hollow.pop(producer_id, None)
+        if first is not None:
+            self.hollow_ended.append((first, offset))
 
     def last_stable_offset(
         self, high_watermark: int, log_start: int, *, awaits_old: bool = True
@@ -88,7 +105,7 @@ class LogTransactions:
         A transaction has ended for readers once its marker is below the high watermark. Without
         `awaits_old`, markers that were read from disk count as if they were: a broker that was
         restarted does not know that they are not replicated (nor does Kafka's). Nor does it know
-        open transactions whose records were all deleted.
+        open transactions whose records were all deleted or cleaned away.
         """
         unstable = [
             first
@@ -96,6 +113,9 @@ class LogTransactions:
             if awaits_old or self.last[producer_id] >= log_start
         ]
         ended = self.ended if awaits_old else self.ended[self.first_new :]
+        if awaits_old:
+            unstable += self.hollow.values()
+            ended = ended + self.hollow_ended
         unstable += [first for first, marker in ended if marker >= high_watermark]
         return min([high_watermark, *(max(first, log_start) for first in unstable)])
 

@@ -183,7 +183,8 @@ class Probes:
         for leader_epoch, offset, stamp in stamps_of(records):
             known[0].stamped(Name(leader_epoch, offset), stamp)
         self._cluster_history.appended(*known, seen_entries(self._cluster_history, records), role)
-        known[1].end = log.log_end_offset  # compaction may have taken the last records of a batch
+        # Compaction may have taken the last records of a batch.
+        self._cluster_history.skipped(*known, log.log_end_offset)
         if not role.leads:
             self._cluster_history.took(*known, damaged_in(records))
         elif self._cluster_history.contents is not None:
@@ -207,7 +208,7 @@ class Probes:
             self._cluster_history.contents[content.identity] = content
         known[0].stamped(name, stamp)
         self._cluster_history.appended(*known, [Entry(name, content.identity)], self._role(log))
-        known[1].end = log.log_end_offset
+        self._cluster_history.skipped(*known, log.log_end_offset)
 
     def _role(self, log: PartitionLog) -> Role:
         partition = self._partitions[log]

@@ -461,12 +461,24 @@ class ClusterHistory:
         for checker in self.checkers:
             checker.appended(history, replica, entries, role)
         for name, _ in entries:
+            self.skipped(history, replica, name.offset)
             replica.epochs[name.offset] = name.leader_epoch
             replica.lost.discard(name)
             replica.rotted.discard(name)
             replica.end = name.offset + 1
             if (stamp := history.stamps.get(name)) is not None:
                 replica.transactions.add(name.offset, stamp)
+
+    @staticmethod
+    def skipped(history: PartitionHistory, replica: ReplicaLog, end: int) -> None:
+        """Move the log end to `end`, over records that were cleaned away elsewhere before."""
+        if end <= replica.end:
+            return
+        stamps = history.stamps
+        for name in sorted(history.cleaned, key=lambda name: name.offset):
+            if replica.end <= name.offset < end and name in stamps:
+                replica.transactions.add_cleaned(name.offset, stamps[name])
+        replica.end = end
 
     def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         for checker in self.checkers:

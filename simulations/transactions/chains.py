@@ -52,6 +52,7 @@ OUTPUT: Final = "output"
 CRASHES: Final = 0.6  # share of instances
 STEPS: Final = (8, 20, 40)  # requests until a crash, at most
 COMMITS: Final = 0.9
+LOOKS: Final = 0.2  # share of commits whose offsets are read while their markers are on the way
 PAUSES: Final = 0.1  # share of transactions with a pause longer than the session, before the end
 SESSION_MS: Final = 1000
 _STABLE_SINCE: Final = 7  # version of OffsetFetch with require_stable
@@ -312,7 +313,7 @@ class ChainMember(TransactionalClient):
             if commits:
                 self._positions[at] = next_offset
                 self.cluster_state.world.count("records copied", len(records))
-            else:
+            if not commits or self._draw.random() < LOOKS:
                 await self._read_positions(runtime)
         except RefusedError as error:
             self.say(f"{transaction.number} is refused: {error}")

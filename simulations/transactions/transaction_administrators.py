@@ -173,12 +173,13 @@ class TransactionAdministrator(CleanupAdministrator):
     async def _forge(
         self, connection: ClientConnection, name: str, index: int, producer: Any
     ) -> None:
-        """Send a marker that is not a coordinator's, or is late.
+        """Send a marker that is not a coordinator's, is late, or has epochs of the future.
 
-        The checkers of logs see whether it ends a transaction, or follows a newer one.
+        The checkers of logs see whether it ends a transaction, follows a newer one, or makes the
+        markers of the coordinator late.
         """
         is_commit = self._draw.random() < 0.5
-        earlier = self._draw.choice([(0, 0), (1, 0), (0, 1)])
+        earlier = self._draw.choice([(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1)])
         marker = WritableTxnMarker(
             producer_id=producer.producer_id,
             producer_epoch=max(producer.producer_epoch - earlier[0], 0),

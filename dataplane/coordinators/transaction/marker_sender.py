@@ -33,10 +33,12 @@ from dataplane.coordinators.transaction.transaction import (
     Transaction,
 )
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from dataplane.instruments.histogram import Histogram
 from dataplane.network.delayed import Timers
 from dataplane.replication.worker_client import WorkerClient
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_order
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.runtime import Clock
 from wire.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -74,6 +76,9 @@ class SenderParts(Protocol):
     def image(self) -> MetadataImage: ...
 
     @property
+    def clock(self) -> Clock: ...
+
+    @property
     def timers(self) -> Timers: ...
 
     @property
@@ -83,11 +88,12 @@ class SenderParts(Protocol):
 class _Ending:
     """A prepared transaction, and the partitions without its marker."""
 
-    __slots__ = ("attempts", "places", "prepared", "shard", "transactional_id")
+    __slots__ = ("attempts", "began", "places", "prepared", "shard", "transactional_id")
 
     def __init__(
-        self, shard: TransactionShard, transactional_id: str, prepared: Transaction
+        self, shard: TransactionShard, transactional_id: str, prepared: Transaction, began: float
     ) -> None:
+        self.began = began
         self.shard = shard
         self.transactional_id = transactional_id
         self.prepared = prepared
@@ -114,9 +120,15 @@ class MarkerSender:
         client: WorkerClient,
         write_here: Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]],
         complete: Callable[[TransactionShard, str], object],
+        times: Histogram | None = None,
     ) -> None:
-        """Create the sender; `complete` is called once the markers of a transaction are written."""
+        """Create the sender; `complete` is called once the markers of a transaction are written.
+
+        `times` gets the time from `send` until then.
+        """
         self.retry_count = 0
+        self.leaderless_count = 0  # queued again until their partitions have a leader
+        self._times = times or Histogram()
         self._parts = parts
         self._client = client
         self._write_here = write_here
@@ -132,7 +144,8 @@ class MarkerSender:
 
     def send(self, shard: TransactionShard, transactional_id: str, prepared: Transaction) -> None:
         """Send the markers of a transaction, until all are written or the leadership ends."""
-        ending = _Ending(shard, transactional_id, prepared)
+        now = self._parts.clock.monotonic()
+        ending = _Ending(shard, transactional_id, prepared, now)
         self._endings[ending] = None
         if len(prepared.partitions) > PIECE_ROWS:
             self._parts.slicer.finish_in_background(self._queue_all(ending))
@@ -165,7 +178,8 @@ class MarkerSender:
             by_leader.setdefault(leader, []).append(place)
         for leader, some in by_leader.items():
             if leader == NO_LEADER:
-                self._retry(ending, some)
+                self.leaderless_count += 1
+                self._retry(ending, some, is_leaderless=True)
                 continue
             destination = self._destinations.setdefault(leader, _Destination())
             waiting = destination.waiting
@@ -180,13 +194,14 @@ class MarkerSender:
             self._wanted.append(leader)
             self._has_wanted.set()
 
-    def _retry(self, ending: _Ending, places: list[Place]) -> None:
+    def _retry(self, ending: _Ending, places: list[Place], *, is_leaderless: bool = False) -> None:
         self.retry_count += 1
         delay_s = min(RETRY_S * 2 ** min(ending.attempts, 10), MAX_RETRY_S)
         ending.attempts += 1
-        self._parts.timers.call_after(delay_s, partial(self._again, ending, places))
+        self._parts.timers.call_after(delay_s, partial(self._again, ending, places, is_leaderless))
 
-    def _again(self, ending: _Ending, places: list[Place]) -> None:
+    def _again(self, ending: _Ending, places: list[Place], is_leaderless: bool) -> None:
+        self.leaderless_count -= is_leaderless
         if not self._has_ended(ending):
             self._queue(ending, places)
             self._check(ending)
@@ -200,6 +215,8 @@ class MarkerSender:
     def _check(self, ending: _Ending) -> None:
         if not ending.places and not self._has_ended(ending):
             del self._endings[ending]
+            now = self._parts.clock.monotonic()
+            self._times.record(now - ending.began, now)
             self._complete(ending.shard, ending.transactional_id)
 
     async def run(self) -> None:

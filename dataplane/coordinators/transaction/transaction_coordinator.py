@@ -30,6 +30,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
     TransactionShard,
     is_too_long,
 )
+from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
 from dataplane.replication.worker_client import WorkerClient
 from dataplane.scheduling.time_slices import Work
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
@@ -114,11 +115,14 @@ class TransactionCoordinator:
     ) -> None:
         self.configs = configs
         self.memory = TransactionMemory(MEMORY_BYTES)
+        self.statistics = TransactionStatistics()
         self._parts = parts
         self._partitions = partitions
         self._client = client
         self._take_producer_id = take_producer_id
-        self.markers = MarkerSender(parts, client, write_here, self._complete)
+        self.markers = MarkerSender(
+            parts, client, write_here, self._complete, self.statistics.marker_times
+        )
         self.runtime = CoordinatorRuntime(
             TRANSACTION_STATE,
             parts,
@@ -136,13 +140,19 @@ class TransactionCoordinator:
             if each.index == index
         ]
         return TransactionShard(
-            index, epochs[0], self.memory, self._transaction_version, self.markers.send
+            index,
+            epochs[0],
+            self.memory,
+            self._transaction_version,
+            self.markers.send,
+            self.statistics,
         )
 
     def _transaction_version(self) -> int:
         return self._parts.image.features.get(TRANSACTION_VERSION, 0)
 
     def _loaded(self, shard: TransactionShard) -> None:
+        self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
         if shard.unreadable_count:
             log.warning(
                 "skipped %d malformed records of %s-%d; the first: %s",
@@ -412,11 +422,8 @@ class TransactionCoordinator:
 
     def counts(self) -> dict[State, int]:
         """Return the number of transactional ids by state."""
-        counts = dict.fromkeys(State, 0)
-        for shard in self.shards.values():
-            for known in shard.transactions.values():
-                counts[known.state] += 1
-        return counts
+        shards = self.shards.values()
+        return {state: sum(each.state_counts[state.number] for each in shards) for state in State}
 
     # Background
 
@@ -476,6 +483,7 @@ class TransactionCoordinator:
             lambda each, new_id: each.abort_timed_out(transactional_id, now_ms(), new_id),
         )
         if outcome.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            self.statistics.timed_out_count += 1
             log.info("aborted the transaction of %r, which has timed out", transactional_id)
 
     async def _keep_removing(self) -> None:

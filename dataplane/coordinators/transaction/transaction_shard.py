@@ -40,6 +40,7 @@ from dataplane.coordinators.transaction.transaction import (
     State,
     Transaction,
 )
+from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -109,6 +110,7 @@ class TransactionShard:
         memory: TransactionMemory,
         transaction_version: Callable[[], int],
         on_prepared: Callable[["TransactionShard", str, Transaction], object],
+        statistics: TransactionStatistics | None = None,
     ) -> None:
         self.index = index  # number of the partition
         self.coordinator_epoch = coordinator_epoch
@@ -116,6 +118,8 @@ class TransactionShard:
         self.unreadable_count = 0  # malformed records, which are skipped
         self.first_problem = ""  # the reason of the first of them
         self.is_unloaded = False
+        self.state_counts = [0] * len(State)  # transactional ids by the number of their state
+        self._statistics = statistics or TransactionStatistics()
         self._memory = memory
         self._version = transaction_version
         self._on_prepared = on_prepared
@@ -125,6 +129,11 @@ class TransactionShard:
         self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
+
+    @property
+    def unwritten_count(self) -> int:
+        """Number of completions that could not be appended, and are to be written again."""
+        return len(self._unwritten)
 
     def is_pending(self, transactional_id: str) -> bool:
         return transactional_id in self._pending
@@ -475,13 +484,19 @@ class TransactionShard:
         before = self.transactions.get(transactional_id)
         if before is not None:
             self._memory.used_bytes -= _size_of(transactional_id, before)
+            self.state_counts[before.state.number] -= 1
         self._pending.pop(transactional_id, None)
         if after is None:
             self.transactions.pop(transactional_id, None)
             return
         self.transactions[transactional_id] = after
         self._memory.used_bytes += _size_of(transactional_id, after)
+        self.state_counts[after.state.number] += 1
         if self._is_loaded and after.state in PREPARED:
+            if after.state is State.PREPARE_COMMIT:
+                self._statistics.committed_count += 1
+            else:
+                self._statistics.aborted_count += 1
             self._send_markers(transactional_id, after)
 
     def _send_markers(self, transactional_id: str, prepared: Transaction) -> None:

@@ -91,6 +91,11 @@ class OpenTransactions:
         return CompletedTransaction(producer_id, first_offset, last_offset, stable, is_aborted)
 
     @property
+    def oldest_producer_id(self) -> int | None:
+        """Producer of the open transaction with the lowest first offset; None if none is open."""
+        return None if self._first is None else self.open[self._first]
+
+    @property
     def unreplicated_count(self) -> int:
         """Number of ended transactions that still limit the first unstable offset."""
         return len(self._unreplicated)

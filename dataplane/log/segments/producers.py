@@ -220,6 +220,11 @@ class ProducerStateTable:
             not has_own_epoch or self.entries[producer_id].has_own_epoch
         )
 
+    def has_late_transaction(self, seen_before_ms: int) -> bool:
+        """Return whether the oldest open transaction has had no batch since `seen_before_ms`."""
+        oldest = None if self.transactions is None else self.transactions.oldest_producer_id
+        return oldest is not None and self.entries[oldest].last_seen_ms < seen_before_ms
+
     def check_epoch(self, producer_id: int, epoch: int) -> None:
         """Raise KafkaError (INVALID_PRODUCER_EPOCH) if the producer has a newer epoch."""
         entry = self.entries.get(producer_id)

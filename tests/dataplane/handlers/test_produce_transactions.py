@@ -57,7 +57,11 @@ class Coordinator:
         self.states: dict[int, str] = {}
         worker.transactions = self
         worker.transaction_verifier = TransactionVerifier(
-            worker.worker_id, NO_WORKERS, lambda _: worker.worker_id, self.add_partitions
+            worker.worker_id,
+            NO_WORKERS,
+            lambda _: worker.worker_id,
+            self.add_partitions,
+            worker.clock.monotonic,
         )
         topic = SimpleNamespace(partitions=[SimpleNamespace(leader=worker.worker_id)])
         image: Any = SimpleNamespace(topic=lambda _: topic)

@@ -111,3 +111,11 @@ def test_blocks_of_short_transactions_within_a_long_one_are_skipped(tmp_path: Pa
         end(log, producer)
     aborted, _, _ = aborted_records(log, 1990, 100_000, 300)
     assert aborted == {each for each in expected if 1990 <= each < 2000} | {2000}
+
+
+def test_a_read_within_a_transaction_has_its_row(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    for number in range(3):
+        send(log, 1, number)
+    end(log, 1)
+    assert aborted_records(log, 2, 1, UNLIMITED) == ({2}, 1, 3)

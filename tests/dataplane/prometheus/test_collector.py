@@ -19,6 +19,7 @@ from dataplane.prometheus.catalog import METRICS
 from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, labels
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.runtime import Network
 from metaquorum.runtime.system import real_runtime
 from tests.dataplane.quotas.test_quota_enforcement import send, set_quota
 from tests.dataplane.replication.together import Together, together
@@ -36,7 +37,11 @@ async def exchange(served: Served, request: bytes) -> bytes:
     """Send the request; return all bytes until the endpoint closes the connection."""
     address = served.node.metrics_address
     assert address is not None
-    connection = await real_runtime().network.connect(*address)
+    return await exchange_with(real_runtime().network, address, request)
+
+
+async def exchange_with(network: Network, address: tuple[str, int], request: bytes) -> bytes:
+    connection = await network.connect(*address)
     received, buffer = bytearray(), bytearray(1 << 16)
     try:
         await connection.send(request)
@@ -53,7 +58,11 @@ def get(path: str = "/metrics", method: str = "GET") -> bytes:
 
 async def scrape(served: Served) -> Samples:
     """Return all samples by name and labels, after a check against the catalog."""
-    head, _, body = (await exchange(served, get())).partition(b"\r\n\r\n")
+    return samples_of(await exchange(served, get()))
+
+
+def samples_of(response: bytes) -> Samples:
+    head, _, body = response.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert b"content-type: text/plain; version=0.0.4" in head
     assert f"content-length: {len(body)}".encode() in head

@@ -1,5 +1,6 @@
 """Questions to coordinators on other workers: together in one request, never more than one each."""
 
+import time
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ class Asking:
 
     def __init__(self) -> None:
         self.others = Others()
-        self.verifier = TransactionVerifier(1, self.others, lambda _: OTHER, nobody)
+        self.verifier = TransactionVerifier(1, self.others, lambda _: OTHER, nobody, time.monotonic)
         self.answers: dict[str, Codes] = {}
 
     async def ask(self, transactional_id: str, count: int = 1) -> None:
@@ -112,6 +113,7 @@ async def test_those_behind_a_coordinator_that_fails_do_not_wait_again() -> None
     failed = {("t", 0): ErrorCode.NETWORK_EXCEPTION}
     assert asking.answers == {"a": failed, "b": failed}
     assert asking.asked() == [["a"]]
+    assert (asking.verifier.failed_count, asking.verifier.times.count) == (2, 2)
 
 
 @in_trio
@@ -177,7 +179,7 @@ def test_an_error_of_the_whole_answer_is_that_of_all(
 
     @in_trio
     async def scenario() -> None:
-        verifier = TransactionVerifier(1, Others(), lambda _: 1, add_partitions)
+        verifier = TransactionVerifier(1, Others(), lambda _: 1, add_partitions, time.monotonic)
         answer = await verifier.verify("a", 7, 0, [("t", 0), ("u", 1)], adds=True)
         assert answer == {("t", 0): reported, ("u", 1): reported}
 
@@ -186,6 +188,6 @@ def test_an_error_of_the_whole_answer_is_that_of_all(
 
 @in_trio
 async def test_without_a_coordinator_nobody_is_asked() -> None:
-    verifier = TransactionVerifier(1, Others(), lambda _: NO_WORKER, nobody)
+    verifier = TransactionVerifier(1, Others(), lambda _: NO_WORKER, nobody, time.monotonic)
     answer = await verifier.verify("a", 7, 0, [("t", 0)], adds=True)
     assert answer == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}

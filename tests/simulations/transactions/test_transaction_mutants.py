@@ -18,6 +18,7 @@ from tests.dataplane.coordinators.group import test_transactional_offsets as off
 from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
 from tests.dataplane.handlers import test_produce_transactions as produce
 from tests.dataplane.handlers import test_txn_offset_commit as commits
+from tests.dataplane.log import test_aborted_in as aborted
 from tests.dataplane.log import test_transactions as log
 
 MUTANTS = {mutant.name: mutant for mutant in TRANSACTION_MUTANTS}
@@ -51,7 +52,11 @@ def an_abort_is_written_as_an_abort() -> None:
 
 def a_transaction_is_complete_once_its_markers_are_written() -> None:
     topic = SimpleNamespace(partitions=[SimpleNamespace(leader=2)])
-    parts: Any = SimpleNamespace(worker_id=1, image=SimpleNamespace(topic=lambda name: topic))
+    parts: Any = SimpleNamespace(
+        worker_id=1,
+        image=SimpleNamespace(topic=lambda name: topic),
+        clock=SimpleNamespace(monotonic=float),
+    )
     completed: list[str] = []
     unused: Any = None
     sender = MarkerSender(parts, unused, unused, lambda _, each: completed.append(each))
@@ -69,12 +74,22 @@ FAILS: dict[str, Callable[[], None]] = {
         log.test_a_transaction_is_unstable_until_its_marker_is_replicated
     ),
     "aborted-not-indexed": in_folder(log.test_aborted_transactions_of_a_range),
+    "aborted-range-cut-short": in_folder(aborted.test_a_read_within_a_transaction_has_its_row),
     "snapshot-without-open-offset": in_folder(
         log.test_a_restart_keeps_open_and_aborted_transactions, True
     ),
     "older-epoch-appended": in_folder(log.test_a_batch_of_a_coordinator_has_no_sequence),
     "late-marker-appended": in_folder(
         log.test_markers_are_fenced_by_producer_and_coordinator_epoch
+    ),
+    "last-transaction-joined": (
+        commits.test_a_client_that_changes_to_version_5_does_not_join_its_last_transaction
+    ),
+    "transaction-not-verified": in_folder(
+        produce.test_the_coordinator_is_asked_once_per_transaction_and_partition
+    ),
+    "administrators-raise-epochs": in_folder(
+        produce.test_an_administrator_ends_a_hanging_transaction
     ),
     "ongoing-ended-by-administrators": in_folder(
         produce.test_an_administrator_ends_a_hanging_transaction
@@ -93,6 +108,9 @@ FAILS: dict[str, Callable[[], None]] = {
     ),
     "aborted-offsets-committed": partial(
         commits.test_offsets_are_committed_by_the_end_of_the_transaction, 4, False
+    ),
+    "unstable-offsets-returned": (
+        offsets.test_a_transactional_commit_is_unstable_before_it_is_replicated
     ),
 }
 

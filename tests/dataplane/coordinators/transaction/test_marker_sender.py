@@ -18,6 +18,7 @@ from dataplane.coordinators.transaction.marker_sender import (
 )
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
 from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.serving import in_trio
 from wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -69,7 +70,13 @@ class Workers:
         self._nursery = nursery
         self.looks = self.most_looks = 0  # at leaders: in this step of a task, and the most in one
         self._slicer = TimeSlicer(self.cpu_s, call_after=self.call_after)
-        parts: Any = SimpleNamespace(worker_id=HERE, image=self, timers=self, slicer=self._slicer)
+        parts: Any = SimpleNamespace(
+            worker_id=HERE,
+            image=self,
+            timers=self,
+            slicer=self._slicer,
+            clock=real_runtime().clock,
+        )
         client: Any = self
         self.shard: Any = SimpleNamespace(is_unloaded=False, coordinator_epoch=5)
         self.sender = MarkerSender(parts, client, self.write_here, self.complete)
