@@ -21,7 +21,6 @@ from dataplane.handlers import (
     cluster,
     configs,
     elections,
-    fetch,
     log_dirs,
     metadata,
     offsets,
@@ -34,6 +33,7 @@ from dataplane.handlers import (
     topics,
     unread_records,
 )
+from dataplane.handlers.fetch import handler as fetch
 from dataplane.handlers.groups import activity, coordinators, members
 from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets

@@ -8,7 +8,7 @@ import trio
 
 from dataplane.config.worker import WorkerConfigs
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
-from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
 from dataplane.fetch.long_polls import LongPolls

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.partitioning import partition_of
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
 from simulations.replication.replica_faults import FENCED_S, ReplicaFaults

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -20,6 +19,7 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     decode_offset_value,
 )
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.metadata.image import MetadataDelta, MetadataImage

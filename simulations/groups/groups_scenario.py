@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.group import background_writes, committed_offsets
+from dataplane.coordinators import background_writes
+from dataplane.coordinators.group import committed_offsets
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics

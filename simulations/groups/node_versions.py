@@ -13,7 +13,8 @@ from typing import Any, Final, overload
 
 import dataplane.worker_server
 import metaquorum.controller_server
-from dataplane.handlers import api_versions, fetch
+from dataplane.handlers import api_versions
+from dataplane.handlers.fetch import handler
 from dataplane.network.replies import CloseConnectionError
 from dataplane.replication import isr_manager, replica_fetcher
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
@@ -167,7 +168,7 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
     with (
         swapped(api_versions, "APIS", serves),
         swapped(ReplicaAuthenticator, "respond", closes),
-        swapped(fetch, "fetch_claim_error", believes),
+        swapped(handler, "fetch_claim_error", believes),
         swapped(isr_manager, "is_earlier", takes_for_earlier),
         swapped(replica_fetcher, "verifies_proofs", proves_nothing),
         swapped(MetadataLoader, "apply", applies),

@@ -8,7 +8,8 @@ import trio
 
 from dataplane.fetch import reader
 from dataplane.fetch.reader import FetchReader
-from dataplane.handlers import fetch, produce
+from dataplane.handlers import produce
+from dataplane.handlers.fetch import handler
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import batch_validation
@@ -239,7 +240,7 @@ def _broker_epoch_not_compared() -> AbstractContextManager[None]:
 
         return fetch_claim_error
 
-    return swapped(fetch, "fetch_claim_error", wrong)
+    return swapped(handler, "fetch_claim_error", wrong)
 
 
 def _first_broker_epoch_kept() -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane.coordinators.group.members import GroupMember
-from dataplane.handlers import fetch
+from dataplane.handlers.fetch import handler
 from dataplane.handlers.produce_outcome import Outcome
 from simulations.kernel.mutation import Mutant, swapped
 
@@ -16,7 +16,7 @@ def _replication_throttled() -> AbstractContextManager[None]:
 
         return allowed
 
-    return swapped(fetch, "_Allowed", wrong)
+    return swapped(handler, "FetchAllowance", wrong)
 
 
 def _awaited_commits_not_charged() -> AbstractContextManager[None]:

@@ -35,6 +35,7 @@ from simulations.replication.replicas import (
     LogStartMove,
     Name,
     PartitionHistory,
+    ReadableEnds,
     ReplicaLog,
     Role,
 )
@@ -276,8 +277,8 @@ class Probes:
         known = self._logs.get(partition.log)
         if known is not None and partition.offline is None and partition.is_hosted:
             role = Role(partition.leader_epoch, partition.is_leader)
-            offset, high_watermark = partition.last_stable_offset, partition.high_watermark
-            self._cluster_history.stable(*known, offset, high_watermark, role)
+            ends = ReadableEnds(partition.last_stable_offset, partition.high_watermark)
+            self._cluster_history.stable(*known, ends, role)
 
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)

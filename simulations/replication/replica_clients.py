@@ -521,11 +521,17 @@ class ReplicaReader(ReplicaClient):
     """Requests that all reading clients share."""
 
     async def list_offset(
-        self, connection: ClientConnection, name: str, partition: int, timestamp: int
+        self,
+        connection: ClientConnection,
+        name: str,
+        partition: int,
+        timestamp: int,
+        isolation_level: int = 0,
     ) -> int:
+        """Return an offset by ListOffsets. Raises EOFError if the response has an error."""
         asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
         topic = ListOffsetsTopic(name=name, partitions=[asked])
-        message = ListOffsetsRequest(replica_id=-1, topics=[topic])
+        message = ListOffsetsRequest(replica_id=-1, isolation_level=isolation_level, topics=[topic])
         answer = (await connection.call(ApiKey.LIST_OFFSETS, message)).topics[0].partitions[0]
         if answer.error_code:
             raise EOFError(ErrorCode(answer.error_code).name)
@@ -596,16 +602,23 @@ class ReplicaReader(ReplicaClient):
         return read
 
 
-class ReplicaConsumer(ReplicaReader):
-    """Consumer of one partition for a while, then another; it keeps its positions."""
+class WanderingReader(ReplicaReader):
+    """Reader of one partition for a while, then another; it keeps its positions."""
 
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
         self._offsets: dict[Place, int] = {}
 
+    def _next_place(self) -> tuple[str, Place] | None:
+        return self.place()
+
+    async def _follow(self, runtime: Runtime, name: str, place: Place) -> None:
+        """Read the partition for a while. Raises an error of `BROKEN`."""
+        raise NotImplementedError
+
     async def run(self, runtime: Runtime) -> None:
         while not self.cluster_state.closing and not self.cluster_state.calm:
-            at = self.place()
+            at = self._next_place()
             if at is not None:
                 try:
                     await self._follow(runtime, *at)
@@ -613,6 +626,10 @@ class ReplicaConsumer(ReplicaReader):
                     self.say(f"{at[0]}/{at[1]}: {error!r}")
             await sleep(runtime.clock, RETRY_S)
         self.done = True
+
+
+class ReplicaConsumer(WanderingReader):
+    """Consumer at leaders, without read_committed."""
 
     async def _follow(self, runtime: Runtime, name: str, place: Place) -> None:
         leader = await self.leader(runtime, name, place)

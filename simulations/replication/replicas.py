@@ -84,6 +84,13 @@ class Entry(NamedTuple):
     identity: Identity
 
 
+class ReadableEnds(NamedTuple):
+    """Ends of what consumers may read of a replica, with read_committed and without."""
+
+    last_stable_offset: int
+    high_watermark: int
+
+
 class Role(NamedTuple):
     """Role of a replica, by the metadata that its worker has applied."""
 
@@ -320,12 +327,7 @@ class ReplicaChecker(ClusterChecker):
         """Check a move of the replica's log start offset."""
 
     def stable(
-        self,
-        history: PartitionHistory,
-        replica: ReplicaLog,
-        last_stable_offset: int,
-        high_watermark: int,
-        role: Role,
+        self, history: PartitionHistory, replica: ReplicaLog, ends: ReadableEnds, role: Role
     ) -> None:
         """Check the last stable offset of a replica after its log or high watermark changed."""
 
@@ -587,15 +589,10 @@ class ClusterHistory:
         self.started(replica, move.new)
 
     def stable(
-        self,
-        history: PartitionHistory,
-        replica: ReplicaLog,
-        last_stable_offset: int,
-        high_watermark: int,
-        role: Role,
+        self, history: PartitionHistory, replica: ReplicaLog, ends: ReadableEnds, role: Role
     ) -> None:
         for checker in self.checkers:
-            checker.stable(history, replica, last_stable_offset, high_watermark, role)
+            checker.stable(history, replica, ends, role)
 
     def stored(
         self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]

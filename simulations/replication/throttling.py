@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dataplane.fetch.reader import replica_of
-from dataplane.handlers import fetch
+from dataplane.handlers.fetch import handler
 from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
@@ -145,5 +145,5 @@ def watched_quotas(cluster_state: ReplicatedClusterState) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(swapped(ClientQuotas, "_mute", mutes))
-        stack.enter_context(swapped(fetch, "_Allowed", allows))
+        stack.enter_context(swapped(handler, "FetchAllowance", allows))
         yield

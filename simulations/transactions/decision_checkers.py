@@ -16,6 +16,7 @@ from simulations.replication.replicas import (
     Name,
     PartitionHistory,
     Place,
+    ReadableEnds,
     ReplicaLog,
     Role,
 )
@@ -130,6 +131,16 @@ def _last(known: Sequence[Decision], replica: ReplicaLog, first: Name) -> Decisi
     return None
 
 
+def _stamped_by_leader(
+    history: PartitionHistory, entries: Sequence[Entry], role: Role
+) -> Iterator[tuple[Name, Stamp]]:
+    """Yield the markers, and the records of transactions, that a leader has appended."""
+    if role.leads:
+        for name, _ in entries:
+            if (stamp := history.stamps.get(name)) is not None:
+                yield name, stamp
+
+
 class DecisionsComeFirst(TransactionChecker):
     """A marker is written after the decision is committed, and says the same.
 
@@ -141,11 +152,8 @@ class DecisionsComeFirst(TransactionChecker):
     def appended(
         self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
-        if not role.leads:
-            return
-        for name, _ in entries:
-            stamp = history.stamps.get(name)
-            if stamp is not None and stamp.is_marker:
+        for name, stamp in _stamped_by_leader(history, entries, role):
+            if stamp.is_marker:
                 is_open = stamp.producer_id in replica.transactions.open
                 self._marker(history, name, stamp, is_open=is_open)
 
@@ -216,12 +224,7 @@ class EpochsInLogsGrow(TransactionChecker):
     def appended(
         self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
-        if not role.leads:
-            return
-        for name, _ in entries:
-            stamp = history.stamps.get(name)
-            if stamp is None:
-                continue
+        for name, stamp in _stamped_by_leader(history, entries, role):
             known = replica.transactions
             epoch = known.epochs.get(stamp.producer_id, -1)
             self.compare(
@@ -255,12 +258,9 @@ class AppendedIsInTransaction(TransactionChecker):
     def appended(
         self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
-        if not role.leads:
-            return
         seen: set[int] = set()
-        for name, _ in entries:
-            stamp = history.stamps.get(name)
-            if stamp is None or stamp.is_marker or stamp.producer_id in seen:
+        for name, stamp in _stamped_by_leader(history, entries, role):
+            if stamp.is_marker or stamp.producer_id in seen:
                 continue
             seen.add(stamp.producer_id)
             if stamp.producer_id not in replica.transactions.open:
@@ -302,13 +302,9 @@ class StableOffsetIsThatOfTheLog(TransactionChecker):
         self._last: dict[tuple[Place, int, int, int], int] = {}
 
     def stable(
-        self,
-        history: PartitionHistory,
-        replica: ReplicaLog,
-        last_stable_offset: int,
-        high_watermark: int,
-        role: Role,
+        self, history: PartitionHistory, replica: ReplicaLog, ends: ReadableEnds, role: Role
     ) -> None:
+        last_stable_offset, high_watermark = ends
         known = replica.transactions
         least = known.last_stable_offset(high_watermark, replica.start)
         most = known.last_stable_offset(high_watermark, replica.start, awaits_old=False)
@@ -319,7 +315,7 @@ class StableOffsetIsThatOfTheLog(TransactionChecker):
             replica.worker_id,
             last_stable_offset,
             high_watermark,
-            replica.transactions.open,
+            known.open,
         )
         self.world.count("last stable offsets held", last_stable_offset < high_watermark)
         if role.leads:

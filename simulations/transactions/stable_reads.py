@@ -5,21 +5,15 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
+from simulations.harness.client import ClientConnection
 from simulations.replication.partition_transactions import Aborted, stable_view
 from simulations.replication.probes import records_of
-from simulations.replication.replica_clients import TOPIC_IDS_SINCE, ReplicaReader
+from simulations.replication.replica_clients import TOPIC_IDS_SINCE, ReplicaReader, WanderingReader
 from simulations.replication.replicas import Entry, Place
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.transactions.transaction_checkers import AbortedIsLeftOut, CommittedIsShown
 from simulations.workloads.consumer import EARLIEST, LATEST
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-)
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 from wire.records.batches import batches
@@ -53,13 +47,7 @@ class StableReader(ReplicaReader):
         self, connection: ClientConnection, name: str, partition: int, timestamp: int
     ) -> int:
         """Return an offset by ListOffsets with read_committed. Raises EOFError after an error."""
-        asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-        topic = ListOffsetsTopic(name=name, partitions=[asked])
-        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=[topic])
-        answer = (await connection.call(ApiKey.LIST_OFFSETS, message)).topics[0].partitions[0]
-        if answer.error_code:
-            raise EOFError(ErrorCode(answer.error_code).name)
-        return int(answer.offset)
+        return await self.list_offset(connection, name, partition, timestamp, READ_COMMITTED)
 
     async def fetch_stable(
         self, connection: ClientConnection, name: str, place: Place, offset: int, wait_ms: int
@@ -130,7 +118,7 @@ class StableReader(ReplicaReader):
         read.records = [(name.offset, content.text) for name, content in shown]
 
 
-class StableConsumer(StableReader):
+class StableConsumer(StableReader, WanderingReader):
     """Consumer of one partition for a while, then another, at leaders and at followers."""
 
     def __init__(
@@ -143,24 +131,12 @@ class StableConsumer(StableReader):
         """Create the consumer, which reads the topic `favourite` more often than others."""
         super().__init__(cluster_state, name, draw)
         self._favourite = favourite
-        self._offsets: dict[Place, int] = {}
 
-    def _drawn_place(self) -> tuple[str, Place] | None:
+    def _next_place(self) -> tuple[str, Place] | None:
         found = self.cluster_state.topic_outcomes.lasting.get(self._favourite)
         if found is None or self._draw.random() < 0.5:
             return self.place()
         return self._favourite, Place(found[0], self._draw.randrange(found[1]))
-
-    async def run(self, runtime: Runtime) -> None:
-        while not self.cluster_state.closing and not self.cluster_state.calm:
-            at = self._drawn_place()
-            if at is not None:
-                try:
-                    await self._follow(runtime, *at)
-                except BROKEN as error:
-                    self.say(f"{at[0]}/{at[1]}: {error!r}")
-            await sleep(runtime.clock, RETRY_S)
-        self.done = True
 
     async def _replica(self, runtime: Runtime, name: str, place: Place) -> tuple[int, bool]:
         """Return a replica to read from, and whether it was the leader."""

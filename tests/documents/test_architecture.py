@@ -189,6 +189,6 @@ def test_the_functions_of_a_path_are_called(path: str, calls: Calls) -> None:
 
 @pytest.mark.slow
 def test_a_function_that_is_not_called_is_noticed(calls: Calls) -> None:
-    name = "dataplane.handlers.fetch._FullFetch.answer"
+    name = "dataplane.handlers.fetch.full_fetch.FullFetch.answer"
     assert name in calls.of["fetch"]
     assert name not in calls.of["metadata change"]

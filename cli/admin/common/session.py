@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -36,6 +36,7 @@ UNREACHABLE: Final = 3
 # Limits of the protocol's fields; options above them are rejected before any request.
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+COMPLETION_TIMEOUT_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -263,20 +264,24 @@ def merged(ctx: click.Context, own: dict[str, Any]) -> dict[str, Any]:
     return given | {name: value for name, value in own.items() if value is not None}
 
 
-def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the topics that start with `incomplete`; none if the cluster answers too late."""
+def completions(
+    ctx: click.Context, incomplete: str, names_of: Callable[[Cluster], Iterable[str]]
+) -> list[str]:
+    """Return the names that start with `incomplete`; none if the cluster answers too late."""
     try:
         settings = resolve(merged(ctx, ctx.params), os.environ)
         with connect(
             settings.bootstrap, timeout_s=COMPLETION_TIMEOUT_S, security=settings.security
         ) as cluster:
-            names = [topic.name for topic in BlockingAdmin(cluster).topics()]
+            return [name for name in names_of(cluster) if name.startswith(incomplete)]
     except (KafkaError, AdminError, WireError, ValueError, click.UsageError):
         return []
-    return [name for name in names if name.startswith(incomplete)]
 
 
-COMPLETION_TIMEOUT_S: Final = 1.0
+def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return completions(
+        ctx, incomplete, lambda cluster: [topic.name for topic in BlockingAdmin(cluster).topics()]
+    )
 
 
 def topic_argument(*, many: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import click
 
+from cli.admin.common.scopes import Scope, parse_scopes, topics_option
 from cli.admin.common.session import Session, session_command, yes_option
-from cli.admin.groups.options import Scope, groups_argument, parse_scopes, topics_option
+from cli.admin.groups.options import groups_argument
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError
 
@@ -70,12 +71,7 @@ def _partitions(session: Session, group: str, scopes: Sequence[Scope]) -> list[T
         return []
     found: list[TopicPartition] = []
     for scope in scopes:
-        own = [
-            where
-            for where in committed
-            if where.topic == scope.topic
-            and (scope.partitions is None or where.partition in scope.partitions)
-        ]
+        own = [where for where in committed if scope.contains(where)]
         if not own:
             where = f"topic {scope.topic}"
             if scope.partitions is not None:

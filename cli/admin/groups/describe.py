@@ -1,14 +1,14 @@
 """mq-admin groups list and describe."""
 
 import fnmatch
-from itertools import groupby
 
 import click
 
+from cli.admin.common.coordinators import coordinator_text
+from cli.admin.common.scopes import by_topic
 from cli.admin.common.session import Session, session_command
 from cli.admin.groups.options import groups_argument, report_missing
 from cli.common.output import Column, Row, show_pairs, show_table
-from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.values import (
     STATES,
     TYPES,
@@ -114,14 +114,13 @@ def describe_command(session: Session, groups: tuple[str, ...]) -> None:
 
 
 def _show(session: Session, group: GroupDescription) -> None:
-    node = session.cluster.nodes.get(group.coordinator)
     show_pairs(
         [
             ("group", group.group),
             ("state", group.state),
             ("protocol type", group.protocol_type),
             ("assignor", group.protocol),
-            ("coordinator", f"{group.coordinator}{f' ({node.address})' if node else ''}"),
+            ("coordinator", coordinator_text(session, group.coordinator)),
             ("members", len(group.members)),
         ]
     )
@@ -153,21 +152,14 @@ def _member(member: MemberDescription) -> Row:
         if subscription is None
         else {
             "topics": list(subscription.topics),
-            "owned": None if subscription.owned is None else _by_topic(subscription.owned),
+            "owned": None if subscription.owned is None else by_topic(subscription.owned),
             "generation": subscription.generation,
             "rack": subscription.rack,
         },
         "metadata_bytes": member.metadata_bytes,
-        "assignment": None if assignment is None else _by_topic(assignment.partitions),
+        "assignment": None if assignment is None else by_topic(assignment.partitions),
         "assignment_bytes": member.assignment_bytes,
     }
-
-
-def _by_topic(partitions: tuple[TopicPartition, ...]) -> list[Row]:
-    grouped = groupby(sorted(partitions), key=lambda where: where.topic)
-    return [
-        {"topic": topic, "partitions": [where.partition for where in own]} for topic, own in grouped
-    ]
 
 
 def _assigned_text(member: MemberDescription) -> str:
@@ -175,5 +167,5 @@ def _assigned_text(member: MemberDescription) -> str:
         return f"{member.assignment_bytes} bytes, not decoded"
     return " ".join(
         f"{each['topic']}:{','.join(map(str, each['partitions']))}"
-        for each in _by_topic(member.assignment.partitions)
+        for each in by_topic(member.assignment.partitions)
     )

@@ -4,13 +4,15 @@ from typing import Any, Final
 
 import click
 
+from cli.admin.common.coordinators import coordinator_text
 from cli.admin.common.session import Session, session_command
 from cli.admin.groups.options import complete_groups
 from cli.common.output import Column, Row, printable, show_pairs, show_table, size_text
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.groups.activity import MemberActivity, Rebalance
-from metaquorum.client.groups.explanation import Finding, duration, explain, ranges, rule_text
-from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.activity import MemberActivity, Rebalance
+from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.sentences import Finding, explain, rule_text
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.topic_survival import Level
 
 MAX_SAMPLE_S: Final = 60.0
@@ -84,7 +86,6 @@ def explain_command(session: Session, group: str, sample_s: float) -> None:
 
 def _show(session: Session, facts: GroupFacts, findings: list[Finding]) -> None:
     activity = facts.activity
-    node = session.cluster.nodes.get(activity.coordinator)
     since = "" if activity.state_s is None else f" for {duration(activity.state_s)}"
     show_pairs(
         [
@@ -92,7 +93,7 @@ def _show(session: Session, facts: GroupFacts, findings: list[Finding]) -> None:
             ("state", f"{activity.state}{since}"),
             ("generation", activity.generation),
             ("assignor", activity.protocol),
-            ("coordinator", f"{activity.coordinator}{f' ({node.address})' if node else ''}"),
+            ("coordinator", coordinator_text(session, activity.coordinator)),
             ("members", len(activity.members)),
         ]
     )

@@ -4,14 +4,9 @@ import fnmatch
 
 import click
 
+from cli.admin.common.scopes import Scope, parse_scopes, topics_option
 from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import (
-    Scope,
-    groups_argument,
-    parse_scopes,
-    report_missing,
-    topics_option,
-)
+from cli.admin.groups.options import groups_argument, report_missing
 from cli.common.output import Column, Row
 from metaquorum.client.groups.values import GroupLag, PartitionLag
 
@@ -86,11 +81,7 @@ def _matching(session: Session, pattern: str) -> list[str]:
 
 
 def _is_in(lag: PartitionLag, scopes: list[Scope]) -> bool:
-    return not scopes or any(
-        scope.topic == lag.where.topic
-        and (scope.partitions is None or lag.where.partition in scope.partitions)
-        for scope in scopes
-    )
+    return not scopes or any(scope.contains(lag.where) for scope in scopes)
 
 
 def _row(group: GroupLag, lag: PartitionLag) -> Row:

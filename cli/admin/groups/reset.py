@@ -8,8 +8,9 @@ from typing import Final
 
 import click
 
+from cli.admin.common.scopes import parse_scopes, topics_option
 from cli.admin.common.session import INT64_MAX, Session, session_command
-from cli.admin.groups.options import groups_argument, parse_scopes, topics_option
+from cli.admin.groups.options import groups_argument
 from cli.common.output import Column, Row
 from cli.common.times import time_value
 from metaquorum.client.cluster import TopicPartition

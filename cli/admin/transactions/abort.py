@@ -4,6 +4,7 @@ import shlex
 
 import click
 
+from cli.admin.common.scopes import parse_partition
 from cli.admin.common.session import (
     INT32_MAX,
     INT64_MAX,
@@ -12,7 +13,7 @@ from cli.admin.common.session import (
     session_command,
     yes_option,
 )
-from cli.admin.transactions.options import complete_transactional_ids, parse_partition
+from cli.admin.transactions.options import complete_transactional_ids
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError
 from metaquorum.client.transactions.values import ProducerState, TransactionDescription

@@ -6,17 +6,15 @@ from typing import Final
 
 import click
 
+from cli.admin.common.coordinators import coordinator_text, report_missing
+from cli.admin.common.scopes import by_topic, parse_partition
 from cli.admin.common.session import INT64_MAX, Session, complete_topics, session_command
-from cli.admin.transactions.options import (
-    by_topic,
-    complete_transactional_ids,
-    parse_partition,
-    report_missing,
-)
+from cli.admin.transactions.options import complete_transactional_ids
 from cli.common.output import Column, Row, show_pairs
 from cli.common.times import iso_text
-from metaquorum.client.groups.explanation import duration, ranges
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.transactions.values import STATES, ProducerState, TransactionDescription
+from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 
 _LIST_COLUMNS: Final = (
     Column("transactional_id", "transactional-id"),
@@ -82,7 +80,7 @@ def list_command(
         producer_ids=producer_ids,
         min_duration_ms=-1 if longer_than is None else int(longer_than * 1000),
     )
-    report_missing(session, found)
+    report_missing(session, found, "transactional ids", TRANSACTION_STATE)
     rows = [
         {
             "transactional_id": each.transactional_id,
@@ -134,14 +132,13 @@ def describe_command(session: Session, transactional_ids: tuple[str, ...]) -> No
 
 
 def _show(session: Session, each: TransactionDescription, now_ms: int) -> None:
-    node = session.cluster.nodes.get(each.coordinator)
     pairs: list[tuple[str, object]] = [
         ("transactional id", each.transactional_id),
         ("state", each.state),
         ("producer id", each.producer_id),
         ("producer epoch", each.producer_epoch),
         ("timeout", duration(each.timeout_ms / 1000)),
-        ("coordinator", f"{each.coordinator}{f' ({node.address})' if node else ''}"),
+        ("coordinator", coordinator_text(session, each.coordinator)),
     ]
     if each.start_time_ms is not None:
         ago = duration(max(0, now_ms - each.start_time_ms) / 1000)

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import click
 
+from cli.admin.common.scopes import by_topic, parse_scope
 from cli.admin.common.session import Session, complete_topics, session_command
 from cli.admin.transactions.describe import producer_row
-from cli.admin.transactions.options import by_topic, parse_scope
 from cli.common.output import Column, Row, printable, show_table
 from cli.common.times import iso_text
 from metaquorum.client.topic_survival import Level, Sentence

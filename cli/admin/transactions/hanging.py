@@ -5,12 +5,12 @@ from typing import Final
 
 import click
 
-from cli.admin.common.session import Session, complete_topics, session_command
-from cli.admin.transactions.options import parse_scope
+from cli.admin.common.scopes import parse_scopes, topics_option
+from cli.admin.common.session import Session, session_command
 from cli.common.output import Column, Row
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
-from metaquorum.client.groups.explanation import duration
+from metaquorum.client.groups.explanation.words import duration
 from metaquorum.client.transactions.hanging import DEFAULT_MAX_TIMEOUT_S
 from metaquorum.client.transactions.values import HangingTransaction, OpenTransaction
 from wire.primitives.errors import ErrorCode
@@ -29,14 +29,7 @@ _COLUMNS: Final = (
 
 
 @click.command("hanging", short_help="Find transactions that no coordinator will end.")
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    metavar="TOPIC[:PARTITION,...]",
-    help="Topic, or some of its partitions, to search; repeatable.  [default: all topics]",
-    shell_complete=complete_topics,
-)
+@topics_option("Topic, or some of its partitions, to search; repeatable.  [default: all topics]")
 @click.option("--node", "node_id", type=int, help="Only partitions with a replica on this node.")
 @click.option(
     "--max-transaction-timeout",
@@ -91,7 +84,7 @@ def _partitions(
     session: Session, texts: tuple[str, ...], node_id: int | None
 ) -> list[TopicPartition]:
     """Return the partitions of the scopes with a replica on the node; report absent ones."""
-    scopes = [parse_scope(text) for text in texts]
+    scopes = parse_scopes(texts)
     if scopes:
         described = session.admin.describe_topics([scope.topic for scope in scopes])
         topics = {name: each for name, one in described.items() if (each := session.keep(one))}

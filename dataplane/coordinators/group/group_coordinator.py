@@ -23,13 +23,13 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.group.background_writes import BackgroundWrites, PendingChecks
+from dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import GroupMemory
-from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.group.transactional_offsets import Place
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from dataplane.log.segments.producers import TransactionMarker

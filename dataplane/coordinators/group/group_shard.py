@@ -276,14 +276,13 @@ class GroupShard:
         self, now: float, now_ms: int, request: CommitRequest
     ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
         """Commit offsets; return the error of each, or one for all."""
-        if request.producer is None:
-            code = self._check_commit(now, request)
-            has_room = self.offsets.has_room(len(request.offsets))
-        else:
-            code = self._check_transactional_commit(request)
-            has_room = self.offsets.has_transactional_room(len(request.offsets))
+        code = self._check_commit(now, request)
         if code is not NO_ERROR:
             return code
+        if request.producer is None:
+            has_room = self.offsets.has_room(len(request.offsets))
+        else:
+            has_room = self.offsets.has_transactional_room(len(request.offsets))
         if not has_room:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
@@ -304,37 +303,31 @@ class GroupShard:
         self.statistics.committed_count += len(records)
         return Write(records, codes, None, request.producer) if records else codes
 
-    def _check_transactional_commit(self, request: CommitRequest) -> ErrorCode:
-        if request.group_id in self._being_deleted:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        group = self.groups.get(request.group_id)
-        if group is None:
-            if request.generation < 0:
-                return NO_ERROR
-            is_known = self.offsets.has_group(request.group_id)
-            return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.ILLEGAL_GENERATION
-        if request.generation < 0 and group.is_empty:
-            return NO_ERROR
-        if request.generation >= 0 or request.member_id or request.instance_id is not None:
-            return group.check(request.member_id, request.instance_id, request.generation)
-        return NO_ERROR
-
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
+        """Return the error of a client that may not commit for the group.
+
+        A commit in a transaction may name no member also if the group has members. It is no
+        heartbeat, and may come during a rebalance, as in Kafka.
+        """
         if request.group_id in self._being_deleted:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        is_transactional = request.producer is not None
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation < 0:
                 return NO_ERROR
-            is_known = self.offsets.has_group(request.group_id)
-            return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.GROUP_ID_NOT_FOUND
+            if self.offsets.has_group(request.group_id):
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            return (
+                ErrorCode.ILLEGAL_GENERATION if is_transactional else ErrorCode.GROUP_ID_NOT_FOUND
+            )
         if request.generation < 0 and group.is_empty:
             return NO_ERROR
         if request.generation >= 0 or request.member_id or request.instance_id is not None:
             code = group.check(request.member_id, request.instance_id, request.generation)
         else:
-            code = ErrorCode.UNKNOWN_MEMBER_ID
-        if code is NO_ERROR:
+            code = NO_ERROR if is_transactional else ErrorCode.UNKNOWN_MEMBER_ID
+        if code is NO_ERROR and not is_transactional:
             group.hear(now, request.member_id)
             if group.state is GroupState.COMPLETING_REBALANCE:
                 return ErrorCode.REBALANCE_IN_PROGRESS

@@ -15,8 +15,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.group.background_writes import BackgroundWrites
-from dataplane.coordinators.group.partitioning import partition_of
+from dataplane.coordinators.background_writes import BackgroundWrites
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from dataplane.coordinators.transaction.configs import TransactionConfigs

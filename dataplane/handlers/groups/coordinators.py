@@ -13,7 +13,7 @@ request for a group has the topic created.
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
-from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS, partition_of
+from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from dataplane.network.worker_addresses import WorkerAddress
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId

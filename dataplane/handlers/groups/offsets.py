@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
-from dataplane.coordinators.group.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.group.record_formats import OffsetValue
+from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
 from dataplane.handlers.groups.parts import Codes, write_in_parts

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
-from metaquorum.client.groups.activity import GroupActivity, describe_activity
 from metaquorum.client.groups.coordinators import Outcomes
-from metaquorum.client.groups.facts import GroupFacts, gather
+from metaquorum.client.groups.explanation.activity import GroupActivity, describe_activity
+from metaquorum.client.groups.explanation.facts import GroupFacts, gather
+from metaquorum.client.groups.explanation.unread import Unread, describe_unread
 from metaquorum.client.groups.lag import describe_lag
 from metaquorum.client.groups.offsets import (
     Committed,
@@ -16,7 +17,6 @@ from metaquorum.client.groups.offsets import (
 )
 from metaquorum.client.groups.queries import describe_groups, list_groups
 from metaquorum.client.groups.reset import Reset, ResetPlan, plan_offsets, plan_reset
-from metaquorum.client.groups.unread import Unread, describe_unread
 from metaquorum.client.groups.values import GroupDescription, GroupLag, GroupList
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from metaquorum.client.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.consumer import MAX_WAIT_S, ConsumedRecord, Consumer
-from metaquorum.client.errors import AdminError, BrokerError, UnreachableError, broker_error
+from metaquorum.client.errors import AdminError, BrokerError, UnreachableError
 from metaquorum.client.groups.assigned_partitions import AssignedPartitions
 from metaquorum.client.groups.assignors import ASSIGNORS
 from metaquorum.client.groups.coordinator_link import GLANCE_S, CoordinatorLink
@@ -42,6 +42,7 @@ from metaquorum.client.groups.offsets import (
     fetch_request,
     first_commit_error,
 )
+from metaquorum.client.groups.subscribed_topics import ABSENT_TOPIC_AGE_S, GONE, SubscribedTopics
 from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
 from wire.primitives.errors import ErrorCode
 
@@ -55,8 +56,6 @@ OnCommit: TypeAlias = Callable[[Mapping[TopicPartition, CommittedOffset], Broker
 
 # Longest fetch during a rebalance, so that its end is soon seen.
 REBALANCING_WAIT_S: Final = 0.1
-# Time after which metadata are fetched again if a subscribed topic does not exist.
-ABSENT_TOPIC_AGE_S: Final = 1.0
 LEAVE_TIMEOUT_S: Final = 5.0
 _NAMES_UNTIL: Final = 9  # later versions of OffsetCommit and OffsetFetch identify topics by id
 # Errors after which a commit is sent again, besides those of the coordinator.
@@ -66,11 +65,6 @@ _COMMIT_RETRIED: Final = frozenset(
         ErrorCode.REQUEST_TIMED_OUT,
         ErrorCode.NETWORK_EXCEPTION,
     }
-)
-_GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-# Errors of subscribed topics that are raised; after others the last known count remains.
-_REFUSED: Final = frozenset(
-    {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION}
 )
 _WHEN_RESET: Final = {OffsetReset.EARLIEST: EARLIEST, OffsetReset.LATEST: LATEST}
 
@@ -161,12 +155,9 @@ class GroupConsumer:
         self._partitions = AssignedPartitions()
         self._fetcher = _Fetcher(cluster, read_committed=config.read_committed)
         self._listener = RebalanceListener()
-        self._topics: frozenset[str] = frozenset()
-        self._pattern: re.Pattern[str] | None = None
-        self._counts: dict[str, int] = {}  # partitions by topic; 0: there is no such topic
-        self._counts_at = 0.0
-        self._are_counts_stale = True
-        self._assigned_counts: dict[str, int] | None = None  # by this member as the leader
+        self._topics = SubscribedTopics(
+            cluster, config.metadata_max_age_s, self._member.request_rejoin
+        )
         self._commit_at = 0.0
         self._positions_at = 0.0
         self._unreachable_since: float | None = None
@@ -187,16 +178,14 @@ class GroupConsumer:
         """
         if isinstance(topics, str):
             raise TypeError("topics are a list of names, or a pattern")
-        self._pattern = topics if isinstance(topics, re.Pattern) else None
-        self._topics = frozenset() if isinstance(topics, re.Pattern) else frozenset(topics)
+        self._topics.subscribe(topics)
         self._listener = listener or RebalanceListener()
-        self._are_counts_stale = True
         self._member.request_rejoin("the subscription has changed")
 
     @property
     def subscription(self) -> frozenset[str]:
         """Subscribed topics; those that the pattern has matched so far."""
-        return self._topics
+        return self._topics.names
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
@@ -306,7 +295,7 @@ class GroupConsumer:
             if records := self._partitions.take(self.config.max_poll_records):
                 return records
             now = transport.monotonic()
-            fetchable = self._partitions.fetchable(self._counts)
+            fetchable = self._partitions.fetchable(self._topics.counts)
             wait_until = min(deadline, now + MAX_WAIT_S)
             is_settled = self._member.state is State.STABLE and not self._member.rejoin_reason
             if not is_settled:
@@ -329,9 +318,9 @@ class GroupConsumer:
         try:
             records = await fetcher.poll(max_wait_s)
         except BrokerError as error:
-            if error.code not in _GONE:
+            if error.code not in GONE:
                 raise
-            self._are_counts_stale = True  # a topic was deleted: the leader assigns without it
+            self._topics.expire()  # a topic was deleted: the leader assigns without it
             await self.cluster.back_off(0, self.cluster.deadline())
             return
         self._partitions.add(records, fetcher.positions, fetcher.last_epochs)
@@ -352,7 +341,7 @@ class GroupConsumer:
         self._member.raise_failure()
         while await self._link.progress(self._now() + GLANCE_S):
             pass
-        await self._refresh_counts()
+        await self._topics.refresh(self._member.members)
         await self._auto_commit_if_due()
         while await self._step():
             self._member.raise_failure()
@@ -370,14 +359,16 @@ class GroupConsumer:
             return True
         if member.state in (State.JOINING, State.SYNCING):
             return await self._link.progress(self._now() + GLANCE_S)
-        if not member.is_join_due(self._now()) or not (self._topics or member.identity.member_id):
+        if not member.is_join_due(self._now()) or not (
+            self._topics.names or member.identity.member_id
+        ):
             return False
         await self._prepare_to_join()
         if not await self._open_link():
             return False
         if not member.is_join_due(self._now()):
             return True  # the commit before it has changed the membership
-        request = member.join_request(self._topics, self._partitions.all)
+        request = member.join_request(self._topics.names, self._partitions.all)
         self.heartbeats.target = None
         await self._link.submit(request, self._on_join, self.cluster.deadline())
         return True
@@ -392,7 +383,7 @@ class GroupConsumer:
             self.heartbeats.target = None
             await self._give_up(owned)
         elif member.is_cooperative:
-            await self._give_up([where for where in owned if where.topic not in self._topics])
+            await self._give_up([where for where in owned if where.topic not in self._topics.names])
         else:
             await self._give_up(owned)
 
@@ -465,20 +456,16 @@ class GroupConsumer:
     async def _assign(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions of each member, as the leader of the group."""
         member = self._member
-        topics = {topic for each in member.members for topic in each.subscription.topics}
-        if not topics <= self._counts.keys():
-            self._are_counts_stale = True
-            await self._refresh_counts()
-        self._assigned_counts = {topic: self._counts.get(topic, 0) for topic in topics}
+        counts = await self._topics.counts_to_assign(member.members)
         if member.skips_assignment:  # a static leader that came back (KIP-814)
             return {}
-        counts = {topic: count for topic, count in self._assigned_counts.items() if count}
-        return ASSIGNORS[member.protocol].assign(member.members, counts)
+        existing = {topic: count for topic, count in counts.items() if count}
+        return ASSIGNORS[member.protocol].assign(member.members, existing)
 
     async def _take_assignment(self) -> None:
         """Change to the new assignment and call the listener."""
         member = self._member
-        assigned = [w for w in member.take_assignment() if w.topic in self._topics]
+        assigned = [w for w in member.take_assignment() if w.topic in self._topics.names]
         owned = self._partitions.all
         if revoked := [where for where in owned if where not in assigned]:
             # Before the rest, which may raise or be cancelled: the assignment is then repeated.
@@ -489,7 +476,7 @@ class GroupConsumer:
         added = [where for where in assigned if where not in owned]
         self._partitions.assign(assigned)
         if not member.is_leader:
-            self._assigned_counts = None
+            self._topics.forget_assigned()
         interval = self.config.auto_commit_interval_s
         if interval is not None:
             self._commit_at = self._now() + interval
@@ -528,49 +515,6 @@ class GroupConsumer:
             return False
         self._unreachable_since = None
         return True
-
-    # Metadata
-
-    async def _refresh_counts(self) -> None:
-        """Fetch the partition counts of the topics, if due, and join again if they changed."""
-        now = self._now()
-        is_absent = any(not self._counts.get(topic) for topic in self._topics)
-        age_s = self.config.metadata_max_age_s
-        if is_absent or (self._pattern is not None and not self._topics):
-            age_s = min(age_s, ABSENT_TOPIC_AGE_S)
-        if not self._are_counts_stale and now - self._counts_at < age_s:
-            return
-        if self._pattern is None and not self._topics:
-            return
-        group_topics = {t for each in self._member.members for t in each.subscription.topics}
-        names = None if self._pattern is not None else sorted(self._topics | group_topics)
-        found = await self.cluster.refresh(names)
-        self._counts_at, self._are_counts_stale = now, False
-        before, self._counts = self._counts, dict.fromkeys(names or (), 0)
-        for topic in found:
-            if topic.name is None:
-                continue
-            if topic.error_code in _REFUSED:
-                raise broker_error(topic.error_code, None, f"topic {topic.name}")
-            count = before.get(topic.name, 0)
-            if not topic.error_code or topic.error_code in _GONE:
-                count = len(topic.partitions)
-            self._counts[topic.name] = count
-            if count != before.get(topic.name):
-                self.cluster.forget_topic(topic.name)
-        if self._pattern is not None:
-            matched = {
-                topic.name
-                for topic in found
-                if topic.name and not topic.is_internal and self._pattern.fullmatch(topic.name)
-            }
-            if matched != self._topics:
-                self._topics = frozenset(matched)
-                self._member.request_rejoin("other topics match the subscription")
-        known = self._assigned_counts
-        if known is not None and any(self._counts.get(topic, 0) != known[topic] for topic in known):
-            self._assigned_counts = None
-            self._member.request_rejoin("partitions were added or deleted")
 
     # Offsets
 
@@ -638,9 +582,9 @@ class GroupConsumer:
         try:
             answers = await self._fetcher.offsets_at(times)
         except BrokerError as error:
-            if error.code not in _GONE:
+            if error.code not in GONE:
                 raise
-            self._are_counts_stale = True
+            self._topics.expire()
             self._positions_at = now + ABSENT_TOPIC_AGE_S
             return
         for where, answer in answers.items():
@@ -804,9 +748,7 @@ class GroupConsumer:
             return
         try:
             # The topic of a partition may be deleted: a retry would wait for its creation.
-            await self._commit(
-                offsets, deadline or self.cluster.deadline(), _COMMIT_RETRIED - _GONE
-            )
+            await self._commit(offsets, deadline or self.cluster.deadline(), _COMMIT_RETRIED - GONE)
         except (BrokerError, UnreachableError):
             return
 

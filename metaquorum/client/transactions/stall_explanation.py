@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.groups.explanation import duration, ranges
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.health import PartitionHealth, Trouble
 from metaquorum.client.topic_survival import Level, Sentence
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction

@@ -17,7 +17,7 @@ from dataplane.fetch.sessions import (
     SessionPartition,
     next_epoch,
 )
-from dataplane.handlers.fetch import handle_fetch
+from dataplane.handlers.fetch.handler import handle_fetch
 from dataplane.network.client import Client
 from dataplane.partition.partition import FetchWaiter
 from dataplane.scheduling.time_slices import at_once

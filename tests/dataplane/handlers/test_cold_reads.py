@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dataplane.handlers.fetch import MAX_COLD_READS
+from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.fetch.test_read_committed import Transactions

@@ -9,7 +9,7 @@ import trio
 
 from dataplane.fetch.reader import FetchReader
 from dataplane.handlers import offsets
-from dataplane.handlers.fetch import handle_fetch
+from dataplane.handlers.fetch.handler import handle_fetch
 from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
 from dataplane.worker.context import Request

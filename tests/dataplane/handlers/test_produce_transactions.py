@@ -1,5 +1,7 @@
 """Produce in transactions: verification by the coordinator, the order of batches, markers."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import trio
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.worker.transaction_states import TransactionStates
 from dataplane.worker.transaction_verifier import TransactionVerifier
+from tests.dataplane.coordinators.transaction.answers import added
 from tests.dataplane.serving import (
     RawClient,
     Served,
@@ -19,11 +22,8 @@ from tests.dataplane.serving import (
     serving,
 )
 from wire.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
-    AddPartitionsToTxnResult,
-    AddPartitionsToTxnTopicResult,
 )
 from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from wire.messages.list_transactions import (
@@ -76,26 +76,7 @@ class Coordinator:
         self.was_asked.set()
         await self.may_answer.wait()
         code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
-        return AddPartitionsToTxnResponse(
-            results_by_transaction=[
-                AddPartitionsToTxnResult(
-                    transactional_id=one.transactional_id,
-                    topic_results=[
-                        AddPartitionsToTxnTopicResult(
-                            name=topic.name,
-                            results_by_partition=[
-                                AddPartitionsToTxnPartitionResult(
-                                    partition_index=index, partition_error_code=code
-                                )
-                                for index in topic.partitions
-                            ],
-                        )
-                        for topic in one.topics
-                    ],
-                )
-                for one in request.transactions
-            ]
-        )
+        return added(request, code)
 
     def close(self) -> None: ...
 
@@ -144,6 +125,23 @@ def marker(served: Served, *, epoch: int = 0, index: int = 0, is_commit: bool = 
     log = partition.log
     log.append_marker(TransactionMarker(PRODUCER, epoch, 0, is_commit), partition.leader_epoch, 1)
     partition.appended(78)
+
+
+@asynccontextmanager
+async def marker_before_answer(
+    served: Served, coordinator: Coordinator, **options: Any
+) -> AsyncIterator[None]:
+    """Append a marker after the coordinator is asked next, and let it answer then."""
+    coordinator.may_answer, coordinator.was_asked = trio.Event(), trio.Event()
+
+    async def answer() -> None:
+        await coordinator.was_asked.wait()
+        marker(served, **options)
+        coordinator.may_answer.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        yield
 
 
 async def started(served: Served, partitions: int = 1) -> tuple[RawClient, Coordinator]:
@@ -231,15 +229,7 @@ async def test_the_marker_of_the_last_transaction_does_not_refuse_the_next(tmp_p
     async with serving(tmp_path) as served:
         client, coordinator = await started(served)
         coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
-        coordinator.may_answer = trio.Event()
-        async with trio.open_nursery() as nursery:
-
-            async def answer() -> None:
-                await coordinator.was_asked.wait()
-                marker(served, is_commit=False)
-                coordinator.may_answer.set()
-
-            nursery.start_soon(answer)
+        async with marker_before_answer(served, coordinator, is_commit=False):
             assert await codes(client, message(batch(0, epoch=1)), ADDS) == [0]
         assert len(coordinator.asked) == 2
 
@@ -251,15 +241,7 @@ async def test_a_marker_before_the_answer_of_a_coordinator_that_adds_causes_anot
     """The marker of the last transaction may be written just before the coordinator adds."""
     async with serving(tmp_path) as served:
         client, coordinator = await started(served)
-        coordinator.may_answer = trio.Event()
-        async with trio.open_nursery() as nursery:
-
-            async def answer() -> None:
-                await coordinator.was_asked.wait()
-                marker(served, epoch=1, is_commit=False)
-                coordinator.may_answer.set()
-
-            nursery.start_soon(answer)
+        async with marker_before_answer(served, coordinator, epoch=1, is_commit=False):
             assert await codes(client, message(batch(0, epoch=1)), ADDS) == [0]
         assert len(coordinator.asked) == 2
 
@@ -273,15 +255,7 @@ async def test_a_client_that_changes_to_version_12_does_not_join_its_last_transa
         client, coordinator = await started(served)
         assert await codes(client, message(batch(0)), VERIFIES) == [0]
         coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
-        coordinator.may_answer, coordinator.was_asked = trio.Event(), trio.Event()
-        async with trio.open_nursery() as nursery:
-
-            async def answer() -> None:
-                await coordinator.was_asked.wait()
-                marker(served)
-                coordinator.may_answer.set()
-
-            nursery.start_soon(answer)
+        async with marker_before_answer(served, coordinator):
             with trio.fail_after(10):
                 assert await codes(client, message(batch(1)), ADDS) == [0]
         asked = DescribeProducersRequest(topics=[TopicRequest(name="t", partition_indexes=[0])])

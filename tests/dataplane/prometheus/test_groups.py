@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.group.partitioning import partition_of
 from dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
     encode_offset_value,
 )
+from dataplane.coordinators.partitioning import partition_of
 from dataplane.prometheus import group_lags
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import REFRESH_S, GroupLags
 from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.slices import Slices
-from tests.dataplane.handlers.test_groups import CONFIGS, GroupClient
+from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.prometheus.test_collector import read, scrape, value
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of, in_trio, serving

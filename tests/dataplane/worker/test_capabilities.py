@@ -274,10 +274,11 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "nothing that takes dataplane.handlers.offsets.LooksUpOffsets touches partition_failed",
         ),
         (
-            "fetch",
+            "fetch.incremental_fetch",
             "self.worker.replica_manager, part.asked",
             "self.replica_manager, part.asked",
-            "nothing that takes dataplane.handlers.fetch.AnswersFetches touches replica_manager",
+            "nothing that takes dataplane.handlers.fetch.capabilities.AnswersFetches touches"
+            " replica_manager",
         ),
         (
             "replicas",
@@ -312,11 +313,12 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             " another name",
         ),
         (
-            "fetch",
+            "fetch.handler",
             "class Fetches(LimitsFetches, KeepsSessions, Protocol):",
             "class Fetches(LimitsFetches, KeepsSessions, Protocol):\n"
             "    @property\n    def cleaner(self) -> CleanerStatistics: ...",
-            "dataplane.handlers.fetch.Fetches has too many parts: it is a worker by another name",
+            "dataplane.handlers.fetch.handler.Fetches has too many parts: it is a worker by"
+            " another name",
         ),
     ],
 )

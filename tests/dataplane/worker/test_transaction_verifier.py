@@ -14,13 +14,11 @@ from dataplane.worker.transaction_verifier import (
     Codes,
     TransactionVerifier,
 )
+from tests.dataplane.coordinators.transaction.answers import added
 from tests.dataplane.serving import in_trio
 from wire.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
-    AddPartitionsToTxnResult,
-    AddPartitionsToTxnTopicResult,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -42,24 +40,7 @@ class Others:
         await self.may_answer.wait()
         if self.fails:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
-        return AddPartitionsToTxnResponse(
-            results_by_transaction=[
-                AddPartitionsToTxnResult(
-                    transactional_id=one.transactional_id,
-                    topic_results=[
-                        AddPartitionsToTxnTopicResult(
-                            name=topic.name,
-                            results_by_partition=[
-                                AddPartitionsToTxnPartitionResult(partition_index=index)
-                                for index in topic.partitions
-                            ],
-                        )
-                        for topic in one.topics
-                    ],
-                )
-                for one in request.transactions
-            ]
-        )
+        return added(request)
 
 
 async def nobody(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from simulations.kernel.mutation import mutated
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 from tests.dataplane.coordinators import test_runtime as runtime
 from tests.dataplane.coordinators.group import test_classic_group as group
 from tests.dataplane.coordinators.group import test_group_shard as shard
-from tests.dataplane.handlers import test_groups as handlers
 from tests.dataplane.handlers import test_internal_topics as internal_topics
+from tests.dataplane.handlers.groups import test_offsets as offsets
+from tests.simulations.mutant_tests import assert_fails_with
 from wire.primitives.errors import ErrorCode
 
 
@@ -29,7 +29,7 @@ def a_write_is_answered_after_its_flush() -> None:
 
 def no_offsets_are_returned_of_a_group_that_is_being_deleted() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        handlers.test_no_offsets_are_returned_of_a_group_that_is_being_deleted(patch)
+        offsets.test_no_offsets_are_returned_of_a_group_that_is_being_deleted(patch)
 
 
 def no_client_writes_to_an_internal_topic() -> None:
@@ -116,17 +116,7 @@ def test_each_mistake_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", list(FAILS))
 def test_the_coordinator_has_a_test_that_fails_without_the_rule(name: str) -> None:
-    FAILS[name]()
-
-    def fails() -> bool:
-        try:
-            FAILS[name]()
-        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
-            return True
-        return False
-
-    with mutated(MUTANTS[name]):
-        assert fails()
+    assert_fails_with(MUTANTS[name], FAILS[name])
 
 
 @pytest.mark.parametrize("name", SHOWS_SOON)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from simulations.kernel.mutation import mutated
 from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 from tests.metaquorum.spark import test_range_reader as reader
+from tests.simulations.mutant_tests import assert_fails_with
 
 # Test of the reader that fails with each mutant.
 FAILS: dict[str, Callable[[], None]] = {
@@ -43,17 +43,7 @@ def test_each_mistake_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", list(FAILS))
 def test_the_reader_has_a_test_that_fails_without_the_rule(name: str) -> None:
-    FAILS[name]()
-
-    def fails() -> bool:
-        try:
-            FAILS[name]()
-        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
-            return True
-        return False
-
-    with mutated(MUTANTS[name]):
-        assert fails()
+    assert_fails_with(MUTANTS[name], FAILS[name])
 
 
 @pytest.mark.parametrize("name", SHOWS_SOON)

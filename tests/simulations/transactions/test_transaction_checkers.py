@@ -26,6 +26,7 @@ from simulations.replication.replicas import (
     Name,
     PartitionHistory,
     Place,
+    ReadableEnds,
     ReplicaLog,
     Role,
 )
@@ -406,7 +407,7 @@ def test_the_last_stable_offset_is_that_of_a_scan(
     cluster.decide(Status.ONGOING)
     cluster.append(ONE, None, data(), None)
     checker = cluster.checker(StableOffsetIsThatOfTheLog)
-    checker.stable(cluster.log(ONE), cluster.replicas[ONE], reported, 3, LEADER)
+    checker.stable(cluster.log(ONE), cluster.replicas[ONE], ReadableEnds(reported, 3), LEADER)
     assert cluster.is_clean == is_right
 
 
@@ -416,10 +417,10 @@ def test_the_last_stable_offset_waits_for_the_markers_replication(cluster: Clust
     cluster.decide(Status.PREPARE_COMMIT)
     cluster.append(ONE, marker(Kind.COMMIT))
     checker = cluster.checker(StableOffsetIsThatOfTheLog)
-    checker.stable(cluster.log(ONE), cluster.replicas[ONE], 0, 1, LEADER)
-    checker.stable(cluster.log(ONE), cluster.replicas[ONE], 2, 2, LEADER)
+    checker.stable(cluster.log(ONE), cluster.replicas[ONE], ReadableEnds(0, 1), LEADER)
+    checker.stable(cluster.log(ONE), cluster.replicas[ONE], ReadableEnds(2, 2), LEADER)
     assert not cluster.found
-    checker.stable(cluster.log(ONE), cluster.replicas[ONE], 1, 1, LEADER)
+    checker.stable(cluster.log(ONE), cluster.replicas[ONE], ReadableEnds(1, 1), LEADER)
     assert cluster.found == ["StableOffsetIsThatOfTheLog"]
 
 

@@ -12,14 +12,14 @@ import pytest
 from dataplane.coordinators.transaction import marker_sender
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import State, Transaction
-from simulations.kernel.mutation import mutated
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
 from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
 from tests.dataplane.handlers import test_produce_transactions as produce
-from tests.dataplane.handlers import test_txn_offset_commit as commits
+from tests.dataplane.handlers.transactions import test_offsets as commits
 from tests.dataplane.log import test_aborted_in as aborted
 from tests.dataplane.log import test_transactions as log
+from tests.simulations.mutant_tests import assert_fails_with
 
 MUTANTS = {mutant.name: mutant for mutant in TRANSACTION_MUTANTS}
 
@@ -121,14 +121,4 @@ def test_each_mutant_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", list(FAILS))
 def test_a_part_has_a_test_that_fails_without_the_rule(name: str) -> None:
-    FAILS[name]()
-
-    def fails() -> bool:
-        try:
-            FAILS[name]()
-        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
-            return True
-        return False
-
-    with mutated(MUTANTS[name]):
-        assert fails()
+    assert_fails_with(MUTANTS[name], FAILS[name])

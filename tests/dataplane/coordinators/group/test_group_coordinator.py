@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.group import background_writes
+from dataplane.coordinators import background_writes
 from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from dataplane.coordinators.group.group_coordinator import (
     CoordinatorConfigs,

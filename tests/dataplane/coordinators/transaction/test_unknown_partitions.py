@@ -1,7 +1,7 @@
 """Partitions that the coordinator's metadata does not have are not added to transactions."""
 
-from tests.dataplane.handlers.test_groups import groups
-from tests.dataplane.handlers.test_txn_offset_commit import Producer
+from tests.dataplane.handlers.groups.clients import groups
+from tests.dataplane.handlers.transactions.test_offsets import Producer
 from tests.dataplane.serving import Simulated
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from tests.dataplane.handlers.test_groups import GroupClient, groups
+from tests.dataplane.handlers.groups.clients import GroupClient, groups
 from tests.dataplane.serving import Simulated
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from wire.messages.delete_groups import DeleteGroupsRequest

@@ -8,16 +8,22 @@ import pytest
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import UnreachableError
-from metaquorum.client.groups.activity import (
+from metaquorum.client.groups.consumer_protocol import Assignment, Subscription
+from metaquorum.client.groups.explanation.activity import (
     GroupActivity,
     MemberActivity,
     PendingId,
     Rebalance,
 )
-from metaquorum.client.groups.consumer_protocol import Assignment, Subscription
-from metaquorum.client.groups.explanation import Finding, duration, explain, ranges
-from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Sample, Throttling
-from metaquorum.client.groups.unread import Unread
+from metaquorum.client.groups.explanation.facts import (
+    GroupFacts,
+    PartitionProgress,
+    Sample,
+    Throttling,
+)
+from metaquorum.client.groups.explanation.sentences import Finding, explain
+from metaquorum.client.groups.explanation.unread import Unread
+from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.quota_use import QuotaUse
 from metaquorum.client.topic_survival import Level
 

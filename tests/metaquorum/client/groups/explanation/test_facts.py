@@ -8,9 +8,9 @@ import pytest
 
 from metaquorum.client import BrokerError, TopicPartition, connect
 from metaquorum.client.groups.admin import GroupAdmin
-from metaquorum.client.groups.explanation import explain
+from metaquorum.client.groups.explanation.sentences import explain
 from metaquorum.client.topic_survival import Level
-from tests.dataplane.handlers.test_groups import CONFIGS, GroupClient
+from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
 from wire.primitives.errors import ErrorCode

@@ -6,7 +6,7 @@ import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a
 import metaquorum.controller_server  # noqa: F401
 from metaquorum.controller import features
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
-from tests.dataplane.handlers.test_groups import GroupClient, groups, versions
+from tests.dataplane.handlers.groups.clients import GroupClient, groups, versions
 from tests.dataplane.serving import Simulated
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic

@@ -4,7 +4,7 @@ from typing import Any
 
 import trio
 
-from tests.dataplane.handlers.test_groups import CONFIGS, GroupClient, groups
+from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient, groups
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated
 from wire.messages.describe_group_activity import DescribeGroupActivityRequest

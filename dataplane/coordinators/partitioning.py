@@ -1,7 +1,7 @@
-"""The partition of `__consumer_offsets` that a group belongs to.
+"""The partition of a coordinator's internal topic that a group or a transactional id belongs to.
 
-All workers, and all versions of them, must agree on it: the leader of that partition is the group's
-coordinator. Kafka's tools compute it, too, so it is Java's hash of the group id.
+All workers, and all versions of them, must agree on it: the leader of that partition is the
+coordinator. Kafka's tools compute it, too, so it is Java's hash of the id.
 """
 
 from functools import lru_cache
@@ -15,16 +15,19 @@ _UNITS: Final = 64
 _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in reversed(range(_UNITS)))
 _NEXT_POWER: Final = pow(31, _UNITS, 1 << 32)
 _POSITIVE: Final = 0x7FFF_FFFF
-# Group ids whose hashes are remembered, because every request computes one: a few MB.
+# Ids whose hashes are remembered, because every request computes one: a few MB.
 _REMEMBERED: Final = 10_000
 # Longest ids that are remembered. The hash of the longest possible id takes a millisecond.
 REMEMBERED_CHARACTERS: Final = 128
 
 
-def partition_of(group_id: str, partition_count: int) -> int:
-    """Return the partition of a group. Source: String.hashCode of Java, Utils.abs of Kafka."""
-    hash_of = _remembered_hash if len(group_id) <= REMEMBERED_CHARACTERS else java_hash
-    return (hash_of(group_id) & _POSITIVE) % partition_count
+def partition_of(key: str, partition_count: int) -> int:
+    """Return the partition of a group id or transactional id.
+
+    Source: String.hashCode of Java, Utils.abs of Kafka.
+    """
+    hash_of = _remembered_hash if len(key) <= REMEMBERED_CHARACTERS else java_hash
+    return (hash_of(key) & _POSITIVE) % partition_count
 
 
 def java_hash(text: str) -> int:

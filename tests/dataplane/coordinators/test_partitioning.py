@@ -1,8 +1,8 @@
-"""Partitions of groups, as Java computes them."""
+"""Partitions of groups and transactional ids, as Java computes them."""
 
 import pytest
 
-from dataplane.coordinators.group.partitioning import java_hash, partition_of
+from dataplane.coordinators.partitioning import java_hash, partition_of
 
 
 @pytest.mark.parametrize(

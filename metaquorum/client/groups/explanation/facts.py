@@ -14,9 +14,13 @@ from typing import Final
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
-from metaquorum.client.groups.activity import GroupActivity, MemberActivity, describe_activity
+from metaquorum.client.groups.explanation.activity import (
+    GroupActivity,
+    MemberActivity,
+    describe_activity,
+)
+from metaquorum.client.groups.explanation.unread import Unread, describe_unread
 from metaquorum.client.groups.offsets import committed_offsets
-from metaquorum.client.groups.unread import Unread, describe_unread
 from metaquorum.client.quota_use import QuotaClient, QuotaUse, describe_quota_use
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from wire.primitives.frozen import frozen

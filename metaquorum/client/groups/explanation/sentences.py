@@ -5,19 +5,17 @@ and commit. The sentences follow that order: rebalance, members, partitions, pro
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.groups.activity import GroupActivity, MemberActivity
 from metaquorum.client.groups.consumer_protocol import CONSUMER_PROTOCOL
-from metaquorum.client.groups.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.activity import GroupActivity, MemberActivity
+from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling
+from metaquorum.client.groups.explanation.words import MAX_NAMED, duration, listed, ranges
 from metaquorum.client.topic_survival import Level
 from metaquorum.metadata.quota_lookup import BY_CONFIG, REQUEST_PERCENTAGE, rules_for
 from wire.primitives.frozen import frozen
 
-MAX_NAMED: Final = 5  # members or topics in one sentence
 # Rebalances within this time that are reported as a problem of their own.
 OFTEN: Final = 4
 OFTEN_S: Final = 600.0
@@ -97,10 +95,10 @@ def _late_joins(activity: GroupActivity) -> str:
     text = f"{who} {_wait(for_s, count or 1)} for"
     late = [_silent(member) for member in activity.late]
     if late:
-        return f"{text} {_listed(late)}, to join again{_ends(activity)}"
+        return f"{text} {listed(late)}, to join again{_ends(activity)}"
     count = len(activity.pending)
     hosts = sorted({each.client_host.removeprefix("/") for each in activity.pending})
-    new = f"{_count(count, 'new member')} from {_listed(hosts)} to join with the received id"
+    new = f"{_count(count, 'new member')} from {listed(hosts)} to join with the received id"
     return f"{text} {new}{_ends(activity)}"
 
 
@@ -135,7 +133,7 @@ def _of_history(activity: GroupActivity) -> Iterator[Finding]:
     ((cause, count),) = Counter(each.cause for each in recent).most_common(1)
     of_cause = [each for each in recent if each.cause == cause]
     clients = sorted({each.client_id for each in of_cause if each.client_id})
-    whose = f" ({_listed(clients)})" if clients else ""
+    whose = f" ({listed(clients)})" if clients else ""
     took_s = sum(each.began_s_ago if each.lasted_s is None else each.lasted_s for each in recent)
     text = (
         f"{len(recent)} rebalances within {duration(OFTEN_S)}, which took {duration(took_s)}; "
@@ -185,7 +183,7 @@ def _of_members(facts: GroupFacts) -> Iterator[Finding]:
 
 def _of_partitions(facts: GroupFacts) -> Iterator[Finding]:
     if facts.missing_topics:
-        text = f"members subscribe to topics that do not exist: {_listed(facts.missing_topics)}"
+        text = f"members subscribe to topics that do not exist: {listed(facts.missing_topics)}"
         yield Finding("partitions", Level.BAD, text)
     if facts.unowned and facts.activity.state == "Stable":
         leader = [
@@ -317,40 +315,8 @@ def rule_text(throttling: Throttling) -> str:
 # Words
 
 
-def duration(seconds: float) -> str:
-    """Return a readable duration: "0.4 s", "12 s", "5 min", "3 h", "2 d"."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    for least, unit_s, unit in ((172_800, 86_400, "d"), (7200, 3600, "h"), (120, 60, "min")):
-        if seconds >= least:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def ranges(partitions: Iterable[TopicPartition]) -> str:
-    """Return partitions in a short form: "orders:0-3,7 payments:1"."""
-    texts = []
-    for topic, own in groupby(sorted(partitions), key=lambda where: where.topic):
-        spans: list[list[int]] = []
-        for index in (where.partition for where in own):
-            if spans and index == spans[-1][1] + 1:
-                spans[-1][1] = index
-            else:
-                spans.append([index, index])
-        shown = [f"{first}-{last}" if last > first else str(first) for first, last in spans]
-        texts.append(f"{topic}:{','.join(shown)}")
-    return _listed(texts, " ")
-
-
-def _listed(names: Sequence[str], separator: str = ", ") -> str:
-    shown = list(names[:MAX_NAMED])
-    if len(names) > MAX_NAMED:
-        shown.append(f"and {len(names) - MAX_NAMED} more")
-    return separator.join(shown)
-
-
 def _named(members: Sequence[MemberActivity]) -> str:
-    return _listed([member.name for member in members])
+    return listed([member.name for member in members])
 
 
 def _wait(seconds: float | None, count: int = 1) -> str:
