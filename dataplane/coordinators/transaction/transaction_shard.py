@@ -125,7 +125,8 @@ class TransactionShard:
         self._on_prepared = on_prepared
         self._pending: dict[str, State] = {}
         self._is_loaded = False
-        self._to_resume: deque[str] = deque()  # not complete when they were loaded
+        # Transactions that were not complete when they were loaded, with their ids.
+        self._to_resume: deque[tuple[str, Transaction]] = deque()
         self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
@@ -424,7 +425,7 @@ class TransactionShard:
         """Resume what was loaded; write completions again that could not be appended."""
         self._retry_at = inf
         while self._to_resume:
-            self._resume(self._to_resume.popleft())
+            self._resume(*self._to_resume.popleft())
             if is_over is not None and is_over():
                 break
         records: list[CoordinatorRecord] = []
@@ -437,14 +438,15 @@ class TransactionShard:
             self._retry_at = now
         return records
 
-    def _resume(self, transactional_id: str) -> None:
-        known = self.transactions.get(transactional_id)
-        if known is None:
+    def _resume(self, transactional_id: str, loaded: Transaction) -> None:
+        # If it was changed since, the change has sent its own markers. A second marker of an epoch
+        # that the client keeps might end its next transaction.
+        if self.transactions.get(transactional_id) is not loaded:
             return
-        if known.state in PREPARED:
-            self._on_prepared(self, transactional_id, known)
-        elif known.state is State.ONGOING and known.started_ms > self._loaded_ms:
-            self.transactions[transactional_id] = replace(known, started_ms=self._loaded_ms)
+        if loaded.state in PREPARED:
+            self._on_prepared(self, transactional_id, loaded)
+        elif loaded.state is State.ONGOING and loaded.started_ms > self._loaded_ms:
+            self.transactions[transactional_id] = replace(loaded, started_ms=self._loaded_ms)
 
     def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
 
@@ -510,7 +512,7 @@ class TransactionShard:
                 if known.state in PREPARED:
                     self._pending[transactional_id] = known.completed(0).state
                 if known.state not in IDLE:
-                    self._to_resume.append(transactional_id)
+                    self._to_resume.append((transactional_id, known))
             yield
 
     def loaded(self, now: float, now_ms: int) -> None:

@@ -40,14 +40,18 @@ class Coordinator:
             self.shard.replay(CoordinatorRecord(record.key, record.value), 0.0)
         at_once(self.shard.restore(0.0))
         self.shard.loaded(0.0, self.now_ms)
+
+    def resume(self) -> None:
         while self.shard.next_due <= 0.0:
             assert not self.shard.due(0.0, self.now_ms)
 
-    def fail_over(self) -> None:
+    def fail_over(self, *, is_resumed: bool = True) -> None:
         at_once(self.shard.unload())
         assert self.memory.used_bytes == 0
         self.prepared.clear()
         self.load()
+        if is_resumed:
+            self.resume()
 
     def take(self, outcome: Any) -> Any:
         if not isinstance(outcome, Write):
@@ -216,6 +220,17 @@ def test_prepared_transactions_resume_after_a_failover() -> None:
     assert coordinator.init().code is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.complete()
     assert coordinator.is_in(State.COMPLETE_COMMIT)
+
+
+def test_markers_of_a_transaction_that_ended_after_a_failover_are_sent_once() -> None:
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init()
+    coordinator.add(producer)
+    coordinator.fail_over(is_resumed=False)
+    coordinator.end(producer)
+    assert len(coordinator.prepared) == 1
+    coordinator.resume()
+    assert len(coordinator.prepared) == 1
 
 
 def test_a_completion_that_is_refused_is_written_again() -> None:
