@@ -34,6 +34,7 @@ import trio
 from dataplane.scheduling.request_memory import RequestMemory
 
 T = TypeVar("T")
+S = TypeVar("S", str, tuple[str, int])
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -117,10 +118,10 @@ def for_each_of(
                 work(group, row)
 
 
-def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
-    """Sort the names in runs; return an iterator that merges the runs as it is read."""
+def in_order(names: Iterable[S]) -> Work[Iterator[S]]:
+    """Sort the names, or pairs of name and number, in runs; return an iterator that merges them."""
     left = iter(names)
-    runs: list[list[str]] = []
+    runs: list[list[S]] = []
     while run := sorted(islice(left, SORTED_ROWS)):
         runs.append(run)
         yield

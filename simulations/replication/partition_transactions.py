@@ -61,7 +61,7 @@ class LogTransactions:
     # First offset and offset of the marker of each transaction that has ended.
     ended: list[tuple[int, int]] = field(default_factory=list)
     # The same of transactions whose records were all cleaned away before the replica copied them:
-    # it has state of one only if its batches are left, without records.
+    # it has only those whose batches are left, without records.
     hollow: dict[int, int] = field(default_factory=dict)
     hollow_ended: list[tuple[int, int]] = field(default_factory=list)
     # Highest producer epoch of each producer id, and highest coordinator epoch of its markers.

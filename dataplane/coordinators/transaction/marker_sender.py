@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Final, Protocol
 
 import trio
@@ -35,7 +36,7 @@ from dataplane.coordinators.transaction.transaction_shard import TransactionShar
 from dataplane.instruments.histogram import Histogram
 from dataplane.network.delayed import Timers
 from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import PIECE_ROWS
+from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_order
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import Clock
 from wire.messages.write_txn_markers import (
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 MAX_PLACES: Final = 2_000
 # Requests that are written in process at the same time.
 MAX_LOCAL: Final = 64
+# Partitions of a large transaction that are queued in one step, and attempted again together.
+QUEUED_AT_ONCE: Final = 1_000
 ANSWER_S: Final = 30.0
 # Seconds until the first and the last attempts after a failure.
 RETRY_S: Final = 0.05
@@ -78,6 +81,9 @@ class SenderParts(Protocol):
     @property
     def timers(self) -> Timers: ...
 
+    @property
+    def slicer(self) -> TimeSlicer: ...
+
 
 class _Ending:
     """A prepared transaction, and the partitions without its marker."""
@@ -91,7 +97,7 @@ class _Ending:
         self.shard = shard
         self.transactional_id = transactional_id
         self.prepared = prepared
-        self.places = set(prepared.partitions)
+        self.places: set[Place] = set()  # those of a large transaction are not known at first
         self.attempts = 0
 
 
@@ -141,14 +147,29 @@ class MarkerSender:
         now = self._parts.clock.monotonic()
         ending = _Ending(shard, transactional_id, prepared, now)
         self._endings[ending] = None
-        self._queue(ending, ending.places)
+        if len(prepared.partitions) > PIECE_ROWS:
+            self._parts.slicer.finish_in_background(self._queue_all(ending))
+            return
+        ending.places.update(prepared.partitions)
+        self._queue(ending, sorted(ending.places))
+        self._check(ending)
+
+    def _queue_all(self, ending: _Ending) -> Work[None]:
+        """Queue the places of a large transaction, in pieces."""
+        ending.places.update(ending.prepared.partitions)
+        places = yield from in_order(ending.prepared.partitions)
+        while some := list(islice(places, QUEUED_AT_ONCE)):
+            if self._has_ended(ending):
+                return
+            self._queue(ending, some)
+            yield
         self._check(ending)
 
     def _queue(self, ending: _Ending, places: Iterable[Place]) -> None:
         """Queue the places by leader; drop those that were deleted."""
         image = self._parts.image
         by_leader: dict[int, list[Place]] = {}
-        for place in sorted(places):
+        for place in places:
             topic = image.topic(place[0])
             if topic is None or not 0 <= place[1] < len(topic.partitions):
                 ending.places.discard(place)
@@ -161,7 +182,15 @@ class MarkerSender:
                 self._retry(ending, some, is_leaderless=True)
                 continue
             destination = self._destinations.setdefault(leader, _Destination())
-            destination.waiting.append((ending, some))
+            waiting = destination.waiting
+            if (
+                waiting
+                and waiting[-1][0] is ending
+                and len(waiting[-1][1]) + len(some) <= MAX_PLACES
+            ):
+                waiting[-1][1].extend(some)
+            else:
+                waiting.append((ending, some))
             self._wanted.append(leader)
             self._has_wanted.set()
 
@@ -281,22 +310,14 @@ class MarkerSender:
         if self._has_ended(ending):
             return
         again: list[Place] = []
+        newer: list[Place] = []
         for place in places:
             code = codes.get((ending.prepared.producer_id, *place), ErrorCode.NETWORK_EXCEPTION)
             if code == ErrorCode.NONE:
                 ending.places.discard(place)
             elif code == ErrorCode.INVALID_PRODUCER_EPOCH:
                 ending.places.discard(place)
-                log.warning(
-                    "transactional id %r: %s-%d has a newer epoch of producer %d than the marker's,"
-                    " %d, and does not take it; if readers wait there, see"
-                    " 'mq-admin transactions explain %s'",
-                    ending.transactional_id,
-                    *place,
-                    ending.prepared.producer_id,
-                    ending.prepared.producer_epoch,
-                    place[0],
-                )
+                newer.append(place)
             elif code == ErrorCode.TRANSACTION_COORDINATOR_FENCED:
                 log.warning(
                     "markers of transactional id %r are not sent any longer: %s-%d has seen a newer"
@@ -308,6 +329,18 @@ class MarkerSender:
                 return
             else:
                 again.append(place)
+        if newer:
+            log.warning(
+                "transactional id %r: %d partitions, the first is %s-%d, have a newer epoch of"
+                " producer %d than the marker's, %d, and do not take it; if readers wait there, see"
+                " 'mq-admin transactions explain %s'",
+                ending.transactional_id,
+                len(newer),
+                *newer[0],
+                ending.prepared.producer_id,
+                ending.prepared.producer_epoch,
+                newer[0][0],
+            )
         if again:
             self._retry(ending, again)
         self._check(ending)

@@ -10,7 +10,8 @@ have been open for too long, and remove ids that no client uses any longer.
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from itertools import islice
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -60,8 +61,9 @@ T = TypeVar("T")
 # Seconds until the record of a change must be committed.
 COMMIT_S: Final = 30.0
 MEMORY_BYTES: Final = 512 << 20
-# Partitions and transactions in a request of a worker.
-MAX_PLACES: Final = 20_000
+# Transactions, topics and partitions in a request of a worker: up to three rows for each of the
+# partitions that `TransactionVerifier` sends.
+MAX_ROWS: Final = 6_000
 # Transactions of one partition that a background task ends, or ids that it removes, at a time.
 ABORTED_AT_ONCE: Final = 100
 REMOVED_AT_ONCE: Final = 100
@@ -76,6 +78,27 @@ class CoordinatorParts(RuntimeParts, Protocol):
     @property
     def image(self) -> MetadataImage:
         """Metadata image that all parts of this worker have applied."""
+
+
+class _Asked(Generic[T]):
+    """An answer that may not be there yet."""
+
+    __slots__ = ("_answered", "_answers")
+
+    def __init__(self) -> None:
+        self._answers: list[T | ErrorCode] = []
+        self._answered: trio.Event | None = None
+
+    def take(self, answer: T | ErrorCode) -> None:
+        self._answers.append(answer)
+        if self._answered is not None:
+            self._answered.set()
+
+    async def wait(self) -> T | ErrorCode:
+        if not self._answers:
+            self._answered = trio.Event()
+            await self._answered.wait()
+        return self._answers[0]
 
 
 class TransactionCoordinator:
@@ -169,20 +192,18 @@ class TransactionCoordinator:
         self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
     ) -> T | ErrorCode:
         """Run the operation and wait for its answer; return an error if it is not committed."""
-        answers: list[T | ErrorCode] = []
-        answered = trio.Event()
+        return await self._begin(index, operation).wait()
 
-        def take(answer: T | ErrorCode) -> None:
-            answers.append(answer)
-            answered.set()
-
+    def _begin(
+        self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
+    ) -> "_Asked[T]":
+        """Run the operation, whose answer may have to wait for its commit."""
+        asked: _Asked[T] = _Asked()
         try:
-            self.runtime.call(index, operation, take, take)
+            self.runtime.call(index, operation, asked.take, asked.take)
         except KafkaError as error:
-            return error.code
-        if not answers:
-            await answered.wait()
-        return answers[0]
+            asked.take(error.code)
+        return asked
 
     async def _with_id(
         self,
@@ -231,11 +252,22 @@ class TransactionCoordinator:
         client_version: int = 0,
     ) -> ErrorCode:
         """Add partitions to the transaction."""
+        return await self._begin_add(transactional_id, producer, places, client_version).wait()
+
+    def _begin_add(
+        self,
+        transactional_id: str,
+        producer: Expected,
+        places: Collection[Place],
+        client_version: int,
+    ) -> _Asked[ErrorCode]:
         index = self._index_of(transactional_id)
         if isinstance(index, ErrorCode):
-            return index
+            asked: _Asked[ErrorCode] = _Asked()
+            asked.take(index)
+            return asked
         now_ms = self._parts.clock.now_ms()
-        return await self._call(
+        return self._begin(
             index,
             lambda shard: shard.add_partitions(
                 transactional_id, producer, places, client_version, now_ms
@@ -275,21 +307,30 @@ class TransactionCoordinator:
 
         As in Kafka, nothing is added to a transaction if one of its partitions is unknown. This
         worker's metadata may be older than the asker's, and the end of a transaction writes no
-        markers to partitions that do not exist.
+        markers to partitions that do not exist. INVALID_REQUEST answers more than MAX_ROWS rows.
         """
         response = AddPartitionsToTxnResponse()
+        if _has_too_many_rows(request):
+            response.error_code = ErrorCode.INVALID_REQUEST
+            return response
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
-        async with trio.open_nursery() as nursery:
-            for each, result in zip(request.transactions, results, strict=True):
-                result.transactional_id = each.transactional_id
-                if unknown := self._unknown(each):
-                    codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
-                    _answer(each, result, codes | unknown)
-                elif each.verify_only:
-                    self._verify(each, result)
-                else:
-                    nursery.start_soon(self._add, each, result)
+        added: list[
+            tuple[AddPartitionsToTxnTransaction, AddPartitionsToTxnResult, _Asked[ErrorCode]]
+        ]
+        added = []
+        for each, result in zip(request.transactions, results, strict=True):
+            result.transactional_id = each.transactional_id
+            if unknown := self._unknown(each):
+                codes = dict.fromkeys(_places(each), ErrorCode.OPERATION_NOT_ATTEMPTED)
+                _answer(each, result, codes | unknown)
+            elif each.verify_only:
+                self._verify(each, result)
+            else:
+                added.append((each, result, self._add(each)))
+            await self._parts.slicer.pause()
+        for each, result, asked in added:
+            _answer(each, result, dict.fromkeys(_places(each), await asked.wait()))
         return response
 
     def _unknown(self, asked: AddPartitionsToTxnTransaction) -> dict[Place, ErrorCode]:
@@ -312,17 +353,13 @@ class TransactionCoordinator:
             codes = dict.fromkeys(places, error.code)
         _answer(asked, result, codes)
 
-    async def _add(
-        self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
-    ) -> None:
-        places = _places(asked)
-        code = await self.add_to(
+    def _add(self, asked: AddPartitionsToTxnTransaction) -> _Asked[ErrorCode]:
+        return self._begin_add(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
-            places,
+            _places(asked),
             client_version=2,
         )
-        _answer(asked, result, dict.fromkeys(places, code))
 
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
         """Return the transactions of this worker that all filters select."""
@@ -435,6 +472,7 @@ class TransactionCoordinator:
             async with trio.open_nursery() as nursery:
                 for transactional_id in timed_out[at : at + ABORTED_AT_ONCE]:
                     nursery.start_soon(self._abort_timed_out, shard, transactional_id)
+                    await trio.lowlevel.checkpoint()  # its record may be large
 
     async def _abort_timed_out(self, shard: TransactionShard, transactional_id: str) -> None:
         if not self._is_active(shard):
@@ -479,6 +517,16 @@ def _operate(
 
 def _places(asked: AddPartitionsToTxnTransaction) -> list[Place]:
     return [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+
+
+def _has_too_many_rows(request: AddPartitionsToTxnRequest) -> bool:
+    count = len(request.transactions)
+    for asked in islice(request.transactions, MAX_ROWS):
+        count += len(asked.topics)
+        if count > MAX_ROWS:
+            break
+        count += sum([len(topic.partitions) for topic in asked.topics])
+    return count > MAX_ROWS
 
 
 def _answer(

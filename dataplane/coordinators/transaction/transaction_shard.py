@@ -11,9 +11,10 @@ markers of the last one are written. Source: TransactionCoordinator of Apache Ka
 KIP-360, KIP-890.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Final, NamedTuple, TypeVar
 
@@ -33,6 +34,7 @@ from dataplane.coordinators.transaction.transaction import (
     LAST_EPOCH,
     NO_EPOCH,
     NO_PRODUCER_ID,
+    NO_TIME,
     PREPARED,
     Place,
     State,
@@ -46,6 +48,8 @@ A = TypeVar("A")
 
 # Partitions of one transaction: the record of all of them must fit one batch.
 MAX_PARTITIONS: Final = 20_000
+# Topics of one transaction, whose record is encoded in one step.
+MAX_TOPICS: Final = 2_000
 # Seconds until the record of a completion that could not be appended is written again.
 RETRY_S: Final = 1.0
 # Memory of an id without partitions, and of one partition in its state, estimated.
@@ -121,12 +125,15 @@ class TransactionShard:
         self._on_prepared = on_prepared
         self._pending: dict[str, State] = {}
         self._is_loaded = False
+        # Transactions that were not complete when they were loaded, with their ids.
+        self._to_resume: deque[tuple[str, Transaction]] = deque()
+        self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
 
     @property
     def unwritten_count(self) -> int:
-        """Number of completions that could not be appended, and must be written again."""
+        """Number of completions that could not be appended, and will be written again."""
         return len(self._unwritten)
 
     def is_pending(self, transactional_id: str) -> bool:
@@ -222,7 +229,10 @@ class TransactionShard:
             return ErrorCode.NONE
         before = known.partitions if known.state is State.ONGOING else frozenset()
         added = len(before.union(places)) - len(before)
-        if len(before) + added > MAX_PARTITIONS:
+        if len(before) + added > MAX_PARTITIONS or (
+            len(before) + added > MAX_TOPICS
+            and len({topic for topic, _ in chain(before, places)}) > MAX_TOPICS
+        ):
             return ErrorCode.INVALID_REQUEST
         if not self._memory.has_room(added * PARTITION_BYTES):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -412,17 +422,31 @@ class TransactionShard:
     def due(
         self, now: float, now_ms: int, is_over: Callable[[], bool] | None = None
     ) -> list[CoordinatorRecord]:
-        """Write completions again that could not be appended."""
+        """Resume what was loaded; write completions again that could not be appended."""
         self._retry_at = inf
+        while self._to_resume:
+            self._resume(*self._to_resume.popleft())
+            if is_over is not None and is_over():
+                break
         records: list[CoordinatorRecord] = []
         for transactional_id in list(islice(self._unwritten, PIECE_ROWS)):
             del self._unwritten[transactional_id]
             outcome = self.complete(transactional_id, now_ms)
             if outcome is not None:
                 records += outcome.records
-        if self._unwritten:
+        if self._unwritten or self._to_resume:
             self._retry_at = now
         return records
+
+    def _resume(self, transactional_id: str, loaded: Transaction) -> None:
+        # If it was changed since, the change has sent its own markers. A second marker of an epoch
+        # that the client keeps might end its next transaction.
+        if self.transactions.get(transactional_id) is not loaded:
+            return
+        if loaded.state in PREPARED:
+            self._on_prepared(self, transactional_id, loaded)
+        elif loaded.state is State.ONGOING and loaded.started_ms > self._loaded_ms:
+            self.transactions[transactional_id] = replace(loaded, started_ms=self._loaded_ms)
 
     def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
 
@@ -482,7 +506,14 @@ class TransactionShard:
         self._on_prepared(self, transactional_id, prepared)
 
     def restore(self, now: float) -> Work[None]:
-        yield from ()
+        """Note the transactions that are not complete; operations on prepared ones must wait."""
+        for piece in self.pieces():
+            for transactional_id, known in piece:
+                if known.state in PREPARED:
+                    self._pending[transactional_id] = known.completed(0).state
+                if known.state not in IDLE:
+                    self._to_resume.append((transactional_id, known))
+            yield
 
     def loaded(self, now: float, now_ms: int) -> None:
         """Resume the prepared transactions: their markers may be missing in some partitions.
@@ -491,14 +522,13 @@ class TransactionShard:
         them may be ahead.
         """
         self._is_loaded = True
-        for transactional_id, known in self.transactions.items():
-            if known.state in PREPARED:
-                self._send_markers(transactional_id, known)
-            elif known.state is State.ONGOING and known.started_ms > now_ms:
-                self.transactions[transactional_id] = replace(known, started_ms=now_ms)
+        self._loaded_ms = now_ms
+        if self._to_resume:
+            self._retry_at = now
 
     def unload(self) -> Work[None]:
         self.is_unloaded = True
+        self._to_resume.clear()
         while self.transactions:
             transactional_id, known = self.transactions.popitem()
             self._memory.used_bytes -= _size_of(transactional_id, known)

@@ -10,7 +10,14 @@ from dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
 from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
 from dataplane.network.client import NO_WORKER
-from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces, row_count
+from dataplane.scheduling.time_slices import (
+    Work,
+    each_of,
+    each_once,
+    for_each_of,
+    in_pieces,
+    row_count,
+)
 from dataplane.worker.capabilities import HasImage, HasSlicer
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
@@ -178,7 +185,8 @@ async def handle_describe_transactions(
     worker: CoordinatesTransactions, request: Request, message: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     response = DescribeTransactionsResponse()
-    for transactional_id in dict.fromkeys(message.transactional_ids):
+    asked = message.transactional_ids
+    for transactional_id in await worker.slicer.do(each_once(asked), len(asked)):
         response.transaction_states.append(_described(worker, transactional_id))
         await worker.slicer.pause()
     return response

@@ -70,8 +70,8 @@ def librdkafka(options: Options) -> None:
         for each in messages:
             producer.produce(options.target, each.value(), each.key())
         positions = consumer.position(consumer.assignment())
-        # With a group coordinator that has left the metadata this call never returns, in spite of
-        # its timeout (librdkafka's issues 5456 and 5511): the process ends, and its supervisor
+        # With a group coordinator that has left the metadata this call does not return, with any
+        # timeout (librdkafka's issues 5456 and 5511): the process ends, and its supervisor
         # starts another one.
         faulthandler.dump_traceback_later(CALL_S + 5, exit=True)
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), CALL_S)
