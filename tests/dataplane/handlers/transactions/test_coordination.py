@@ -14,8 +14,8 @@ from dataplane.coordinators.transaction.transaction import State
 from dataplane.coordinators.transaction.transaction_coordinator import MAX_ROWS
 from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from tests.dataplane.handlers.test_groups import GroupClient, versions
-from tests.dataplane.handlers.test_txn_offset_commit import Producer, transactions
+from tests.dataplane.handlers.groups.clients import GroupClient, versions
+from tests.dataplane.handlers.transactions.test_offsets import Producer, transactions
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
