@@ -93,12 +93,9 @@ def encode_value(transaction: Transaction, version: int) -> bytes:
     if transaction.state is State.EMPTY:
         partitions = None
     else:
-        by_topic: dict[str, list[int]] = {}
-        for topic, index in transaction.partitions:
-            by_topic.setdefault(topic, []).append(index)
         partitions = [
-            PartitionsSchema(topic=topic, partition_ids=sorted(by_topic[topic]))
-            for topic in sorted(by_topic)
+            PartitionsSchema(topic=topic, partition_ids=indexes)
+            for topic, indexes in transaction.partitions_by_topic().items()
         ]
     value = TransactionLogValue(
         producer_id=transaction.producer_id,

@@ -215,3 +215,10 @@ class Transaction:
             partitions=frozenset(),
             updated_ms=now_ms,
         )
+
+    def partitions_by_topic(self) -> dict[str, list[int]]:
+        """Return the partitions of each topic; topics and partitions are in order."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, index in self.partitions:
+            by_topic.setdefault(topic, []).append(index)
+        return {topic: sorted(by_topic[topic]) for topic in sorted(by_topic)}

@@ -1,4 +1,4 @@
-"""Fetch requests: who asks, what the request may read, and whether it continues a session.
+"""The handler of Fetch: it identifies the client, limits the bytes, and finds the fetch session.
 
 Consumers read up to the high watermark, with read_committed up to the last stable offset, followers
 up to the log end.

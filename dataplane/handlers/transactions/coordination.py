@@ -197,9 +197,6 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
         known = worker.transactions.describe(transactional_id)
     except KafkaError as error:
         return TransactionState(transactional_id=transactional_id, error_code=error.code)
-    by_topic: dict[str, list[int]] = {}
-    for topic, index in known.partitions:
-        by_topic.setdefault(topic, []).append(index)
     return TransactionState(
         transactional_id=transactional_id,
         transaction_state=known.state.title,
@@ -208,7 +205,8 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
         producer_id=known.producer_id,
         producer_epoch=known.producer_epoch,
         topics=[
-            TopicData(topic=topic, partitions=sorted(by_topic[topic])) for topic in sorted(by_topic)
+            TopicData(topic=topic, partitions=indexes)
+            for topic, indexes in known.partitions_by_topic().items()
         ],
     )
 
