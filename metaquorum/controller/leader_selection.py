@@ -170,6 +170,8 @@ def settled(
         partition.unclean_epoch,
         elr,
         last_leader,
+        partition.adding,
+        partition.removing,
     )
     leader = elected(after, is_live)
     is_unclean = False
@@ -292,6 +294,8 @@ def _with_leader(
         unclean_epoch,
         elr,
         after.last_leader if leader == NO_LEADER else NO_LEADER,
+        after.adding,
+        after.removing,
     )
     if settled == before:
         return None
