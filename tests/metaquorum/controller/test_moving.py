@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.controller.alter_partition import PartitionChange, alter_partition
@@ -11,19 +11,19 @@ from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, elec
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.leader_selection import least_isr
 from metaquorum.controller.reassignment import Reassignment, reassign
-from metaquorum.controller.worker_lifecycle import shut_down_worker
 from metaquorum.controller.worker_registration import (
     elect_leaders,
     fence_workers,
     lose_log,
     register_worker,
+    shut_down_worker,
     unfence_worker,
 )
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RecordEncoder
 from metaquorum.metadata.replay import replay
-from tests.metaquorum.controller.test_eligible_leaders import registration
 from tests.metaquorum.controller.test_reassignment import TOPIC_ID, founded
+from tests.metaquorum.storage.histories import registration
 from wire.primitives.errors import KafkaError
 
 WORKERS: Final = (1, 2, 3, 4, 5)
@@ -39,7 +39,8 @@ STEPS = st.lists(
         st.sampled_from(WORKERS),
         st.lists(st.sampled_from(WORKERS), min_size=1, max_size=4, unique=True),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=60,
 )
 
 
@@ -186,6 +187,7 @@ class Moving:
             self.take("join", worker_id, [worker_id])
 
 
+@settings(max_examples=200)
 @given(STEPS, st.integers(1, 3))
 def test_a_moving_partition_keeps_its_records_and_copies_and_arrives(
     steps: list[tuple[str, int, list[int]]], least: int
