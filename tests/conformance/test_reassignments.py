@@ -95,10 +95,11 @@ def test_a_plan_is_generated_executed_and_verified(
     assert started in executed.stdout, executed
 
     def verified() -> bool:
-        told = kafka_tool(
-            "reassign-partitions", *at, "--verify", "--reassignment-json-file", plan
-        ).stdout
-        return all(f"Reassignment of partition {topic}-{n} is completed." in told for n in (0, 1))
+        told = kafka_tool("reassign-partitions", *at, "--verify", "--reassignment-json-file", plan)
+        assert told.returncode == 0, told
+        return all(
+            f"Reassignment of partition {topic}-{n} is completed." in told.stdout for n in (0, 1)
+        )
 
     wait_until(verified)
     assert replicas(cluster, topic) == {0: ([3, 2], [2, 3]), 1: ([3, 1], [1, 3])}
