@@ -40,6 +40,7 @@ from dataplane.handlers.produce_transactions import (
     look_for_transaction,
     producer_of,
     verify,
+    verify_now,
 )
 from dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
@@ -216,7 +217,9 @@ def handle_produce(
     except KafkaError as error:
         return (yield from _refuse_all(message, error.code, error.message))
     if transaction is not None and transaction.must_ask:
-        return _verify_and_append(worker, request, message, transaction)
+        assert message.transactional_id is not None
+        if not verify_now(worker, transaction, message.transactional_id):
+            return _verify_and_append(worker, request, message, transaction)
     return (yield from _append_all(worker, request, message, transaction))
 
 

@@ -114,6 +114,25 @@ class ProduceTransaction:
         return self.places.get(place)
 
 
+def verify_now(
+    worker: VerifiesTransactions, transaction: ProduceTransaction, transactional_id: str
+) -> bool:
+    """Ask a coordinator in this worker, which does not have to wait; return whether it is here.
+
+    A coordinator that adds the partitions has to write that first.
+    """
+    if transaction.adds:
+        return False
+    assert transaction.producer is not None
+    codes = worker.transaction_verifier.verify_now(
+        transactional_id, *transaction.producer, transaction.places
+    )
+    if codes is None:
+        return False
+    transaction.codes = codes
+    return True
+
+
 async def verify(
     worker: VerifiesTransactions, transaction: ProduceTransaction, transactional_id: str
 ) -> None:

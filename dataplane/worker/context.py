@@ -129,6 +129,7 @@ class Worker:
             self._transaction_coordinator,
             lambda request: self.transactions.add_partitions(request),
             runtime.clock.monotonic,
+            lambda *asked: self.transactions.verify(*asked),
         )
         self.transaction_states = TransactionStates(
             worker_id,

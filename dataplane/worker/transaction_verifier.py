@@ -10,7 +10,7 @@ itself, as its answers do not have to wait for a connection.
 At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` wait in all.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, Protocol, TypeAlias
@@ -30,6 +30,7 @@ from wire.schema.message import Message
 
 MAX_PLACES: Final = 2_000
 MAX_WAITING: Final = 100_000
+MAX_PLACES_AT_ONCE: Final = 64  # answered in the step that asks
 # Seconds that a coordinator has for its answer.
 ANSWER_S: Final = 10.0
 NO_WORKER: Final = -1
@@ -37,6 +38,7 @@ NO_WORKER: Final = -1
 # Topic name and partition index.
 Place: TypeAlias = tuple[str, int]
 Codes: TypeAlias = dict[Place, ErrorCode]
+VerifyHere: TypeAlias = Callable[[str, int, int, Collection[Place]], Mapping[Place, ErrorCode]]
 
 
 class CoordinatesTransactions(Protocol):
@@ -90,12 +92,14 @@ class TransactionVerifier:
             [AddPartitionsToTxnRequest], Awaitable[AddPartitionsToTxnResponse]
         ],
         monotonic: Callable[[], float],
+        verify_here: VerifyHere | None = None,
     ) -> None:
         """Create the verifier of one worker.
 
         `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
-        `add_partitions` asks the coordinator of this worker.
+        `add_partitions` asks the coordinator of this worker, `verify_here` does so without a wait.
         """
+        self._verify_here = verify_here
         self.failed_count = 0  # partitions whose verification failed
         self.times = Histogram()  # verifications of one transaction, failed ones included
         self._monotonic = monotonic
@@ -105,6 +109,28 @@ class TransactionVerifier:
         self._add_partitions = add_partitions
         self._coordinators: dict[int, _Coordinator] = {}
         self._waiting = 0
+
+    def verify_now(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        places: Collection[Place],
+    ) -> Codes | None:
+        """Return the answers of `verify` at once; None if another worker coordinates the id.
+
+        None also for many partitions, whose answers take long.
+        """
+        verify_here = self._verify_here
+        if verify_here is None or len(places) > MAX_PLACES_AT_ONCE:
+            return None
+        if self._coordinator_of(transactional_id) != self._worker_id:
+            return None
+        answers = verify_here(transactional_id, producer_id, producer_epoch, places)
+        codes = {place: _code(code) for place, code in answers.items()}
+        self.times.record(0.0, self._monotonic())
+        self.failed_count += sum(map(bool, codes.values()))
+        return codes
 
     async def verify(
         self,

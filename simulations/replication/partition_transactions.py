@@ -4,7 +4,7 @@ A deliberately plain second implementation of what brokers derive from their pro
 of a producer id between two of its markers are one transaction; the marker after them ends it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -120,11 +120,17 @@ class LogTransactions:
         return min([high_watermark, *(max(first, log_start) for first in unstable)])
 
 
-def transactions_of(stamps: Iterable[tuple[int, Stamp]]) -> LogTransactions:
-    """Return the transactions of a log with these stamps, by ascending offsets."""
+def transactions_of(
+    stamps: Iterable[tuple[int, Stamp]], cleaned: Container[int] = ()
+) -> LogTransactions:
+    """Return the transactions of a log with these stamps, by ascending offsets.
+
+    `cleaned`: offsets that were cleaned away, perhaps before the log was copied.
+    """
     found = LogTransactions()
     for offset, stamp in stamps:
-        found.add(offset, stamp)
+        add = found.add_cleaned if offset in cleaned else found.add
+        add(offset, stamp)
     found.first_new = len(found.ended)
     return found
 

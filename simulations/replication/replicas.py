@@ -655,14 +655,17 @@ class ClusterHistory:
     @staticmethod
     def _read_transactions(history: PartitionHistory, replica: ReplicaLog) -> None:
         """Read the transactions off the replica's log again; also those below its start."""
-        names = [Name(epoch, offset) for offset, epoch in replica.epochs.items()]
-        names += [name for name in history.ever_committed if name.offset < replica.start]
-        names += history.cleaned
+        names = {Name(epoch, offset) for offset, epoch in replica.epochs.items()}
+        names |= {name for name in history.ever_committed if name.offset < replica.start}
+        cleaned = {name for name in history.cleaned if name.offset < replica.end} - names
         stamps = history.stamps
         replica.transactions = transactions_of(
-            (name.offset, stamps[name])
-            for name in sorted(set(names), key=lambda name: name.offset)
-            if name in stamps
+            (
+                (name.offset, stamps[name])
+                for name in sorted(names | cleaned, key=lambda name: name.offset)
+                if name in stamps
+            ),
+            {name.offset for name in cleaned},
         )
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:

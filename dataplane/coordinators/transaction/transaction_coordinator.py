@@ -344,14 +344,28 @@ class TransactionCoordinator:
     def _verify(
         self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
     ) -> None:
-        places = _places(asked)
-        try:
-            codes = self.shard(asked.transactional_id).verify_partitions(
-                asked.transactional_id, Expected(asked.producer_id, asked.producer_epoch), places
-            )
-        except KafkaError as error:
-            codes = dict.fromkeys(places, error.code)
+        producer = Expected(asked.producer_id, asked.producer_epoch)
+        codes = self._verified(asked.transactional_id, producer, _places(asked))
         _answer(asked, result, codes)
+
+    def _verified(
+        self, transactional_id: str, producer: Expected, places: Collection[Place]
+    ) -> Mapping[Place, ErrorCode]:
+        try:
+            shard = self.shard(transactional_id)
+        except KafkaError as error:
+            return dict.fromkeys(places, error.code)
+        return shard.verify_partitions(transactional_id, producer, places)
+
+    def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        places: Collection[Place],
+    ) -> Mapping[Place, ErrorCode]:
+        """Return for each of a few existing partitions whether it is part of the transaction."""
+        return self._verified(transactional_id, Expected(producer_id, producer_epoch), places)
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> _Asked[ErrorCode]:
         return self._begin_add(
