@@ -18,10 +18,12 @@ grows no larger than N S Q: when they subside, the others continue within N samp
 Plain state: `now` is monotonic seconds.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from dataplane.quotas.rate_window import DEFAULT_SAMPLE_S, DEFAULT_SAMPLES, RateWindow
 from metaquorum.config.definition import LONG_MAX
+from metaquorum.config.resolution import Configs
 
 UNLIMITED: Final = LONG_MAX
 
@@ -83,3 +85,20 @@ class ReplicationQuota:
     def _leak(self, now: float) -> None:
         self._level = max(0.0, self._level - self.rate_limit * (now - self._leaked_at))
         self._leaked_at = now
+
+
+class ReplicationQuotas:
+    """The replication quotas of one worker."""
+
+    def __init__(self, configs: Configs, monotonic: Callable[[], float]) -> None:
+        samples = configs.integer("replication.quota.window.num")
+        sample_s = float(configs.integer("replication.quota.window.size.seconds"))
+        self.monotonic: Final = monotonic
+        self.leader: Final = ReplicationQuota(samples, sample_s)
+        self.limit(configs)
+
+    def limit(self, configs: Configs) -> None:
+        """Apply the rates in `configs`."""
+        rate = configs.integer("leader.replication.throttled.rate")
+        if rate != self.leader.rate_limit:
+            self.leader.limit(rate, self.monotonic())

@@ -25,6 +25,7 @@ from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.network.listeners import ReplicationListener
 from dataplane.partition.leader_state import UNKNOWN, IsrChange
 from dataplane.partition.partition import Partition, ReplicaContext
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from dataplane.replication import follower_state, truncation_ledger
 from dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
 from dataplane.replication.follower_state import Truncation
@@ -112,6 +113,7 @@ class IsrManager:
         self._runtime = runtime
         self._loader = loader
         self._controller_client = controller_client
+        self.quotas: Final = ReplicationQuotas(configs, runtime.clock.monotonic)
         self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
         self._fetchers_per_leader = configs.integer("num.replica.fetchers")
         self._fetcher_config = FetcherConfig(

@@ -17,6 +17,7 @@ from metaquorum.config.definition import (
     Levels,
     OneOf,
     Range,
+    throttled_replicas_config,
     topic_config,
 )
 
@@ -103,6 +104,12 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         Range(0),
         "Approximate number of bytes of the log between two entries of the offset index.",
         worker="log.index.interval.bytes",
+    ),
+    throttled_replicas_config(
+        "leader.replication.throttled.replicas",
+        "Replicas whose traffic to followers is throttled by the leader, as"
+        " PARTITION:WORKER,PARTITION:WORKER,... with the id of the leading worker, or * for all;"
+        " the worker config leader.replication.throttled.rate limits it (KIP-73).",
     ),
     topic_config(
         "max.compaction.lag.ms",

@@ -11,8 +11,8 @@ from simulations.kernel.mutation import Mutant, swapped
 
 def _replication_throttled() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def allowed(worker: Any, request: Any, message: Any, *, is_limited: bool) -> Any:
-            return right(worker, request, message, is_limited=True)
+        def allowed(worker: Any, request: Any, message: Any, quotas: Any = None) -> Any:
+            return right(worker, request, message)
 
         return allowed
 

@@ -98,6 +98,7 @@ class FullFetch:
         poll = self._poll(min_bytes - reader.size_bytes)
         for watchers in self.watched:
             watchers.add(poll.waiter)
+        poll.wait_for_quota(reader)
         return poll
 
     def _answer_many(self) -> Work[Answer]:
@@ -123,6 +124,7 @@ class FullFetch:
             if poll is not None and self.watched and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
+                poll.wait_for_quota(reader)
                 return poll.park(self.worker.long_polls.parked, len(self.found))
         finally:
             if poll is not None and not is_waiting:

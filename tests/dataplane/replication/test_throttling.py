@@ -1,0 +1,148 @@
+"""Throttled replication (KIP-73) among three nodes, in virtual time."""
+
+import pytest
+
+from dataplane.quotas.replication_quota import ReplicationQuota
+from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import batch_of
+from wire.primitives.errors import ErrorCode
+
+RATE = 50_000
+BATCH_BYTES = 10_000
+# Small fetches, so that the size of a response does not show in the rates.
+SMALL = {"replica_fetch_max_bytes": BATCH_BYTES, "replica_fetch_response_max_bytes": 40_000}
+
+
+async def throttle(
+    cluster: Together, side: str, topics: tuple[str, ...], replicas: str = "*", rate: int = RATE
+) -> None:
+    """Throttle the topics' replicas on that side, with the rate for all workers."""
+    client = await cluster.connect(1)
+    for topic in topics:
+        wanted = {f"{side}.replication.throttled.replicas": replicas}
+        assert await change(client, TOPIC, topic, wanted) == ErrorCode.NONE
+    limit = {f"{side}.replication.throttled.rate": rate}
+    assert await change(client, BROKER, "", limit) == ErrorCode.NONE
+    live = [node_id for node_id, node in cluster.nodes.items() if node.serving]
+    await cluster.until(
+        lambda: all(quota_of(cluster, node_id, side).rate_limit == rate for node_id in live)
+    )
+
+
+def quota_of(cluster: Together, node_id: int, side: str) -> ReplicationQuota:
+    quota: ReplicationQuota = getattr(cluster.worker(node_id).isr_manager.quotas, side)
+    return quota
+
+
+async def fall_behind(cluster: Together, topics: dict[str, int], follower: int = 3) -> None:
+    """Kill `follower`, and produce batches to the topics without it; `topics` has their numbers."""
+    await cluster.kill(follower)
+    client = await cluster.connect(1)
+    for topic, batches in topics.items():
+        await leaves_isr(cluster, topic, follower)
+        for _ in range(batches):
+            await client.produce(topic, batch_of(bytes(BATCH_BYTES)), acks=1)
+
+
+async def leaves_isr(cluster: Together, topic: str, follower: int) -> None:
+    await cluster.until(lambda: follower not in cluster.state(topic, 1).isr)
+
+
+async def rate_of(cluster: Together, quota: ReplicationQuota, seconds: float) -> float:
+    """Return the bytes per second that the quota counts from now on."""
+    before = quota.bytes
+    await cluster.world.sleep(seconds)
+    return (quota.bytes - before) / seconds
+
+
+def test_a_leader_sends_throttled_replicas_at_its_rate() -> None:
+    async def scenario(cluster: Together) -> None:
+        for topic in ("a", "b", "free"):
+            await cluster.create(topic, (1, 2, 3))
+        await fall_behind(cluster, {"a": 300, "b": 300, "free": 300})
+        await throttle(cluster, "leader", ("a", "b"))
+        await cluster.restart(3)
+        await cluster.until(lambda: 3 in cluster.state("free", 1).isr)
+        await cluster.world.sleep(11)  # the first window
+        quota = quota_of(cluster, 1, "leader")
+        assert await rate_of(cluster, quota, 60) == pytest.approx(RATE, rel=0.01)
+        ends = [cluster.replica(3, topic).log.log_end_offset for topic in ("a", "b")]
+        assert abs(ends[0] - ends[1]) <= 4  # batches
+        assert not {"a", "b"} & {t for t in ("a", "b") if 3 in cluster.state(t, 1).isr}
+        await throttle(cluster, "leader", ("a", "b"), rate=100 * RATE)
+        await cluster.until(
+            lambda: all(3 in cluster.state(topic, 1).isr for topic in ("a", "b")), 20.0
+        )
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "is_throttled"), [("0:1", True), ("0:3", False), ("1:1", False), ("0:3,0:1", True)]
+)
+def test_a_leader_takes_the_pairs_with_its_own_id(replicas: str, is_throttled: bool) -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 100})
+        await throttle(cluster, "leader", ("t",), replicas)
+        await cluster.restart(3)
+        await cluster.world.sleep(10)
+        assert (3 not in cluster.state("t", 1).isr) == is_throttled
+        assert (quota_of(cluster, 1, "leader").bytes > 0) == is_throttled
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize("side", ["leader"])
+def test_in_sync_replicas_count_and_are_never_held_back(side: str) -> None:
+    """Q5: with a rate of 1 B/s, producers with acks=all do not wait."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await throttle(cluster, side, ("t",), rate=1)
+        client = await cluster.connect(1)
+        began = cluster.world.now
+        for _ in range(20):
+            await client.produce("t", batch_of(bytes(BATCH_BYTES)), acks=-1)
+        assert cluster.world.now - began < 5
+        counted = [quota_of(cluster, node_id, side).bytes for node_id in cluster.nodes]
+        expected = [400_000, 0, 0] if side == "leader" else [0, 200_000, 200_000]
+        assert counted == pytest.approx(expected, rel=0.05)
+
+    together(scenario)
+
+
+def test_a_rate_below_one_response_still_makes_progress() -> None:
+    """A batch larger than the rate of a whole window is sent, and worked off."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 3})
+        await throttle(cluster, "leader", ("t",), rate=500)
+        await cluster.restart(3)
+        await cluster.until(lambda: 3 in cluster.state("t", 1).isr, 60.0)
+
+    together(scenario, replica_fetch_max_bytes=1)
+
+
+def test_appends_to_an_omitted_partition_do_not_end_the_wait_of_the_follower() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 20})
+        await throttle(cluster, "leader", ("t",), rate=100)
+        await cluster.restart(3)
+        log = cluster.replica(1, "t").log
+        await cluster.world.sleep(2)
+        sessions = cluster.worker(1).fetch_sessions
+        found = [each for each in sessions._sessions.values() if each.reader == (3, 0)]
+        session = max(found, key=lambda each: each.created_s)
+        client = await cluster.connect(1)
+        epoch, end = session.epoch, log.log_end_offset
+        for _ in range(100):
+            await client.produce("t", batch_of(b"x"), acks=1)
+        await cluster.world.sleep(2)
+        assert log.log_end_offset == end + 100
+        assert 3 <= session.epoch - epoch < 20  # a fetch ends after replica.fetch.wait.max.ms
+
+    together(scenario, **SMALL)
