@@ -50,6 +50,7 @@ class TopicConfig:
     codec: Codec | None  # codec of stored batches; None: the producer's
     compression_level: int | None
     leader_throttled: ThrottledReplicas | None = None  # None: no replica
+    follower_throttled: ThrottledReplicas | None = None
 
     @classmethod
     def of(cls, configs: Configs, producer_id_expiration_ms: int) -> "TopicConfig":
@@ -92,5 +93,8 @@ class TopicConfig:
             compression_level=_level(configs, codec),
             leader_throttled=ThrottledReplicas.of(
                 configs.list("leader.replication.throttled.replicas")
+            ),
+            follower_throttled=ThrottledReplicas.of(
+                configs.list("follower.replication.throttled.replicas")
             ),
         )

@@ -95,10 +95,12 @@ class ReplicationQuotas:
         sample_s = float(configs.integer("replication.quota.window.size.seconds"))
         self.monotonic: Final = monotonic
         self.leader: Final = ReplicationQuota(samples, sample_s)
+        self.follower: Final = ReplicationQuota(samples, sample_s)
         self.limit(configs)
 
     def limit(self, configs: Configs) -> None:
         """Apply the rates in `configs`."""
-        rate = configs.integer("leader.replication.throttled.rate")
-        if rate != self.leader.rate_limit:
-            self.leader.limit(rate, self.monotonic())
+        for quota, side in ((self.leader, "leader"), (self.follower, "follower")):
+            rate = configs.integer(f"{side}.replication.throttled.rate")
+            if rate != quota.rate_limit:
+                quota.limit(rate, self.monotonic())

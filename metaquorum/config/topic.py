@@ -97,6 +97,12 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         "Maximum time that a record may wait before the log is flushed to disk (fsync).",
         worker="log.flush.interval.ms",
     ),
+    throttled_replicas_config(
+        "follower.replication.throttled.replicas",
+        "Replicas whose traffic from the leader is throttled by the follower, as"
+        " PARTITION:WORKER,PARTITION:WORKER,... with the id of the following worker, or * for all;"
+        " the worker config follower.replication.throttled.rate limits it (KIP-73).",
+    ),
     topic_config(
         "index.interval.bytes",
         INT,

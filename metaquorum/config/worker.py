@@ -264,6 +264,16 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "Duration of each sample of a client quota.",
     ),
     worker_config(
+        "follower.replication.throttled.rate",
+        LONG,
+        LONG_MAX,
+        Range(0),
+        "Bytes per second that this worker, as follower, fetches from leaders for the replicas in"
+        " follower.replication.throttled.replicas of all topics. In-sync replicas count, but are"
+        " never held back. Can be set dynamically only.",
+        dynamic_only=True,
+    ),
+    worker_config(
         "leader.replication.throttled.rate",
         LONG,
         LONG_MAX,

@@ -10,8 +10,13 @@ from wire.primitives.errors import ErrorCode
 
 RATE = 50_000
 BATCH_BYTES = 10_000
+LAG_MS = 1000
 # Small fetches, so that the size of a response does not show in the rates.
-SMALL = {"replica_fetch_max_bytes": BATCH_BYTES, "replica_fetch_response_max_bytes": 40_000}
+SMALL = {
+    "replica_fetch_max_bytes": BATCH_BYTES,
+    "replica_fetch_response_max_bytes": 40_000,
+    "replica_lag_time_max_ms": LAG_MS,
+}
 
 
 async def throttle(
@@ -43,6 +48,8 @@ async def fall_behind(cluster: Together, topics: dict[str, int], follower: int =
         await leaves_isr(cluster, topic, follower)
         for _ in range(batches):
             await client.produce(topic, batch_of(bytes(BATCH_BYTES)), acks=1)
+    # Until then high watermarks wait for a follower that was caught up, so that it soon rejoins.
+    await cluster.world.sleep(2 * LAG_MS / 1000)
 
 
 async def leaves_isr(cluster: Together, topic: str, follower: int) -> None:
@@ -56,24 +63,44 @@ async def rate_of(cluster: Together, quota: ReplicationQuota, seconds: float) ->
     return (quota.bytes - before) / seconds
 
 
-def test_a_leader_sends_throttled_replicas_at_its_rate() -> None:
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_throttled_replicas_move_at_the_rate_of_their_side(side: str) -> None:
     async def scenario(cluster: Together) -> None:
         for topic in ("a", "b", "free"):
             await cluster.create(topic, (1, 2, 3))
         await fall_behind(cluster, {"a": 300, "b": 300, "free": 300})
-        await throttle(cluster, "leader", ("a", "b"))
+        await throttle(cluster, side, ("a", "b"))
         await cluster.restart(3)
         await cluster.until(lambda: 3 in cluster.state("free", 1).isr)
         await cluster.world.sleep(11)  # the first window
-        quota = quota_of(cluster, 1, "leader")
+        quota = quota_of(cluster, 1 if side == "leader" else 3, side)
         assert await rate_of(cluster, quota, 60) == pytest.approx(RATE, rel=0.01)
         ends = [cluster.replica(3, topic).log.log_end_offset for topic in ("a", "b")]
-        assert abs(ends[0] - ends[1]) <= 4  # batches
+        assert abs(ends[0] - ends[1]) <= 20  # of 350 batches
         assert not {"a", "b"} & {t for t in ("a", "b") if 3 in cluster.state(t, 1).isr}
-        await throttle(cluster, "leader", ("a", "b"), rate=100 * RATE)
+        await throttle(cluster, side, ("a", "b"), rate=100 * RATE)
         await cluster.until(
             lambda: all(3 in cluster.state(topic, 1).isr for topic in ("a", "b")), 20.0
         )
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_many_partitions_share_a_rate_of_few_batches(side: str) -> None:
+    """A response has four batches of ten partitions: those that wait come first."""
+
+    async def scenario(cluster: Together) -> None:
+        topics = tuple(f"t{number}" for number in range(10))
+        for topic in topics:
+            await cluster.create(topic, (1, 2, 3))
+        await fall_behind(cluster, dict.fromkeys(topics, 30))
+        await throttle(cluster, side, topics)
+        await cluster.restart(3)
+        await cluster.world.sleep(20)
+        ends = [cluster.replica(3, topic).log.log_end_offset for topic in topics]
+        assert sum(ends) == pytest.approx(20 * RATE / BATCH_BYTES, rel=0.15)
+        assert min(ends) > 0.6 * max(ends)
 
     together(scenario, **SMALL)
 
@@ -94,7 +121,7 @@ def test_a_leader_takes_the_pairs_with_its_own_id(replicas: str, is_throttled: b
     together(scenario, **SMALL)
 
 
-@pytest.mark.parametrize("side", ["leader"])
+@pytest.mark.parametrize("side", ["leader", "follower"])
 def test_in_sync_replicas_count_and_are_never_held_back(side: str) -> None:
     """Q5: with a rate of 1 B/s, producers with acks=all do not wait."""
 
@@ -113,13 +140,48 @@ def test_in_sync_replicas_count_and_are_never_held_back(side: str) -> None:
     together(scenario)
 
 
-def test_a_rate_below_one_response_still_makes_progress() -> None:
+@pytest.mark.parametrize(
+    ("replicas", "is_throttled"), [("0:3", True), ("0:1", False), ("1:3", False), ("0:1,0:3", True)]
+)
+def test_a_follower_takes_the_pairs_with_its_own_id(replicas: str, is_throttled: bool) -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 100})
+        await throttle(cluster, "follower", ("t",), replicas)
+        await cluster.restart(3)
+        await cluster.world.sleep(10)
+        assert (3 not in cluster.state("t", 1).isr) == is_throttled
+        assert (quota_of(cluster, 3, "follower").bytes > 0) == is_throttled
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize("change_of", ["rate", "replicas"])
+def test_a_follower_goes_on_within_a_second_when_its_throttle_ends(change_of: str) -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 100})
+        await throttle(cluster, "follower", ("t",), rate=10)
+        await cluster.restart(3)
+        await cluster.world.sleep(10)
+        assert 3 not in cluster.state("t", 1).isr
+        if change_of == "rate":
+            await throttle(cluster, "follower", ("t",), rate=10_000_000)
+        else:
+            await throttle(cluster, "follower", ("t",), "", rate=10)
+        await cluster.until(lambda: 3 in cluster.state("t", 1).isr, 3.0)
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_rate_below_one_response_still_makes_progress(side: str) -> None:
     """A batch larger than the rate of a whole window is sent, and worked off."""
 
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         await fall_behind(cluster, {"t": 3})
-        await throttle(cluster, "leader", ("t",), rate=500)
+        await throttle(cluster, side, ("t",), rate=500)
         await cluster.restart(3)
         await cluster.until(lambda: 3 in cluster.state("t", 1).isr, 60.0)
 
