@@ -244,6 +244,8 @@ def draw_throttled_replication_settings(draw: Random) -> ReplicationSettings:
     settings.producers, settings.consumers = draw.randint(2, 4), 1
     settings.records, settings.think_s = 150, draw.choice([0.0, 0.05])
     settings.administrators, settings.changes = 1, draw.choice([3, 8])
+    # A follower rolls a segment for nearly each batch, and fetches one at a time.
+    settings.disk_delay_s = min(settings.disk_delay_s, 0.005)
     settings.configs |= {
         "replica.lag.time.max.ms": draw.choice(["300", "1000"]),
         "replica.fetch.max.bytes": "100",
