@@ -11,12 +11,13 @@ from tests.dataplane.serving import batch_of
 from wire.primitives.errors import ErrorCode
 
 RATE = 50_000
-BATCH_BYTES = 10_000
+BATCH = batch_of(bytes(10_000))
+BATCH_BYTES = len(BATCH)
 LAG_MS = 1000
 # Small fetches, so that the size of a response does not show in the rates.
 SMALL = {
     "replica_fetch_max_bytes": BATCH_BYTES,
-    "replica_fetch_response_max_bytes": 40_000,
+    "replica_fetch_response_max_bytes": 4 * BATCH_BYTES,
     "replica_lag_time_max_ms": LAG_MS,
 }
 
@@ -49,7 +50,7 @@ async def fall_behind(cluster: Together, topics: dict[str, int], follower: int =
     for topic, batches in topics.items():
         await leaves_isr(cluster, topic, follower)
         for _ in range(batches):
-            await client.produce(topic, batch_of(bytes(BATCH_BYTES)), acks=1)
+            await client.produce(topic, bytearray(BATCH), acks=1)
     # Until then high watermarks wait for a follower that was caught up, so that it soon rejoins.
     await cluster.world.sleep(2 * LAG_MS / 1000)
 
@@ -133,7 +134,7 @@ def test_in_sync_replicas_count_and_are_never_held_back(side: str) -> None:
         client = await cluster.connect(1)
         began = cluster.world.now
         for _ in range(20):
-            await client.produce("t", batch_of(bytes(BATCH_BYTES)), acks=-1)
+            await client.produce("t", bytearray(BATCH), acks=-1)
         assert cluster.world.now - began < 5
         counted = [quota_of(cluster, node_id, side).bytes for node_id in cluster.nodes]
         expected = [400_000, 0, 0] if side == "leader" else [0, 200_000, 200_000]
