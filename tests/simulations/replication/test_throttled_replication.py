@@ -10,10 +10,10 @@ from simulations.runner.runs import run_seed
 from tests.dataplane.replication.test_followed_partitions import (
     test_partitions_in_sync_or_caught_up_are_not_left_out as follower_left_out,
 )
-from tests.dataplane.replication.test_throttling import (
+from tests.dataplane.replication.throttling.test_throttling import (
     test_in_sync_replicas_count_and_are_never_held_back as in_sync,
 )
-from tests.dataplane.replication.test_throttling import (
+from tests.dataplane.replication.throttling.test_throttling import (
     test_throttled_replicas_move_at_the_rate_of_their_side as rate,
 )
 from tests.simulations.mutant_tests import assert_fails_with

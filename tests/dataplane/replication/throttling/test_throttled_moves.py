@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import trio
 
-from tests.dataplane.replication.test_throttling import (
+from tests.dataplane.replication.throttling.test_throttling import (
     BATCH,
     BATCH_BYTES,
     RATE,
