@@ -39,7 +39,7 @@ def test_many_transactions_are_aborted_together() -> None:
     )
 
 
-class Turns(trio.abc.Instrument):
+class LoopSteps(trio.abc.Instrument):
     """The largest growth of a count in one turn of the event loop."""
 
     def __init__(self, count: Callable[[], int]) -> None:
@@ -64,7 +64,7 @@ def test_aborts_of_large_transactions_are_not_all_in_one_turn_of_the_event_loop(
             producer = Expected(begun.producer_id, begun.producer_epoch)
             assert not await coordinator.add_to(f"x-{number}", producer, [("t", 0)])
         shard = coordinator.shards[0]
-        turns = Turns(lambda: sum(shard.is_pending(f"x-{each}") for each in range(COUNT)))
+        turns = LoopSteps(lambda: sum(shard.is_pending(f"x-{each}") for each in range(COUNT)))
         trio.lowlevel.add_instrument(turns)
         await cluster.until(lambda: not coordinator.counts()[State.ONGOING])
         trio.lowlevel.remove_instrument(turns)
