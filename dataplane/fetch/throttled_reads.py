@@ -23,7 +23,7 @@ class ThrottledReads:
     __slots__ = ("_in_sync_bytes", "_now", "_quota", "_replica_id", "_size_bytes", "omitted")
 
     def __init__(self, quota: ReplicationQuota, replica_id: int, now: float) -> None:
-        self.omitted: Partition | None = None  # the last one that was omitted
+        self.omitted: set[Partition] = set()
         self._quota = quota
         self._replica_id = replica_id
         self._now = now
@@ -35,7 +35,7 @@ class ThrottledReads:
             return False
         if not self._quota.is_exceeded(self._now, self._size_bytes):
             return False
-        self.omitted = partition
+        self.omitted.add(partition)
         return True
 
     def add(self, partition: Partition, size_bytes: int) -> None:

@@ -57,7 +57,7 @@ class DelayedFetch(DelayedResponse):
     def wait_for_quota(self, reader: FetchReader) -> None:
         """End the wait once a partition may be read that the replication quota has omitted."""
         throttled = reader.throttled
-        if throttled is None or throttled.omitted is None or throttled.wait_s >= self._wait_s:
+        if throttled is None or not throttled.omitted or throttled.wait_s >= self._wait_s:
             return
         self._timer.cancel()
         self._timer = self._polls.hold(self.waiter, throttled.wait_s, self.ready)

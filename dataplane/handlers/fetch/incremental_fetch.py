@@ -235,7 +235,7 @@ class IncrementalFetch:
             # For a topic created during a follower's wait, this read is the first of the request.
             reader.is_first = is_first or partition is not before
             row = reader.read(part.asked, partition, code)
-            if reader.throttled is not None and reader.throttled.omitted is partition is not None:
+            if reader.throttled is not None and partition in reader.throttled.omitted:
                 part.stop_watching()  # appends do not end the wait for the quota
             if (
                 partition is not None
