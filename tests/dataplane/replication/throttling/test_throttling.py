@@ -4,7 +4,7 @@ import pytest
 
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.replication_quotas import add_replication_quotas
-from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.together import Together, together
@@ -15,6 +15,7 @@ RATE = 50_000
 BATCH = batch_of(bytes(10_000))
 BATCH_BYTES = len(BATCH)
 LAG_MS = 1000
+THROTTLED = "leader.replication.throttled.replicas"
 # Small fetches, so that the size of a response does not show in the rates.
 SMALL = {
     "replica_fetch_max_bytes": BATCH_BYTES,
@@ -224,6 +225,28 @@ def test_metrics_show_the_throttled_rate_and_whether_the_lag_decreases(
         assert metrics_of(cluster, 3)["metaquorum_replica_lag_sum"] == stalled > 0
 
     together(scenario, **SMALL)
+
+
+def test_the_rate_of_one_worker_precedes_the_rate_of_all() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await throttle(cluster, "leader", ("t",), rate=7)
+        client = await cluster.connect(2)
+        name = "leader.replication.throttled.rate"
+
+        def rates() -> list[int]:
+            return [quota_of(cluster, node_id, "leader").rate_limit for node_id in (1, 2, 3)]
+
+        assert await change(client, BROKER, "2", {name: 9}) == ErrorCode.NONE
+        await cluster.until(lambda: rates() == [7, 9, 7])
+        assert await change(client, BROKER, "", {name: None}) == ErrorCode.NONE
+        await cluster.until(lambda: rates() == [UNLIMITED, 9, UNLIMITED])
+        assert await change(client, BROKER, "2", {name: None}) == ErrorCode.NONE
+        await cluster.until(lambda: rates() == [UNLIMITED] * 3)
+        assert await change(client, BROKER, "2", {name: -1}) == ErrorCode.INVALID_REQUEST
+        assert await change(client, TOPIC, "t", {THROTTLED: "0-1"}) == ErrorCode.INVALID_CONFIG
+
+    together(scenario)
 
 
 def test_a_list_that_another_version_wrote_throttles_nothing() -> None:
