@@ -33,17 +33,18 @@ from dataplane.handlers.produce_outcome import (
     unchanged,
 )
 from dataplane.handlers.produce_transactions import (
-    FIRST_THAT_ADDS,
+    FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
+)
+from dataplane.handlers.produce_transactions import (
     ProduceTransaction,
     VerifiesTransactions,
+    VerifiesWithoutWait,
     is_transactional,
     look_for_transaction,
     producer_of,
+    verified_fast,
     verify,
     verify_now,
-)
-from dataplane.handlers.produce_transactions import (
-    FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
@@ -107,7 +108,7 @@ class RawPartitionLookup(Protocol):
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
 
 
-class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, HasClock, Protocol):
+class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, Protocol):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
     @property
@@ -137,7 +138,7 @@ def handle_produce_fast(
 
     Return None, without an append, for requests that `handle_produce` must handle: several topics,
     acks=0, unknown partitions, internal topics, an append that has to wait, or the first batch of a
-    transaction in a partition.
+    transaction in a partition, unless its coordinator is in this worker and confirms it.
     """
     if client.rejected is not None:
         client.rejected = client.rejected.next_request()
@@ -147,11 +148,12 @@ def handle_produce_fast(
     one = decode_one(frame, body, version)
     if one is None:
         return None
-    acks, timeout_ms, topic, asked, has_transactional_id = one
+    acks, timeout_ms, topic, asked, transactional_id = one
     hosted = worker.replica_manager.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
-    todo: list[tuple[Partition, memoryview]] = []
+    todo: list[tuple[Partition, memoryview, Verification | None]] = []
+    producer: tuple[int, int] | None = None  # of the transaction
     for index, records in asked:
         partition = hosted.get(index)
         if (
@@ -161,19 +163,25 @@ def handle_produce_fast(
             or _must_wait(worker, partition, records)
         ):
             return None
-        todo.append((partition, records))
-        if is_transactional(records) and not (
-            has_transactional_id and _continues_transaction(todo, version)
-        ):
-            return None
+        verified = None
+        if is_transactional(records):
+            if transactional_id is None or producer not in (None, producer_of(records)[:2]):
+                return None
+            producer = producer_of(records)[:2]
+            may_append, verified = verified_fast(
+                worker, transactional_id, partition, records, version
+            )
+            if not may_append:
+                return None
+        todo.append((partition, records, verified))
     now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
     outcome: Outcome | None = None  # created only if needed
-    for partition, records in todo:
+    for partition, records, verified in todo:
         try:
-            result = _append_now(partition, records, version, acks, now_ms, client)
+            result = _append_now(partition, records, version, acks, now_ms, client, verified)
         except (KafkaError, StorageError) as error:
             reported = _reject(client, _place(partition, version), records, error)
             outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
@@ -262,16 +270,6 @@ def _append_all(
 
 def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
     return topic.partition_data
-
-
-def _continues_transaction(todo: list[tuple[Partition, memoryview]], version: int) -> bool:
-    """Return whether the last batch continues an open transaction, that of the first batch."""
-    partition, records = todo[-1]
-    producer_id, epoch, _ = producer_of(records)
-    producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
-    return producers.is_verified(producer_id, epoch, has_own_epoch=adds) and (
-        len(todo) == 1 or producer_of(todo[0][1])[:2] == (producer_id, epoch)
-    )
 
 
 async def _await_all(

@@ -52,8 +52,8 @@ _TRY_AGAIN: Final = frozenset(
 )
 
 
-class VerifiesTransactions(HasClock, HasPartitions, HasImage, Protocol):
-    """Capability to ask transaction coordinators about the partitions that this worker leads."""
+class VerifiesWithoutWait(HasClock, Protocol):
+    """Capability to ask the transaction coordinator of this worker about its partitions."""
 
     @property
     def transaction_verifier(self) -> TransactionVerifier: ...
@@ -61,6 +61,10 @@ class VerifiesTransactions(HasClock, HasPartitions, HasImage, Protocol):
     @property
     def verifies_transactions(self) -> bool:
         """The config `transaction.partition.verification.enable`."""
+
+
+class VerifiesTransactions(VerifiesWithoutWait, HasPartitions, HasImage, Protocol):
+    """Capability to ask transaction coordinators about the partitions that this worker leads."""
 
 
 def is_transactional(records: Buffer | None) -> bool:
@@ -112,6 +116,38 @@ class ProduceTransaction:
         if code:
             raise produce_error(code, self._version)
         return self.places.get(place)
+
+
+def verified_fast(
+    worker: VerifiesWithoutWait,
+    encoded_id: memoryview,
+    partition: Partition,
+    records: memoryview,
+    version: int,
+) -> tuple[bool, Verification | None]:
+    """Return whether a transactional batch may be appended at once, and what that relies on.
+
+    Whatever is not certain, errors included, is left to `look_for_transaction`.
+    """
+    producer_id, epoch, sequence = producer_of(records)
+    producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
+    if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
+        return True, None
+    if adds or producer_id < 0 or not worker.verifies_transactions or partition.leader_error():
+        return False, None
+    try:
+        transactional_id = str(encoded_id, "utf-8")
+        producers.check_epoch(producer_id, epoch)
+        verification = producers.verifications.begin(
+            producer_id, epoch, sequence, worker.clock.now_ms()
+        )
+    except (KafkaError, UnicodeDecodeError):
+        return False, None
+    place = partition.topic, partition.index
+    codes = worker.transaction_verifier.verify_now(transactional_id, producer_id, epoch, (place,))
+    if codes is None or codes.get(place, ErrorCode.UNKNOWN_SERVER_ERROR):
+        return False, None
+    return True, verification
 
 
 def verify_now(

@@ -8,8 +8,7 @@ caller uses the general codec.
     v9-12   the same fields in compact encoding, no tagged fields
     v13     as v9-12, with the topic id instead of the name
 
-Of the transactional id it only matters whether it is null: only the first batch of a transaction
-needs it, and that is left to the general codec.
+The transactional id stays encoded: only the first batch of a transaction in a partition needs it.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ _unpack_compact_partition = Struct(">iB").unpack_from
 _END_TAGS: Final = b"\0\0"  # empty tagged fields of the topic and of the request
 
 
-# acks, timeout in ms, topic name (from v13: topic id), (index, records) of each partition, and
-# whether the request has a transactional id
-ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]], bool]
+# acks, timeout in ms, topic name (from v13: topic id), (index, records) of each partition, and the
+# transactional id or None
+ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]], memoryview | None]
 
 
 def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | None:
@@ -51,7 +50,9 @@ def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | N
 
 def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
     transactional, acks, timeout_ms, topics, length = _unpack_start(frame, position)
-    if transactional > 0:
+    transactional_id = None
+    if transactional >= 0:
+        transactional_id = frame[position + 2 : position + 2 + transactional]
         position += transactional
         _, acks, timeout_ms, topics, length = _unpack_start(frame, position)
     at = position + 14 + length
@@ -70,14 +71,16 @@ def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
         count -= 1
     if not partitions or at != len(frame):
         return None
-    return acks, timeout_ms, topic, partitions, transactional != -1
+    return acks, timeout_ms, topic, partitions, transactional_id
 
 
 def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOne | None:
     transactional = frame[position]
-    if transactional > 1:
+    transactional_id = None
+    if transactional:
         if transactional > 127:
             return None
+        transactional_id = frame[position + 1 : position + transactional]
         position += transactional - 1
     if version >= FIRST_WITH_TOPIC_ID:
         _, acks, timeout_ms, topics, topic = _unpack_id_start(frame, position)
@@ -114,7 +117,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
         at = end + 1
     if frame[at:].tobytes() != _END_TAGS:
         return None
-    return acks, timeout_ms, topic, partitions, transactional != 0
+    return acks, timeout_ms, topic, partitions, transactional_id
 
 
 # One partition of the response: index, base offset, log append time, log start offset

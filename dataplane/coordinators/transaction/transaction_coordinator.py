@@ -8,10 +8,10 @@ have been open for too long, and remove ids that no client uses any longer.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 from itertools import islice
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -80,7 +80,7 @@ class CoordinatorParts(RuntimeParts, Protocol):
         """Metadata image that all parts of this worker have applied."""
 
 
-class _Asked(Generic[T]):
+class Asked(Generic[T]):
     """An answer that may not be there yet."""
 
     __slots__ = ("_answered", "_answers")
@@ -93,6 +93,11 @@ class _Asked(Generic[T]):
         self._answers.append(answer)
         if self._answered is not None:
             self._answered.set()
+
+    @property
+    def answer(self) -> T | ErrorCode | None:
+        """The answer; None if it is not there yet."""
+        return self._answers[0] if self._answers else None
 
     async def wait(self) -> T | ErrorCode:
         if not self._answers:
@@ -196,9 +201,9 @@ class TransactionCoordinator:
 
     def _begin(
         self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
-    ) -> "_Asked[T]":
+    ) -> "Asked[T]":
         """Run the operation, whose answer may have to wait for its commit."""
-        asked: _Asked[T] = _Asked()
+        asked: Asked[T] = Asked()
         try:
             self.runtime.call(index, operation, asked.take, asked.take)
         except KafkaError as error:
@@ -209,11 +214,13 @@ class TransactionCoordinator:
         self,
         index: int,
         operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
+        asked: "Asked[Outcome] | None" = None,
     ) -> Outcome:
-        """Run an operation that may need a new producer id."""
+        """Run an operation that may need a new producer id; `asked`: its first attempt."""
         new_id: int | None = None
+        asked = asked or self._begin(index, partial(_operate, operation, new_id))
         while True:
-            found = await self._call(index, partial(_operate, operation, new_id))
+            found = await asked.wait()
             if not isinstance(found, Outcome):
                 return Outcome(found)
             if not found.needs_id:
@@ -224,6 +231,7 @@ class TransactionCoordinator:
                 # The only retriable error that all clients retry.
                 code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else error.code
                 return Outcome(code)
+            asked = self._begin(index, partial(_operate, operation, new_id))
 
     # Operations
 
@@ -252,18 +260,19 @@ class TransactionCoordinator:
         client_version: int = 0,
     ) -> ErrorCode:
         """Add partitions to the transaction."""
-        return await self._begin_add(transactional_id, producer, places, client_version).wait()
+        return await self.begin_add(transactional_id, producer, places, client_version).wait()
 
-    def _begin_add(
+    def begin_add(
         self,
         transactional_id: str,
         producer: Expected,
         places: Collection[Place],
-        client_version: int,
-    ) -> _Asked[ErrorCode]:
+        client_version: int = 0,
+    ) -> Asked[ErrorCode]:
+        """Do what `add_to` does, without waiting for the commit."""
         index = self._index_of(transactional_id)
         if isinstance(index, ErrorCode):
-            asked: _Asked[ErrorCode] = _Asked()
+            asked: Asked[ErrorCode] = Asked()
             asked.take(index)
             return asked
         now_ms = self._parts.clock.now_ms()
@@ -278,21 +287,35 @@ class TransactionCoordinator:
         self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
     ) -> Outcome:
         """Commit or abort the transaction; the answer is true once the decision is committed."""
+        ended = self.begin_end(
+            transactional_id, producer, is_commit=is_commit, client_version=client_version
+        )
+        return ended if isinstance(ended, Outcome) else await ended
+
+    def begin_end(
+        self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
+    ) -> Outcome | Coroutine[Any, Any, Outcome]:
+        """Do what `end` does; return a coroutine if the answer has to wait."""
         index = self._index_of(transactional_id)
         if isinstance(index, ErrorCode):
             return Outcome(index)
         now_ms = self._parts.clock.now_ms
-        return await self._with_id(
-            index,
-            lambda shard, new_id: shard.end(
+
+        def operation(shard: TransactionShard, new_id: int | None) -> Outcome | Write[Outcome]:
+            return shard.end(
                 transactional_id,
                 producer,
                 is_commit=is_commit,
                 client_version=client_version,
                 now_ms=now_ms(),
                 new_id=new_id,
-            ),
-        )
+            )
+
+        asked = self._begin(index, partial(_operate, operation, None))
+        answer = asked.answer
+        if isinstance(answer, Outcome) and not answer.needs_id:
+            return answer
+        return self._with_id(index, operation, asked)
 
     def _index_of(self, transactional_id: str) -> int | ErrorCode:
         try:
@@ -316,7 +339,7 @@ class TransactionCoordinator:
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
         added: list[
-            tuple[AddPartitionsToTxnTransaction, AddPartitionsToTxnResult, _Asked[ErrorCode]]
+            tuple[AddPartitionsToTxnTransaction, AddPartitionsToTxnResult, Asked[ErrorCode]]
         ]
         added = []
         for each, result in zip(request.transactions, results, strict=True):
@@ -367,8 +390,8 @@ class TransactionCoordinator:
         """Return for each of a few existing partitions whether it is part of the transaction."""
         return self._verified(transactional_id, Expected(producer_id, producer_epoch), places)
 
-    def _add(self, asked: AddPartitionsToTxnTransaction) -> _Asked[ErrorCode]:
-        return self._begin_add(
+    def _add(self, asked: AddPartitionsToTxnTransaction) -> Asked[ErrorCode]:
+        return self.begin_add(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
             _places(asked),

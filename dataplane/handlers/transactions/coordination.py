@@ -4,11 +4,15 @@ A cluster below the level of transactions answers UNSUPPORTED_VERSION. Before ve
 three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
 """
 
-from typing import Final, Protocol
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final, Protocol
 
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
+from dataplane.coordinators.transaction.transaction_coordinator import (
+    Asked,
+    TransactionCoordinator,
+)
+from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected, Outcome
 from dataplane.network.client import NO_WORKER
 from dataplane.scheduling.time_slices import (
     Work,
@@ -70,21 +74,20 @@ def fenced(code: ErrorCode, version: int, since: int = _FENCED_SINCE) -> ErrorCo
     return code
 
 
-async def handle_add_partitions_to_txn(
+def handle_add_partitions_to_txn(
     worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     if request.version < _BATCHED_SINCE:
-        return await _add_for_client(worker, request.version, message)
+        return (yield from _add_for_client(worker, request.version, message))
     if request.client.replica.worker_id == NO_WORKER:
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await worker.transactions.add_partitions(message, request.version)
+    return worker.transactions.add_partitions(message, request.version)
 
 
-async def _add_for_client(
+def _add_for_client(
     worker: CoordinatesTransactions, version: int, message: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     topics = message.v3_and_below_topics
-    count = row_count(topics, _partitions_of)
     places: list[tuple[str, int]] = []
     refused: dict[tuple[str, int], ErrorCode] = {}
 
@@ -99,21 +102,39 @@ async def _add_for_client(
         else:
             refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    await worker.slicer.do(for_each_of(topics, _partitions_of, add), count)
+    yield from for_each_of(topics, _partitions_of, add)
     if not has_level(worker.image, TRANSACTIONS_LEVEL):
-        refused, code = {}, ErrorCode.UNSUPPORTED_VERSION
-    elif refused:  # nothing is added
-        code = ErrorCode.OPERATION_NOT_ATTEMPTED
-    elif len(places) > MAX_PARTITIONS:
-        code = ErrorCode.INVALID_REQUEST
-    else:
-        code = await worker.transactions.add_to(
-            message.v3_and_below_transactional_id,
-            Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
-            places,
-        )
-        code = fenced(code, version)
-    results = await worker.slicer.do(_results(topics, refused, code), count)
+        return (yield from _added(topics, {}, ErrorCode.UNSUPPORTED_VERSION))
+    if refused:  # nothing is added
+        return (yield from _added(topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED))
+    if len(places) > MAX_PARTITIONS:
+        return (yield from _added(topics, {}, ErrorCode.INVALID_REQUEST))
+    asked = worker.transactions.begin_add(
+        message.v3_and_below_transactional_id,
+        Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
+        places,
+    )
+    if asked.answer is None:
+        return _added_later(worker, topics, asked, version)
+    return (yield from _added(topics, {}, fenced(asked.answer, version)))
+
+
+async def _added_later(
+    worker: CoordinatesTransactions,
+    topics: list[AddPartitionsToTxnTopic],
+    asked: Asked[ErrorCode],
+    version: int,
+) -> AddPartitionsToTxnResponse:
+    code = fenced(await asked.wait(), version)
+    return await worker.slicer.do(_added(topics, {}, code), row_count(topics, _partitions_of))
+
+
+def _added(
+    topics: list[AddPartitionsToTxnTopic],
+    refused: dict[tuple[str, int], ErrorCode],
+    otherwise: ErrorCode,
+) -> Work[AddPartitionsToTxnResponse]:
+    results = yield from _results(topics, refused, otherwise)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
@@ -165,17 +186,27 @@ async def handle_add_offsets_to_txn(
     return AddOffsetsToTxnResponse(error_code=fenced(code, request.version))
 
 
-async def handle_end_txn(
+def handle_end_txn(
     worker: CoordinatesTransactions, request: Request, message: EndTxnRequest
-) -> EndTxnResponse:
-    outcome = await worker.transactions.end(
+) -> EndTxnResponse | Coroutine[Any, Any, EndTxnResponse]:
+    ended = worker.transactions.begin_end(
         message.transactional_id,
         Expected(message.producer_id, message.producer_epoch),
         is_commit=message.committed,
         client_version=2 if request.version >= _EPOCH_BUMP_SINCE else 0,
     )
+    if isinstance(ended, Outcome):
+        return _ended(ended, request.version)
+    return _ended_later(ended, request.version)
+
+
+async def _ended_later(ended: Awaitable[Outcome], version: int) -> EndTxnResponse:
+    return _ended(await ended, version)
+
+
+def _ended(outcome: Outcome, version: int) -> EndTxnResponse:
     return EndTxnResponse(
-        error_code=fenced(outcome.code, request.version),
+        error_code=fenced(outcome.code, version),
         producer_id=outcome.producer_id,
         producer_epoch=outcome.producer_epoch,
     )

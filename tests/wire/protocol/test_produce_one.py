@@ -69,10 +69,10 @@ def test_the_commonest_request_is_read_as_the_tables_write_it(
     _, body = decode_request_header(frame)
     one = decode_one(frame, body, version)
     assert one is not None
-    told_acks, timeout_ms, topic, told_partitions, is_transactional = one
+    told_acks, timeout_ms, topic, told_partitions, told_id = one
     assert topic == (TOPIC_ID if version >= FIRST_WITH_TOPIC_ID else name.encode())
     assert (told_acks, timeout_ms) == (acks, 30_000)
-    assert is_transactional == (transactional_id is not None)
+    assert (None if told_id is None else str(told_id, "utf-8")) == transactional_id
     assert [(index, bytes(records)) for index, records in told_partitions] == partitions
 
 
