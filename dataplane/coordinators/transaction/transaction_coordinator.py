@@ -385,9 +385,18 @@ class TransactionCoordinator:
         producer_id: int,
         producer_epoch: int,
         places: Collection[Place],
-    ) -> Mapping[Place, ErrorCode]:
-        """Return for each of a few existing partitions whether it is part of the transaction."""
-        return self._verified(transactional_id, Expected(producer_id, producer_epoch), places)
+    ) -> Mapping[Place, ErrorCode] | None:
+        """Return for each of a few existing partitions whether it is part of the transaction.
+
+        Return None unless this worker coordinates the id.
+        """
+        try:
+            shard = self.shard(transactional_id)
+        except KafkaError:
+            return None
+        return shard.verify_partitions(
+            transactional_id, Expected(producer_id, producer_epoch), places
+        )
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> Asked[ErrorCode]:
         return self.begin_add(
