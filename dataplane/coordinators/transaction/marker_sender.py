@@ -145,6 +145,7 @@ class MarkerSender:
         self._complete = complete
         self._destinations: dict[int, _Destination] = {}
         self._endings: dict[_Ending, None] = {}
+        self._prepared: deque[_Ending] = deque()  # not queued yet
         self._wanted: deque[int] = deque()
         self._has_wanted = trio.Event()
 
@@ -161,8 +162,11 @@ class MarkerSender:
             self._parts.slicer.finish_in_background(self._queue_all(ending))
             return
         ending.places.update(prepared.partitions)
-        self._queue(ending, sorted(ending.places))
-        self._check(ending)
+        if not ending.places:
+            self._check(ending)
+            return
+        self._prepared.append(ending)  # its client gets the answer first
+        self._has_wanted.set()
 
     def _queue_all(self, ending: _Ending) -> Work[None]:
         """Queue the places of a large transaction, in pieces."""
@@ -179,8 +183,11 @@ class MarkerSender:
         """Queue the places by leader; drop those that were deleted."""
         image = self._parts.image
         by_leader: dict[int, list[Place]] = {}
+        name = topic = None
         for place in places:
-            topic = image.topic(place[0])
+            if place[0] != name:
+                name = place[0]
+                topic = image.topic(name)
             if topic is None or not 0 <= place[1] < len(topic.partitions):
                 ending.places.discard(place)
                 continue
@@ -234,6 +241,7 @@ class MarkerSender:
             while True:
                 await self._has_wanted.wait()
                 self._has_wanted = trio.Event()
+                await self._queue_prepared()
                 while self._wanted:
                     leader = self._wanted.popleft()
                     destination = self._destinations.get(leader)
@@ -248,6 +256,15 @@ class MarkerSender:
                     if destination.is_running < most:
                         destination.is_running += 1
                         nursery.start_soon(self._run_one, leader, destination)
+
+    async def _queue_prepared(self) -> None:
+        self._parts.slicer.start()
+        while self._prepared:
+            ending = self._prepared.popleft()
+            if not self._has_ended(ending):
+                self._queue(ending, sorted(ending.places))
+                self._check(ending)
+            await self._parts.slicer.pause()
 
     async def _run_one(self, leader: int, destination: _Destination) -> None:
         """Send what waits for one worker."""

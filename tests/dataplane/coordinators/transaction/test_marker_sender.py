@@ -517,7 +517,7 @@ async def test_a_transaction_is_complete_once_the_topics_without_its_marker_are_
 async def test_a_deleted_topic_needs_no_marker(workers: Workers) -> None:
     workers.partition_counts["t"] = None
     workers.send(7, 3)
-    assert workers.completed == ["7"]
+    await workers.until(lambda: workers.completed == ["7"])
     assert not workers.requests
 
 
