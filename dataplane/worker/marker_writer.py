@@ -276,7 +276,7 @@ class MarkerWriter:
         waiters = []
         try:
             for number, (_, partition, leader_epoch, end_offset) in enumerate(done, 1):
-                if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
+                if partition.high_watermark < end_offset and partition.leads_since(leader_epoch):
                     left.count += 1
                     waiter = partition.wait_committed(end_offset, left.one_done)
                     waiters.append((partition, waiter))
@@ -296,16 +296,12 @@ _ALL_ACKS: Final = -1
 _UNANSWERED: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def _leads_in(partition: Partition, leader_epoch: int) -> bool:
-    return partition.is_served and partition.leader_epoch == leader_epoch
-
-
 def _settle(appended: _Appended) -> None:
     """Set the error of a marker that was appended, but is not on enough replicas."""
     row, partition, leader_epoch, end_offset = appended
     if row.result.error_code:
         return
-    if not _leads_in(partition, leader_epoch):
+    if not partition.leads_since(leader_epoch):
         row.result.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif partition.high_watermark < end_offset:
         row.result.error_code = ErrorCode.REQUEST_TIMED_OUT
