@@ -106,7 +106,8 @@ class MovesKeepCopies(WatchingChecker):
             now,
         )
         self.compare(
-            {*was.isr, *was.elr, was.last_leader} == {NO_LEADER}
+            {*now.replicas} == {*was.replicas}
+            or {*was.isr, *was.elr, was.last_leader} == {NO_LEADER}
             or {*now.isr, *now.elr, now.last_leader} != {NO_LEADER},
             "{}: no replica with all records is left: {}, then {}",
             history,

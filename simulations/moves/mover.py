@@ -1,4 +1,4 @@
-"""Client that moves partitions all the time: random targets, other factors, cancels, new targets."""
+"""Client that moves partitions all the time: targets, other factors, cancels, new targets."""
 
 from random import Random
 from typing import Final, NamedTuple

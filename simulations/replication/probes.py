@@ -172,7 +172,7 @@ class Probes:
         return found
 
     def retired(self, log_dir: LogDir, at: tuple[str, int]) -> None:
-        """Report a log that its worker is about to delete or to set aside, unless with its topic."""
+        """Report a log that its worker is about to delete although its topic exists."""
         member = self._members.get(running_on.get())
         if member is None:
             return

@@ -194,8 +194,7 @@ class PartitionHistory:
     deletions: dict[tuple[str, int], int]  # highest offset that a DeleteRecords request named
     topic: str = ""
     replicas: dict[int, ReplicaLog] = field(default_factory=dict)
-    # Replicas that a move has removed, and whose logs their workers have deleted since, the last one
-    # of each worker.
+    # Replicas whose logs were deleted since a move has removed them, the last one of each worker.
     removed: dict[int, ReplicaLog] = field(default_factory=dict)
     identities: dict[Name, Identity] = field(default_factory=dict)
     before: dict[Name, int | None] = field(default_factory=dict)  # epoch at the previous offset
