@@ -30,8 +30,8 @@ the log and created an empty one; it stays blank until it is in sync.
     a client requests an unclean     the same                        the same
     election
 
-Epochs: the leader epoch increases when the leader changes (to another replica or to none), the
-partition epoch with every change. So a leader is always live, and a partition has no leader only if
+Epochs: the leader epoch increases when the leader changes (to another replica or to none) and when
+a move removes replicas, the partition epoch with every change. So a leader is always live, and a partition has no leader only if
 no replica of the ISR is live.
 
 *Eligible leader replicas* (ELR) are no longer in sync, but have all committed records: no record is
@@ -264,8 +264,8 @@ def moved(
 ) -> PartitionImage:
     """Return the partition with its move complete; unchanged if it cannot be complete yet.
 
-    `before`: the partition before the change of which this is a part; if that has elected a leader
-    already, the leader epoch does not increase again.
+    A leader epoch begins if replicas leave (see `reassignment`). `before`: the partition before the
+    change of which this is a part; if its leader epoch increased already, it does not again.
     """
     if not partition.is_moving or partition.leader == NO_LEADER:
         return partition
@@ -276,6 +276,7 @@ def moved(
         leader = next((each for each in target if may_lead(partition, each, is_live)), NO_LEADER)
         if leader == NO_LEADER:
             return partition
+    if partition.removing:
         leader_epoch = (before or partition).leader_epoch + 1
     return PartitionImage(
         target,

@@ -19,6 +19,10 @@ A replica of an earlier target that is in sync stays until the new target is in 
 replicas than the target has would be in sync on the way. (Kafka counts it to the original.) A move
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
 
+With a replica that leaves, a leader epoch begins. The replica may be added again, with an empty log,
+before the leader hears of either change, and fetches of its former log may arrive even later: the
+leader would take the new log for complete. (Kafka does the same.)
+
 A move cannot be cancelled if no replica of the original has all committed records: they would be
 lost. (Kafka cancels it with unclean.leader.election.enable.)
 
@@ -111,18 +115,16 @@ def requested(
     needed = {*original, *partition.isr, *partition.elr, partition.last_leader}
     removing = tuple([r for r in partition.replicas if r not in target and r in needed])
     replicas = (*target, *removing)
-    after = moved(
-        _with_replicas(
-            replace(
-                partition,
-                replicas=replicas,
-                adding=tuple([each for each in replicas if each not in original]),
-                removing=removing,
-            ),
-            min_isr,
+    after = _with_replicas(
+        replace(
+            partition,
+            replicas=replicas,
+            adding=tuple([each for each in replicas if each not in original]),
+            removing=removing,
         ),
-        is_live,
+        min_isr,
     )
+    after = moved(replace(after, leader_epoch=_leader_epoch(partition, after)), is_live, partition)
     return None if after == partition else after.in_next_epoch()
 
 
@@ -144,8 +146,15 @@ def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> Parti
         leader = next((r for r in original if r in after.isr and may_lead(after, r, is_live)), None)
         if leader is None:
             raise _not_cancelled("none of the original replicas in sync may lead")
-        after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
+        after = replace(after, leader=leader)
+    after = replace(after, leader_epoch=_leader_epoch(partition, after))
     return after.in_next_epoch()
+
+
+def _leader_epoch(before: PartitionImage, after: PartitionImage) -> int:
+    """Return the leader epoch after a change of the replicas: another one if a replica leaves."""
+    leaves = before.leader != NO_LEADER and not {*before.replicas} <= {*after.replicas}
+    return before.leader_epoch + (leaves or before.leader != after.leader)
 
 
 def _not_cancelled(reason: str) -> KafkaError:

@@ -732,6 +732,7 @@ class JoinsAreEarned(WatchingChecker):
 class ElectionsAreClean(WatchingChecker):
     """Leaders are elected from the ISR or the ELR; each has a new leader epoch.
 
+    One begins also if a move removes replicas while there is a leader.
     Exceptions: unclean elections that were allowed or requested, and the last leader if the ISR is
     empty and the ELR has no live member.
     """
@@ -745,7 +746,7 @@ class ElectionsAreClean(WatchingChecker):
                 continue
             self.compare(
                 now.partition_epoch == was.partition_epoch + 1
-                and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
+                and now.leader_epoch == was.leader_epoch + _begins_epoch(was, now),
                 "{}: the epochs of {} and of the next state {} do not match",
                 history,
                 was,
@@ -767,6 +768,11 @@ class ElectionsAreClean(WatchingChecker):
                 was.isr,
                 was.elr,
             )
+
+
+def _begins_epoch(was: PartitionImage, now: PartitionImage) -> bool:
+    leaves = was.leader >= 0 and not {*was.replicas} <= {*now.replicas}
+    return leaves or now.leader != was.leader
 
 
 class TopicsAreTheirOwn(WatchingChecker):
