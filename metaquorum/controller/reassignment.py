@@ -19,9 +19,9 @@ A replica of an earlier target that is in sync stays until the new target is in 
 replicas than the target has would be in sync on the way. (Kafka counts it to the original.) A move
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
 
-With a replica that leaves, a leader epoch begins. The replica may be added again, with an empty log,
-before the leader hears of either change, and fetches of its former log may arrive even later: the
-leader would take the new log for complete. (Kafka does the same.)
+With a replica that leaves, a leader epoch begins. The replica may be added again, with an empty
+log, before the leader hears of either change, and fetches of its former log may arrive even later:
+the leader would take the new log for complete. (Kafka does the same.)
 
 A move cannot be cancelled if no replica of the original has all committed records: they would be
 lost. (Kafka cancels it with unclean.leader.election.enable.)
