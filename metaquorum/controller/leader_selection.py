@@ -31,8 +31,8 @@ the log and created an empty one; it stays blank until it is in sync.
     election
 
 Epochs: the leader epoch increases when the leader changes (to another replica or to none) and when
-a move removes replicas, the partition epoch with every change. So a leader is always live, and a partition has no leader only if
-no replica of the ISR is live.
+a move removes replicas, the partition epoch with every change. So a leader is always live, and a
+partition has no leader only if no replica of the ISR is live.
 
 *Eligible leader replicas* (ELR) are no longer in sync, but have all committed records: no record is
 committed while the ISR is smaller than min.insync.replicas (or than the number of replicas, if that

@@ -20,7 +20,7 @@ replicas than the target has would be in sync on the way. (Kafka counts it to th
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
 
 With a replica that leaves, a leader epoch begins. The replica may be added again, with an empty
-log, before the leader hears of either change, and fetches of its former log may arrive even later:
+log, before the leader learns of either change, and fetches of its former log may arrive even later:
 the leader would take the new log for complete. (Kafka does the same.)
 
 A move cannot be cancelled if no replica of the original has all committed records: they would be

@@ -178,23 +178,31 @@ class RemovedAreNoLosses(LedgerChecker):
 
     invariant = "R11"
 
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # Lost logs before the log was removed: a new directory reports logs that it never had.
+        self._earlier: dict[tuple[Place, int], int] = {}
+
     def retired(self, history: PartitionHistory, replica: ReplicaLog) -> None:
-        self.compare(True, "")
+        lost = self._lost(history, replica.worker_id)
+        self._earlier.setdefault((history.place, replica.worker_id), len(lost))
+
+    def _lost(self, history: PartitionHistory, worker_id: int) -> list[str]:
+        """Return the lost logs of the partition in the ledger of the worker."""
+        storage = self.cluster_state.members[worker_id].supervisor.machine.storage
+        return [
+            line.range_text
+            for line in self._lines(storage)
+            if (line.topic_id, line.partition) == history.place and line.reason is Reason.LOST_LOG
+        ]
 
     def finals(self) -> None:
         for history in self.cluster_history.histories.values():
             at = history.topic, history.place.partition
-            for worker_id, replica in (*history.removed.items(), *history.replicas.items()):
+            for worker_id, replica in history.removed.items():
                 if replica.may_have_lost or (worker_id, at) in self.cluster_history.moved_away:
                     continue
-                storage = self.cluster_state.members[worker_id].supervisor.machine.storage
-                lost = [
-                    line.range_text
-                    for line in self._lines(storage)
-                    if (line.topic_id, line.partition) == history.place
-                    and line.reason is Reason.LOST_LOG
-                    and worker_id in history.removed
-                ]
+                lost = self._lost(history, worker_id)[self._earlier[history.place, worker_id] :]
                 self.compare(
                     not lost,
                     "{}: worker {} has lost no log, but its ledger has {}",
@@ -299,6 +307,7 @@ class AddingAreNotBehind(WatchingChecker):
     invariant = "R11"
 
     def look(self) -> None:
+        """Look at all workers that run."""
         for member in self.cluster_state.workers:
             self._look_at(member)
 

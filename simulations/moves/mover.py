@@ -8,7 +8,12 @@ from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.moves.move_checkers import ListedMovesExist, MovesKeepCopies, WrongMovesAreRefused
+from simulations.moves.move_checkers import (
+    AddingAreNotBehind,
+    ListedMovesExist,
+    MovesKeepCopies,
+    WrongMovesAreRefused,
+)
 from simulations.replication.replica_clients import ReplicaClient
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.alter_partition_reassignments import (
@@ -68,6 +73,7 @@ class Mover(ReplicaClient):
         for _ in range(self._draw.randint(1, 8)):
             if self.cluster_state.calm:
                 return
+            self.cluster_state.checker(AddingAreNotBehind).look()
             asked = self._draw_moves()
             if asked:
                 await self._ask(connection, asked)

@@ -20,7 +20,6 @@ from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.move_checkers import (
     MOVE_CHECKERS,
-    AddingAreNotBehind,
     MovesEnd,
     RemovedAreNoLosses,
     RemovedLogsAreGone,
@@ -123,7 +122,6 @@ async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     moves.finals()
     logs.finals()
     cluster_state.checker(RemovedAreNoLosses).finals()
-    cluster_state.checker(AddingAreNotBehind).look()
 
 
 MOVING_PARTITIONS: Final = Scenario(
