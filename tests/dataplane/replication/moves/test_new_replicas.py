@@ -132,6 +132,7 @@ def test_a_new_replica_on_a_new_disk_has_lost_nothing() -> None:
         await cluster.create("t", (1, 2))
         await fill(await cluster.connect(1), "t", 5)
         await cluster.kill(3)
+        await cluster.until(lambda: cluster.worker(1).image.workers[3].fenced)
         await start(cluster, "t", 1, 3)
         cluster.nodes[3].machine.lose_disk()
         cluster.nodes[3].boot()
