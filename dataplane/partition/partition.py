@@ -346,7 +346,7 @@ class Partition:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether too few replicas are in sync, by the leader; replicas that a move adds may lack.
+        """Whether too few replicas are in sync, by the leader; those that a move adds do not count.
 
         As in Kafka, in-sync replicas that it adds count (KIP-352).
         """
