@@ -264,8 +264,8 @@ def moved(
 ) -> PartitionImage:
     """Return the partition with its move complete; unchanged if it cannot be complete yet.
 
-    A leader epoch begins if replicas leave (see `reassignment`). `before`: the partition before the
-    change of which this is a part; if its leader epoch increased already, it does not again.
+    `before`: the partition before the change of which this is a part; if that has elected a leader
+    already, the leader epoch does not increase again. It increases if replicas leave (`left`).
     """
     if not partition.is_moving or partition.leader == NO_LEADER:
         return partition
@@ -287,6 +287,20 @@ def moved(
         offline=tuple([replica for replica in partition.offline if replica in target]),
         unclean_epoch=partition.unclean_epoch,
     )
+
+
+def left(before: PartitionImage, after: PartitionImage) -> PartitionImage:
+    """Return `after` in a new leader epoch if it lacks replicas of `before`.
+
+    A replica that leaves deletes its log, and may be added again soon. Its progress in the old
+    leader epoch, and its fetches that are still in flight, must not count for the new log. Without
+    a leader nothing counts, and the next one begins a new epoch anyway.
+    """
+    if after.leader_epoch > before.leader_epoch or after.leader == NO_LEADER:
+        return after
+    if set(before.replicas) <= set(after.replicas):
+        return after
+    return replace(after, leader_epoch=before.leader_epoch + 1)
 
 
 def needing(partition: PartitionImage, min_isr: int) -> PartitionImage | None:
