@@ -73,11 +73,7 @@ class MovesKeepCopies(WatchingChecker):
             gone = {*was.replicas} - {*now.replicas}
             is_cancelled = place in self._cancels and _is_back(was, now)
             self.compare(
-                not gone & {*was.isr, *was.elr}
-                or {*now.isr} == {*now.replicas}
-                or is_cancelled
-                or _copies(now) >= min(_copies(was), len(now.target))
-                or not was.is_moving,
+                not gone & {*was.isr, *was.elr} or {*now.isr} == {*now.replicas} or is_cancelled,
                 "{}: {} are removed before all of the target are in sync: {}, then {}",
                 history,
                 gone,

@@ -62,13 +62,10 @@ def _epoch_kept_at_removal() -> AbstractContextManager[None]:
 
         return moved
 
-    def changes(_: Any) -> Any:
-        return lambda before, after: before.leader_epoch + (before.leader != after.leader)
-
     return all_of(
         swapped(leader_selection, "moved", ends),
         swapped(reassignment, "moved", ends),
-        swapped(reassignment, "_leader_epoch", changes),
+        swapped(reassignment, "left", lambda _: lambda before, after: after),
     )
 
 
