@@ -4,6 +4,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
+import trio
+
+from dataplane.replication import replica_manager
+from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.controller import leader_selection, reassignment
 from metaquorum.metadata.image import NO_LEADER
 from simulations.kernel.mutation import Mutant, all_of, swapped
@@ -107,6 +111,24 @@ def _eligible_forgotten_at_a_request() -> AbstractContextManager[None]:
     return swapped(reassignment, "_with_replicas", wrong)
 
 
+def _removed_log_kept() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def _remove(self: Any, topics: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return _remove
+
+    return swapped(ReplicaManager, "_remove", wrong)
+
+
+def _moved_meanwhile_kept() -> AbstractContextManager[None]:
+    return swapped(ReplicaManager, "_has_moved", lambda _: lambda *_: False)
+
+
+def _adding_reported_as_lost() -> AbstractContextManager[None]:
+    return swapped(replica_manager, "_has_nothing_yet", lambda _: lambda *_: False)
+
+
 MOVE_MUTANTS: Final = tuple(
     Mutant(name, about, "moving-partitions", found_as, apply)
     for name, about, found_as, apply in (
@@ -145,6 +167,24 @@ MOVE_MUTANTS: Final = tuple(
             "a request to move a partition empties its ELR",
             ("R11",),
             _eligible_forgotten_at_a_request,
+        ),
+        (
+            "removed-log-kept",
+            "a worker keeps the log of a replica that has moved to another worker",
+            ("R11",),
+            _removed_log_kept,
+        ),
+        (
+            "moved-meanwhile-kept",
+            "a worker keeps the log of a replica that has moved while it was down",
+            ("R11",),
+            _moved_meanwhile_kept,
+        ),
+        (
+            "adding-reported-as-lost",
+            "a worker that was down when a replica was added reports its log as lost",
+            ("R11",),
+            _adding_reported_as_lost,
         ),
     )
 )
