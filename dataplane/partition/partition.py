@@ -42,6 +42,17 @@ NO_ERROR: Final = ErrorCode.NONE
 NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+class NotLeaderOrFollowerError(KafkaError):
+    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
+
+    def __init__(self, partition: str, state: PartitionImage) -> None:
+        super().__init__(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
+        )
+        self.leader_id = state.leader
+        self.leader_epoch = state.leader_epoch
+
+
 class Watcher(Protocol):
     """Receiver of a partition's notifications."""
 
