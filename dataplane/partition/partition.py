@@ -353,9 +353,12 @@ class Partition:
 
     @property
     def least_isr(self) -> int:
-        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka."""
-        least = self.config.min_insync_replicas
-        return least if least == 1 else min(least, len(self.state.replicas))
+        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka.
+
+        Replicas that a move removes do not count, as in the controller's `least_isr`.
+        """
+        least, state = self.config.min_insync_replicas, self.state
+        return least if least == 1 else min(least, len(state.replicas) - len(state.removing))
 
     @property
     def low_watermark(self) -> int:
@@ -544,7 +547,7 @@ class Partition:
                 leadership.committed(
                     self.high_watermark,
                     self.log.log_end_offset,
-                    self.config.min_insync_replicas,
+                    self.least_isr,
                     context.monotonic(),
                     context.eligible,
                 )
