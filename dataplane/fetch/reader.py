@@ -170,7 +170,7 @@ class FetchReader:
         """Add the bytes of the response to the partitions' traffic."""
         for partition, size_bytes in self._given:
             if self.replica_id >= 0:
-                partition.replicated_bytes_out += size_bytes
+                partition.replicated_out(self.replica_id, size_bytes)
             else:
                 partition.bytes_out += size_bytes
 

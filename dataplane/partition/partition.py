@@ -179,6 +179,9 @@ class ReplicaContext:
     # Counts since the start of the process.
     isr_shrinks: int = 0
     isr_expands: int = 0
+    # Bytes of replicas that moves add, from leaders and to followers.
+    reassignment_bytes_in: int = 0
+    reassignment_bytes_out: int = 0
     flush_times: Histogram = field(default_factory=Histogram)
     wakes: WatcherNotifier = field(default_factory=WatcherNotifier)
 
@@ -355,7 +358,7 @@ class Partition:
     def least_isr(self) -> int:
         """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka.
 
-        Replicas that a move removes do not count, as in the controller's `least_isr`.
+        Those that a move removes do not count: a smaller target needs no more than it has.
         """
         least, state = self.config.min_insync_replicas, self.state
         return least if least == 1 else min(least, len(state.replicas) - len(state.removing))
@@ -502,6 +505,18 @@ class Partition:
         if self.end_waiters:
             self._note(self.end_waiters, size_bytes)
         self.advance()
+
+    def replicated_in(self, size_bytes: int) -> None:
+        """Count bytes that this replica has fetched from the leader and appended."""
+        self.replicated_bytes_in += size_bytes
+        if self.worker_id in self.state.adding:
+            self._context.reassignment_bytes_in += size_bytes
+
+    def replicated_out(self, replica_id: int, size_bytes: int) -> None:
+        """Count bytes that this leader has sent to the follower."""
+        self.replicated_bytes_out += size_bytes
+        if replica_id in self.state.adding:
+            self._context.reassignment_bytes_out += size_bytes
 
     def is_growing(self, size_bytes: int) -> None:
         """Record an append of `size_bytes` that is not committed yet."""

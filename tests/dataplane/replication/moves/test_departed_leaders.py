@@ -127,7 +127,7 @@ def test_a_consumer_that_reads_from_a_follower_is_sent_away_when_that_is_removed
         assert rows["t"].error_code == E.NOT_LEADER_OR_FOLLOWER
         assert rows["t"].current_leader.leader_id == 1
         assert cluster.world.now - began < SOON_S
-        await cluster.until(lambda: cluster.replica(1, "t").leader_state.follower(3) is not None)
+        await cluster.until(lambda: cluster.state("t", 1).replicas == (1, 3))
         await fill(leader, "t", 1)
         _, row = await fetch(leader, 5, rack="b")
         assert row.preferred_read_replica == 3
