@@ -18,7 +18,10 @@ So the target is always `replicas` without `removing`, and the original `replica
 A replica of an earlier target that is in sync stays until the new target is in sync, or fewer
 replicas than the target has would be in sync on the way. (Kafka counts it to the original.) A move
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
-Each record without a replica of the record before begins a new leader epoch, as in Kafka.
+
+Each record without a replica of the record before begins a new leader epoch, as in Kafka. The
+replica may be added again, with an empty log, before the leader learns of either change, and
+fetches of its former log may arrive even later: the leader would take the new log for complete.
 
 A move cannot be cancelled if no replica of the original has all committed records: they would be
 lost. (Kafka cancels it with unclean.leader.election.enable.)

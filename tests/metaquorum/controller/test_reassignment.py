@@ -155,6 +155,37 @@ def test_a_cancelled_move_leaves_the_original_replicas(
     assert told(cancelled(moving, everybody, 2)) == after
 
 
+@pytest.mark.parametrize(
+    ("before", "target"),
+    [
+        (partition("123", "123"), "12"),  # at once
+        (partition("123", "13"), "13"),
+        (partition("321", "21", adding="3", removing="1"), "42"),  # 3 leaves, 1 stays for now
+        (partition("312", "12", adding="3"), None),
+        (partition("123", "123", 1), "23"),  # the leader changes, too
+    ],
+)
+def test_a_replica_that_leaves_begins_a_leader_epoch(
+    before: PartitionImage, target: str | None
+) -> None:
+    """A leader must not take a late fetch of a replica for one of the empty log that follows it."""
+    if target is None:
+        after: PartitionImage | None = cancelled(before, everybody, 2)
+    else:
+        after = requested(before, numbers(target), everybody, 2)
+    assert after is not None
+    assert after.leader_epoch == before.leader_epoch + 1
+    moving = partition("3412", "412", 1, adding="34", removing="12")
+    assert with_isr(moving, numbers("3412"), 2, everybody).leader_epoch == 6
+    growing = partition("123", "12", adding="3")
+    assert with_isr(growing, numbers("123"), 2, everybody).leader_epoch == 5
+
+
+def test_no_leader_epoch_begins_while_there_is_no_leader() -> None:
+    waiting = partition("321", "", NO_LEADER, elr="12", adding="3", removing="1")
+    assert cancelled(waiting, everybody, 2).leader_epoch == 5
+
+
 def test_a_move_is_not_cancelled_if_records_would_be_lost() -> None:
     for moving, reason in (
         (partition("321", "3", 3, adding="3", removing="1"), "all committed records"),
