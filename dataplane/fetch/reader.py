@@ -249,6 +249,7 @@ class FetchReader:
                 end_offset,
                 # The first partition with records returns a batch of any size (KIP-74).
                 min_one=not self.size_bytes,
+                is_whole=self.replica_id >= 0,
             )
             if self.is_committed and piece.size_bytes and log.has_aborted_since(asked.fetch_offset):
                 piece = self._add_aborted(answer, asked, partition, piece, end_offset)

@@ -198,3 +198,34 @@ def test_the_replication_factor_changes_in_both_directions(
         assert "Successfully started partition reassignment" in executed.stdout, executed
         wait_until(lambda to=target: replicas(cluster, topic) == {0: (to, sorted(to))})
         assert read(cluster, topic) == list(range(RECORDS))
+
+
+def test_throttles_of_a_move_are_set_and_removed_by_kafkas_tools(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 2, [1, 2])
+    at = ("--bootstrap-server", cluster[1].bootstrap)
+    of_topic = ("--entity-type", "topics", "--entity-name", topic)
+    pairs = "leader.replication.throttled.replicas"
+    refused = kafka_tool("configs", *at, *of_topic, "--alter", "--add-config", f"{pairs}=0-1")
+    assert f"{pairs} must be the literal '*' or a list of replicas" in refused.stderr, refused
+    assert "write 0:1 instead of 0-1" in refused.stderr, refused
+    others = ("--entity-type", "brokers", "--entity-default")
+    rate = "follower.replication.throttled.rate"
+    for what, change in ((of_topic, f"{pairs}=[0:1,1:1]"), (others, f"{rate}=90000000")):
+        done = kafka_tool("configs", *at, *what, "--alter", "--add-config", change)
+        assert "Completed updating" in done.stdout, done
+    described = kafka_tool("configs", *at, *of_topic, "--describe").stdout
+    assert f"{pairs}=0:1,1:1 sensitive=false" in described, described
+    plan = plan_file(tmp_path, topic, [3, 2], [3, 2])
+    arguments = ("reassign-partitions", *at, "--reassignment-json-file", plan)
+    executed = kafka_tool(*arguments, "--execute", "--throttle", "20000000")
+    assert "The inter-broker throttle limit was set to 20000000 B/s" in executed.stdout, executed
+    wait_until(lambda: replicas(cluster, topic) == {n: ([3, 2], [2, 3]) for n in (0, 1)})
+    verified = kafka_tool(*arguments, "--verify").stdout
+    assert f"Clearing topic-level throttles on topic {topic}" in verified, verified
+    described = kafka_tool("configs", *at, *of_topic, "--describe").stdout
+    assert "throttled" not in described, described
+    left = kafka_tool("configs", *at, *others, "--describe").stdout
+    assert f"{rate}=90000000" in left, left
+    assert read(cluster, topic) == list(range(RECORDS))
