@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.leader_selection import with_isr
-from metaquorum.controller.move_plans import (
+from metaquorum.controller.plans.move_plans import (
     CANCEL,
     MAX_ACTIVE_PLANS,
     MAX_PLAN_MOVES,
@@ -70,7 +70,7 @@ def moves(count: int = 10, target: tuple[int, ...] = (3, 2)) -> list[PlannedMove
 
 
 def new(count: int = 10, *, batch: int = 3, rate: int | None = 1000) -> NewMovePlan:
-    return NewMovePlan("User:a", "mq-admin", rate, batch, count, 100 * count, 60, 5)
+    return NewMovePlan("User:a", "mq-admin", rate, batch, count, 100 * count, 60)
 
 
 def after(image: MetadataImage, decision: Decision[KafkaError | None]) -> MetadataImage:
@@ -81,7 +81,7 @@ def after(image: MetadataImage, decision: Decision[KafkaError | None]) -> Metada
 
 def loaded(image: MetadataImage, planned: list[PlannedMove], **more: int) -> MetadataImage:
     """Return the image with a plan of these moves, which has not started."""
-    created = create_plan(image, new(len(planned), **more))
+    created = create_plan(image, new(len(planned), **more), 5)
     image = replay(image, created.all_records())[0]
     for number, first in enumerate(range(0, len(planned), MAX_PLANNED_MOVES)):
         part = MovePlanPart(created.answer, number, planned[first : first + MAX_PLANNED_MOVES])
@@ -276,13 +276,13 @@ def test_the_throttle_of_a_plan_can_be_changed_and_removed() -> None:
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused(asked: NewMovePlan, message: str) -> None:
     with pytest.raises(KafkaError, match=message):
-        create_plan(made(), asked)
+        create_plan(made(), asked, 5)
 
 
 def test_plans_need_their_level_of_metadata_version() -> None:
     image = made(level=MOVES_LEVEL - 1)
     with pytest.raises(KafkaError, match=r"A plan of moves needs level 4 of metadata\.version"):
-        create_plan(image, new())
+        create_plan(image, new(), 5)
     refused = change_plan(image, MovePlanChange(1, START)).answer
     assert refused is not None
     assert refused.code is ErrorCode.UNSUPPORTED_VERSION
@@ -301,14 +301,14 @@ def test_plans_need_their_level_of_metadata_version() -> None:
     ],
 )
 def test_moves_that_no_plan_can_have_are_refused(part: MovePlanPart, message: str) -> None:
-    image, _ = replay(made(), create_plan(made(), new()).all_records())
+    image, _ = replay(made(), create_plan(made(), new(), 5).all_records())
     refused = append_moves(image, part).answer
     assert refused is not None
     assert message in str(refused.message)
 
 
 def test_a_plan_starts_with_all_its_moves_and_takes_no_more() -> None:
-    image, _ = replay(made(), create_plan(made(), new()).all_records())
+    image, _ = replay(made(), create_plan(made(), new(), 5).all_records())
     with pytest.raises(KafkaError, match="has 0 of its 10 moves"):
         changed(image, START)
     part = MovePlanPart(1, 0, moves())
@@ -320,7 +320,7 @@ def test_a_plan_starts_with_all_its_moves_and_takes_no_more() -> None:
 
 
 def test_a_plan_whose_sender_vanishes_is_cancelled() -> None:
-    image, _ = replay(made(), create_plan(made(), new()).all_records())
+    image, _ = replay(made(), create_plan(made(), new(), 5).all_records())
     image, _ = replay(image, expire_plan(image, 1).all_records())
     assert counts(settled(image))[0] == CANCELLED
     assert expire_plan(started(), 1).all_records() == []
@@ -329,13 +329,13 @@ def test_a_plan_whose_sender_vanishes_is_cancelled() -> None:
 def test_few_plans_run_and_few_that_have_ended_are_kept() -> None:
     image = made()
     for _ in range(MAX_ACTIVE_PLANS):
-        image, _ = replay(image, create_plan(image, new()).all_records())
+        image, _ = replay(image, create_plan(image, new(), 5).all_records())
     with pytest.raises(KafkaError, match=r"plans 1, 2, 3, 4 have not ended"):
-        create_plan(image, new())
+        create_plan(image, new(), 5)
     for number in range(1, 3 * MAX_PLANS):
         image, _ = replay(image, expire_plan(image, number).all_records())
         image, _ = replay(image, step_plan(image, number, 1).all_records())
-        decision = create_plan(image, new())
+        decision = create_plan(image, new(), 5)
         assert decision.answer == number + MAX_ACTIVE_PLANS, "an id is never used again"
         image, _ = replay(image, decision.all_records())
     assert len(image.plans) == MAX_PLANS

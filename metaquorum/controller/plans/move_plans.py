@@ -13,7 +13,7 @@ batch:
 
 A partition has the id of the plan while it moves. So the record that ends the move, cancels it,
 replaces its target or deletes the topic takes the partition out of the plan, and with it the plan's
-throttle (`dataplane.replication.plan_throttles`): no throttle can be left behind.
+throttle (`dataplane.partition.plan_throttles`): no throttle can be left behind.
 
     when its turn comes, the partition ...                 the move
     is not there (its topic is deleted or re-created)      is given up
@@ -78,7 +78,6 @@ class NewMovePlan:
     moves: int
     size_bytes: int
     estimate_s: int
-    now_ms: int
 
 
 @frozen
@@ -127,7 +126,7 @@ class PlanStep:
     ended: MovePlanRecord | None = None
 
 
-def create_plan(image: MetadataImage, asked: NewMovePlan) -> Decision[int]:
+def create_plan(image: MetadataImage, asked: NewMovePlan, now_ms: int) -> Decision[int]:
     """Decide the creation of a plan; the answer is its id. Raises KafkaError if it is refused."""
     check_level(image, METADATA_VERSION, MOVES_LEVEL, "a plan of moves")
     if not 1 <= asked.moves <= MAX_PLAN_MOVES:
@@ -167,7 +166,7 @@ def create_plan(image: MetadataImage, asked: NewMovePlan) -> Decision[int]:
         asked.moves,
         asked.size_bytes,
         max(-1, min(asked.estimate_s, 2**31 - 1)),
-        max(0, asked.now_ms),
+        max(0, now_ms),
     )
     return Decision(plan_id, [*records, header])
 
