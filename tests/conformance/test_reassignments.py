@@ -20,6 +20,7 @@ from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
 RECORDS = 200
+LARGE = 40_000  # bytes of a record; a throttle admits the first response, of 1 MiB
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def plan_file(folder: Path, topic: str, *targets: list[int]) -> str:
     return str(path)
 
 
-def filled(cluster: Cluster, partitions: int, replicas: list[int]) -> str:
+def filled(cluster: Cluster, partitions: int, replicas: list[int], *, record_bytes: int = 1) -> str:
     """Return the name of a new topic with records; all partitions have these replicas."""
     topic = unique("moved")
     admin = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
@@ -48,7 +49,7 @@ def filled(cluster: Cluster, partitions: int, replicas: list[int]) -> str:
     admin.create_topics([new])[topic].result(PATIENCE_S)
     producer = Producer({"bootstrap.servers": cluster[1].bootstrap, "acks": "all"})
     for number in range(RECORDS):
-        producer.produce(topic, str(number), partition=number % partitions)
+        producer.produce(topic, str(number).ljust(record_bytes), partition=number % partitions)
     assert producer.flush(PATIENCE_S) == 0
     return topic
 
@@ -157,7 +158,7 @@ def test_the_replication_factor_changes_in_both_directions(
 def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
     cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
 ) -> None:
-    topic = filled(cluster, 2, [1, 2])
+    topic = filled(cluster, 2, [1, 2], record_bytes=LARGE)
     admin = Admin(MQ_BOOTSTRAP=cluster[2].bootstrap)
     plan = plan_file(tmp_path, topic, [3, 2], [3, 2])
     (plan_id,) = admin.json("moves", "start", plan, "--throttle", 20, "--batch", 1).values()
@@ -193,7 +194,7 @@ def status(admin: Admin, plan_id: int) -> dict[str, Any]:
 def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    topic = filled(cluster, 1, [1, 2])
+    topic = filled(cluster, 1, [1, 2], record_bytes=LARGE)
     admin = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
     plan = plan_file(tmp_path, topic, [3, 2])
     started = admin("moves", "start", plan, "--throttle", 20)
