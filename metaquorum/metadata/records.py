@@ -40,7 +40,7 @@ MAX_BATCH_MOVES: Final = 500  # partitions that one plan moves at the same time
 # States of a plan of moves; the last two are final.
 LOADING: Final = "loading"  # its moves are being sent
 RUNNING: Final = "running"
-PAUSED: Final = "paused"  # begins no move; those that have begun go on
+PAUSED: Final = "paused"  # begins no move; those that have begun continue
 CANCELLING: Final = "cancelling"
 COMPLETE: Final = "complete"
 CANCELLED: Final = "cancelled"

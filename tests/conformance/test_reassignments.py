@@ -214,4 +214,4 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     admin("moves", "start", wrong, code=2)
     assert "has a worker more than once" in admin.errors
     admin("moves", "throttle", plan_id, "fast", code=2)
-    assert "'fast' is no throttle" in admin.errors
+    assert "'fast' is not a throttle" in admin.errors

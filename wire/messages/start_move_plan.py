@@ -1,7 +1,7 @@
 """StartMovePlan (10010): gives the cluster a plan of moves to carry out. An API of this project.
 
 Kafka's AlterPartitionReassignments begins all its moves at once, and its throttles are configs that
-somebody has to remove. A plan moves a few partitions at a time, and its throttle ends with it.
+an operator has to remove. A plan moves a few partitions at a time, and its throttle ends with it.
 """
 
 from __future__ import annotations

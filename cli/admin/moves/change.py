@@ -12,7 +12,7 @@ plan_argument = click.argument("plan", type=click.IntRange(1, INT32_MAX))
 @plan_argument
 @session_command
 def pause_command(session: Session, plan: int) -> None:
-    """Begin no further moves of a plan; partitions that move already go on, with the throttle.
+    """Begin no further moves of a plan; partitions that move already continue, with the throttle.
 
     \b
     Examples:
@@ -22,11 +22,11 @@ def pause_command(session: Session, plan: int) -> None:
     session.say(f"plan {plan} paused")
 
 
-@click.command("resume", short_help="Continue a plan that was paused.")
+@click.command("resume", short_help="Resume a plan that was paused.")
 @plan_argument
 @session_command
 def resume_command(session: Session, plan: int) -> None:
-    """Continue a plan that was paused.
+    """Resume a plan that was paused.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ def resume_command(session: Session, plan: int) -> None:
 def cancel_command(session: Session, plan: int, yes: bool) -> None:
     """End a plan: partitions that move go back to their replicas before, and those done stay.
 
-    A partition whose original replicas are all out of sync cannot go back; its move goes on.
+    A partition whose original replicas are all out of sync cannot go back; its move continues.
 
     \b
     Examples:
@@ -76,6 +76,6 @@ def throttle_command(session: Session, plan: int, rate: str) -> None:
 def _rate(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= INT64_MAX:
         raise click.UsageError(
-            f"'{text}' is no throttle: give bytes per second, at least 1, or none."
+            f"'{text}' is not a throttle: give bytes per second, at least 1, or none."
         )
     return int(text)

@@ -12,7 +12,7 @@ from cli.admin.moves.status import status_command
 def command() -> None:
     """Move partitions between workers by plans that the cluster carries out.
 
-    A plan is in the metadata of the cluster: it goes on if this command, or a controller, stops.
+    A plan is in the metadata of the cluster: it continues if this command, or a controller, stops.
     Its throttle ends with it. Only metaquorum serves the requests of these commands.
     """
 

@@ -20,7 +20,7 @@ from metaquorum.moves.plan import Plan, PlanError, read_plan
     "[default: that of the plan]",
 )
 @click.option(
-    "--no-throttle", "is_unlimited", is_flag=True, help="Without a limit, whatever the plan says."
+    "--no-throttle", "is_unlimited", is_flag=True, help="Without a limit, even if the plan has one."
 )
 @click.option(
     "--batch",

@@ -31,7 +31,7 @@ class MoveAdmin:
     async def start(
         self, plan: Plan, *, rate_bytes_per_s: int | None = None, batch_size: int = 100
     ) -> int:
-        """Start the plan and return its id. Sizes that the plan lacks are measured first.
+        """Start the plan and return its id. Sizes that are missing in the plan are measured first.
 
         Raises BrokerError if the cluster refuses the plan, and PlanError if a partition or a worker
         does not exist.

@@ -95,9 +95,7 @@ def _of_replica(
 ) -> Wait:
     worker = facts.workers.get(replica)
     if worker is None:
-        return Wait(
-            at, replica, None, f"worker {replica} is not registered any more", is_problem=True
-        )
+        return Wait(at, replica, None, f"worker {replica} is no longer registered", is_problem=True)
     if worker.is_fenced:
         why = f": {worker.why_fenced}" if worker.why_fenced else ""
         return Wait(at, replica, None, f"worker {replica} is down{why}", is_problem=True)

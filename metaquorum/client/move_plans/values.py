@@ -21,7 +21,7 @@ class MovingPartition:
     removing: Sequence[int]
     isr: Sequence[int]
     leader: int | None
-    size_bytes: int  # of all copies
+    size_bytes: int  # bytes of all copies
 
     @property
     def where(self) -> TopicPartition:
@@ -88,7 +88,7 @@ class Progress:
 
 @frozen
 class PlanFacts:
-    """What is known about the moves of a plan. Sides are "leader" and "follower".
+    """Facts about the moves of a plan. Sides are "leader" and "follower".
 
     `throttles`: an operator's rates, by worker and side. `lists`: an operator's lists of throttled
     replicas, by topic and side.

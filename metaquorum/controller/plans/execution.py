@@ -22,7 +22,7 @@ from wire.primitives.errors import KafkaError
 logger = logging.getLogger(__name__)
 
 PACE_S: Final = 0.1
-CHECK_S: Final = 1.0  # a change that is no change of a plan may stop a move: a worker is removed
+CHECK_S: Final = 1.0  # some changes stop a move without a change of its plan: a worker is removed
 LOADING_S: Final = 60.0  # a plan that gets no moves for this time has lost its sender
 MOST_NAMED: Final = 5  # moves in one log line
 
@@ -34,7 +34,7 @@ class PlanExecution:
         self._proposer = proposer
         self._loader = loader
         self._clock = clock
-        # Of plans that are loading: their number of parts, and the time at which they expire.
+        # Number of parts and time of expiry of each plan that is loading.
         self._expiry: dict[int, tuple[int, float]] = {}
 
     async def run(self) -> None:

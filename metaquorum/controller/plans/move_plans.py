@@ -8,7 +8,7 @@ batch:
     loading       none; moves are appended                                        running
     running       begins the next moves, while fewer than `batch_size` partitions
                   move; without any left                                          complete
-    paused        none; moves that have begun go on; if they were the last        complete
+    paused        none; moves that have begun continue; if they were the last     complete
     cancelling    cancels the moves that have begun; without any left             cancelled
 
 A partition has the id of the plan while it moves. So the record that ends the move, cancels it,
@@ -16,15 +16,15 @@ replaces its target or deletes the topic takes the partition out of the plan, an
 throttle (`dataplane.partition.plan_throttles`): no throttle can be left behind.
 
     when its turn comes, the partition ...                 the move
-    is not there (its topic is deleted or re-created)      is given up
+    is missing (its topic is deleted or re-created)        is given up
     moves already, as another client has requested         is given up: that client decides
     would get a replica on a worker that is not registered is given up
     has the target already, or moves there at once         is done
     otherwise                                              begins
 
 A move that has begun is cancelled if a worker of its target is unregistered, as it could never end.
-A move that cannot be cancelled (`reassignment.cancelled`) goes on until it is complete, and so does
-its throttle.
+A move that cannot be cancelled (`reassignment.cancelled`) continues until it is complete, with its
+throttle.
 """
 
 from collections.abc import Sequence
@@ -174,7 +174,7 @@ def create_plan(image: MetadataImage, asked: NewMovePlan, now_ms: int) -> Decisi
 def append_moves(image: MetadataImage, asked: MovePlanPart) -> Decision[KafkaError | None]:
     """Decide to append moves to a plan; the answer is None or the error.
 
-    A part that is there already is accepted without a record, so a request may be repeated.
+    A part that the plan has already is accepted without a record, so a request may be repeated.
     """
     try:
         plan = _plan(image, asked.plan_id)
@@ -199,7 +199,7 @@ def append_moves(image: MetadataImage, asked: MovePlanPart) -> Decision[KafkaErr
             if topic is None or not 0 <= move.partition < len(topic.partitions):
                 raise KafkaError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"A partition of plan {asked.plan_id} is not there any more: its topic was"
+                    f"A partition of plan {asked.plan_id} is missing: its topic was"
                     " deleted. Make the plan again.",
                 )
             check_workers(image, move.replicas)
@@ -278,7 +278,7 @@ def _beginning(image: MetadataImage, plan: MovePlanImage) -> Decision[PlanStep]:
         key = move.topic_id, move.partition
         topic = image.topic_by_id(move.topic_id)
         if topic is None or move.partition >= len(topic.partitions):
-            given_up.append(f"partition {move.partition} of a deleted topic: it is not there")
+            given_up.append(f"partition {move.partition} of a deleted topic: it is missing")
             continue
         if topic.partitions[move.partition].is_moving or key in begun or key in at_once:
             given_up.append(f"{topic.name}-{move.partition}: it moves already")
@@ -326,7 +326,7 @@ def _cancel(image: MetadataImage, keys: Sequence[PartitionKey]) -> list[Metadata
         try:
             after = cancelled_move(image, topic, number)
         except KafkaError:
-            continue  # it goes on; `explain` shows it
+            continue  # the move continues; `mq-admin moves explain` shows it
         records.append(partition_record(topic_id, number, after))
         if len(records) == STEP_MOVES:
             break
@@ -334,7 +334,7 @@ def _cancel(image: MetadataImage, keys: Sequence[PartitionKey]) -> list[Metadata
 
 
 def _is_stuck(image: MetadataImage, key: PartitionKey) -> bool:
-    """Return whether a worker of the target is not registered any more."""
+    """Return whether a worker of the target is no longer registered."""
     topic = image.topic_by_id(key[0])
     assert topic is not None, "a deleted topic has left its plan"
     return any(replica not in image.workers for replica in topic.partitions[key[1]].target)

@@ -1,4 +1,4 @@
-"""What `mq-admin moves explain` says, and the arithmetic of progress."""
+"""Sentences of `mq-admin moves explain`, and the arithmetic of progress."""
 
 from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_workers_that_are_down_or_gone_are_problems() -> None:
     assert (first.text, first.is_problem) == ("worker 3 is down: its session expired", True)
     gone = {1: worker(1), 2: worker(2)}
     (first, _) = explain(replace(FACTS, workers=gone))
-    assert (first.text, first.is_problem) == ("worker 3 is not registered any more", True)
+    assert (first.text, first.is_problem) == ("worker 3 is no longer registered", True)
     (first, _) = explain(replace(FACTS, views={}))
     assert first.text.startswith("worker 3 has not fetched yet; throttled to")
     nobody = replace(PLAN, moving=(replace(MOVING, leader=None),))
