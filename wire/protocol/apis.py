@@ -77,6 +77,9 @@ class ApiKey(IntEnum):
     AUTHENTICATE_REPLICA = 10_005
     DESCRIBE_UNREAD_RECORDS = 10_006
     DESCRIBE_GROUP_ACTIVITY = 10_007
+    START_MOVE_PLAN = 10_010
+    ALTER_MOVE_PLAN = 10_011
+    DESCRIBE_MOVE_PLANS = 10_012
 
 
 class Api:
@@ -257,6 +260,9 @@ _ROWS: Final = (
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0, permissions=("DESCRIBE TOPIC",)),
     Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 1, flexible_from=0, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.START_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
+    Api(ApiKey.ALTER_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
+    Api(ApiKey.DESCRIBE_MOVE_PLANS, 0, 0, flexible_from=0, permissions=("DESCRIBE CLUSTER",)),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})
