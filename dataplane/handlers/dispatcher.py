@@ -126,6 +126,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
     ApiKey.DESCRIBE_UNREAD_RECORDS: unread_records.handle_describe_unread_records,
     ApiKey.DESCRIBE_GROUP_ACTIVITY: activity.handle_describe_group_activity,
+    ApiKey.ALTER_WORKER: quorum.handle_alter_worker,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -31,7 +31,14 @@ from dataclasses import replace
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import MOVES_LEVEL, check_level
-from metaquorum.controller.leader_selection import IsLive, least_isr, may_lead, moved
+from metaquorum.controller.leader_selection import (
+    IsDraining,
+    IsLive,
+    elected,
+    least_isr,
+    moved,
+    nobody,
+)
 from metaquorum.controller.topics import check_workers
 from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import MAX_REPLICAS, METADATA_VERSION
@@ -68,12 +75,12 @@ def reassign(image: MetadataImage, asked: Reassignment) -> Decision[KafkaError |
         needed = min_isr(image, topic.name)
         after: PartitionImage | None
         if asked.replicas is None:
-            after = cancelled(partition, image.is_live, needed)
+            after = cancelled(partition, image.is_live, needed, image.is_draining)
         else:
             check_workers(image, asked.replicas)
             if not asked.allows_factor_change:
                 _check_factor(partition, asked.replicas)
-            after = requested(partition, asked.replicas, image.is_live, needed)
+            after = requested(partition, asked.replicas, image.is_live, needed, image.is_draining)
             _check_count(partition if after is None else after)
     except KafkaError as error:
         return Decision(error)
@@ -101,7 +108,11 @@ def _check_count(partition: PartitionImage) -> None:
 
 
 def requested(
-    partition: PartitionImage, target: tuple[int, ...], is_live: IsLive, min_isr: int
+    partition: PartitionImage,
+    target: tuple[int, ...],
+    is_live: IsLive,
+    min_isr: int,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition that moves to these replicas, or has done so; None: no change.
 
@@ -122,11 +133,14 @@ def requested(
             min_isr,
         ),
         is_live,
+        is_draining=is_draining,
     )
     return None if after == partition else after.in_next_epoch()
 
 
-def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> PartitionImage:
+def cancelled(
+    partition: PartitionImage, is_live: IsLive, min_isr: int, is_draining: IsDraining = nobody
+) -> PartitionImage:
     """Return the partition with its original replicas.
 
     Raises KafkaError if it does not move, or none of them has all committed records, or may lead.
@@ -141,8 +155,8 @@ def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> Parti
         raise _not_cancelled("none of the original replicas has all committed records")
     after = _with_replicas(replace(partition, replicas=original, adding=(), removing=()), min_isr)
     if partition.leader != NO_LEADER and partition.leader not in original:
-        leader = next((r for r in original if r in after.isr and may_lead(after, r, is_live)), None)
-        if leader is None:
+        leader = elected(replace(after, elr=()), is_live, is_draining)
+        if leader == NO_LEADER:
             raise _not_cancelled("none of the original replicas in sync may lead")
         after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
     return after.in_next_epoch()
