@@ -34,7 +34,7 @@ the log and created an empty one; it stays blank until it is in sync.
     lead, now or later
 
 A worker *drains* while an operator empties it (`worker_registration`). In each of these elections
-but the unclean ones, its replicas come after those of all other workers, whatever their order.
+but the unclean ones, its replicas come after those of all other workers, in any order of replicas.
 
 Epochs: the leader epoch increases when the leader changes (to another replica or to none), the
 partition epoch with every change. So a leader is always live, and a partition has no leader only if

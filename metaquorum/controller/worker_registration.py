@@ -82,7 +82,7 @@ class _Change(Protocol):
 
 
 class WorkerAction(IntEnum):
-    """What an operator requests of a worker, numbered as in AlterWorker."""
+    """Action of an operator on a worker, numbered as in AlterWorker."""
 
     DRAIN = 1
     RETURN = 2
