@@ -36,9 +36,9 @@ the log and created an empty one; it stays blank until it is in sync.
 A worker *drains* while an operator empties it (`worker_registration`). In each of these elections
 but the unclean ones, its replicas come after those of all other workers, in any order of replicas.
 
-Epochs: the leader epoch increases when the leader changes (to another replica or to none), the
-partition epoch with every change. So a leader is always live, and a partition has no leader only if
-no replica of the ISR is live.
+Epochs: the leader epoch increases when the leader changes (to another replica or to none) and when
+a move removes replicas, the partition epoch with every change. So a leader is always live, and a
+partition has no leader only if no replica of the ISR is live.
 
 *Eligible leader replicas* (ELR) are no longer in sync, but have all committed records: no record is
 committed while the ISR is smaller than min.insync.replicas (or than the number of replicas, if that
@@ -311,7 +311,7 @@ def moved(
     """Return the partition with its move complete; unchanged if it cannot be complete yet.
 
     `before`: the partition before the change of which this is a part; if that has elected a leader
-    already, the leader epoch does not increase again.
+    already, the leader epoch does not increase again. It increases if replicas leave (`left`).
     """
     if not partition.is_moving or partition.leader == NO_LEADER:
         return partition
@@ -322,6 +322,7 @@ def moved(
         leader = _first_able(partition, target, is_live, is_draining)
         if leader == NO_LEADER:
             return partition
+    if partition.removing:
         leader_epoch = (before or partition).leader_epoch + 1
     return PartitionImage(
         target,
@@ -332,6 +333,20 @@ def moved(
         offline=tuple([replica for replica in partition.offline if replica in target]),
         unclean_epoch=partition.unclean_epoch,
     )
+
+
+def left(before: PartitionImage, after: PartitionImage) -> PartitionImage:
+    """Return `after` in a new leader epoch if it lacks replicas of `before`.
+
+    A replica that leaves deletes its log, and may be added again soon. Its progress in the old
+    leader epoch, and its fetches that are still in flight, must not count for the new log. Without
+    a leader nothing counts, and the next one begins a new epoch anyway.
+    """
+    if after.leader_epoch > before.leader_epoch or after.leader == NO_LEADER:
+        return after
+    if set(before.replicas) <= set(after.replicas):
+        return after
+    return replace(after, leader_epoch=before.leader_epoch + 1)
 
 
 def needing(partition: PartitionImage, min_isr: int) -> PartitionImage | None:

@@ -19,6 +19,10 @@ A replica of an earlier target that is in sync stays until the new target is in 
 replicas than the target has would be in sync on the way. (Kafka counts it to the original.) A move
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
 
+Each record without a replica of the record before begins a new leader epoch, as in Kafka. The
+replica may be added again, with an empty log, before the leader learns of either change, and
+fetches of its former log may arrive even later: the leader would take the new log for complete.
+
 A move cannot be cancelled if no replica of the original has all committed records: they would be
 lost. (Kafka cancels it with unclean.leader.election.enable.)
 
@@ -36,6 +40,7 @@ from metaquorum.controller.leader_selection import (
     IsLive,
     elected,
     least_isr,
+    left,
     moved,
     nobody,
 )
@@ -135,7 +140,7 @@ def requested(
         is_live,
         is_draining=is_draining,
     )
-    return None if after == partition else after.in_next_epoch()
+    return None if after == partition else left(partition, after).in_next_epoch()
 
 
 def cancelled(
@@ -159,7 +164,7 @@ def cancelled(
         if leader == NO_LEADER:
             raise _not_cancelled("none of the original replicas in sync may lead")
         after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
-    return after.in_next_epoch()
+    return left(partition, after).in_next_epoch()
 
 
 def _not_cancelled(reason: str) -> KafkaError:
