@@ -6,7 +6,7 @@ that move already, and cancels, while topics are deleted and recreated and all f
 internal topics move, too.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every move has ended, and the logs of removed
-replicas are gone
+replicas are deleted
 """
 
 from collections.abc import Collection
@@ -113,7 +113,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
-    """Wait until all moves have ended and the logs of removed replicas are gone; then check."""
+    """Wait until all moves have ended and the logs of removed replicas are deleted; then check."""
     moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
     await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
     await within(cluster_state, LIVENESS_S, "removed logs gone", lambda: not logs.strays())

@@ -37,6 +37,7 @@ from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
+from simulations.mutants.move_mutants import MOVE_MUTANTS
 from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
 from simulations.mutants.quota_mutants import QUOTA_MUTANTS
 from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
@@ -432,5 +433,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *GROUP_MUTANTS,
         *UPGRADE_MUTANTS,
         *TRANSACTION_MUTANTS,
+        *MOVE_MUTANTS,
     )
 }

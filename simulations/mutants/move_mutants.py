@@ -1,0 +1,150 @@
+"""Mutants of moves: rules of the controller and of the workers, one removed at a time."""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+from metaquorum.controller import leader_selection, reassignment
+from metaquorum.metadata.image import NO_LEADER
+from simulations.kernel.mutation import Mutant, all_of, swapped
+
+
+def _removed_before_in_sync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
+            in_sync = [each for each in partition.target if each in partition.isr]
+            if not in_sync or (partition.leader not in in_sync and not is_live(in_sync[0])):
+                return right(partition, is_live, before)
+            whole = replace(partition, isr=(*in_sync, *partition.target))
+            done = right(whole, lambda each: each in in_sync and is_live(each), before)
+            return partition if done is whole else replace(done, isr=tuple(in_sync))
+
+        return moved
+
+    return all_of(swapped(leader_selection, "moved", wrong), swapped(reassignment, "moved", wrong))
+
+
+def _cancel_drops_originals() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def cancelled(partition: Any, is_live: Any, min_isr: int) -> Any:
+            after = right(partition, is_live, min_isr)
+            target = partition.target
+            if partition.leader not in target:
+                return after
+            isr = tuple([each for each in target if each in partition.isr])
+            return replace(after, replicas=target, isr=isr, leader=partition.leader, elr=())
+
+        return cancelled
+
+    return swapped(reassignment, "cancelled", wrong)
+
+
+def _ended_in_two_records() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
+            done = right(partition, is_live, before)
+            if done is partition or not (partition.adding and partition.removing):
+                return done
+            return replace(partition, adding=())
+
+        return moved
+
+    return all_of(swapped(leader_selection, "moved", wrong), swapped(reassignment, "moved", wrong))
+
+
+def _epoch_kept_at_removal() -> AbstractContextManager[None]:
+    def ends(right: Any) -> Any:
+        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
+            done = right(partition, is_live, before)
+            if done is partition or done.leader != (before or partition).leader:
+                return done
+            return replace(done, leader_epoch=(before or partition).leader_epoch)
+
+        return moved
+
+    return all_of(
+        swapped(leader_selection, "moved", ends),
+        swapped(reassignment, "moved", ends),
+        swapped(reassignment, "left", lambda _: lambda before, after: after),
+    )
+
+
+def _earlier_target_dropped() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def requested(partition: Any, target: Any, is_live: Any, min_isr: int) -> Any:
+            after = right(partition, target, is_live, min_isr)
+            if after is None:
+                return None
+            dropped = {*after.adding} & {*after.removing}
+            if not dropped or after.leader in (*dropped, NO_LEADER):
+                return after
+
+            def kept(replicas: tuple[int, ...]) -> tuple[int, ...]:
+                return tuple([each for each in replicas if each not in dropped])
+
+            return replace(
+                after,
+                replicas=kept(after.replicas),
+                isr=kept(after.isr),
+                elr=kept(after.elr),
+                adding=kept(after.adding),
+                removing=kept(after.removing),
+                leader_epoch=partition.leader_epoch + 1,
+            )
+
+        return requested
+
+    return swapped(reassignment, "requested", wrong)
+
+
+def _eligible_forgotten_at_a_request() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _with_replicas(partition: Any, min_isr: int) -> Any:
+            return replace(right(partition, min_isr), elr=())
+
+        return _with_replicas
+
+    return swapped(reassignment, "_with_replicas", wrong)
+
+
+MOVE_MUTANTS: Final = tuple(
+    Mutant(name, about, "moving-partitions", found_as, apply)
+    for name, about, found_as, apply in (
+        (
+            "removed-before-in-sync",
+            "a move is complete once one replica of its target is in sync",
+            ("R11",),
+            _removed_before_in_sync,
+        ),
+        (
+            "cancel-drops-originals",
+            "a cancelled move leaves the replicas of the target, and removes the original ones",
+            ("R11",),
+            _cancel_drops_originals,
+        ),
+        (
+            "ended-in-two-records",
+            "the end of a move is two changes of the metadata: one of `adding`, one of the rest",
+            ("R11",),
+            _ended_in_two_records,
+        ),
+        (
+            "epoch-kept-at-removal",
+            "no leader epoch begins with a replica that leaves: its late fetches count",
+            ("R2", "R9"),
+            _epoch_kept_at_removal,
+        ),
+        (
+            "earlier-target-dropped",
+            "a new target removes the in-sync replicas of the one before at once",
+            ("R11",),
+            _earlier_target_dropped,
+        ),
+        (
+            "eligible-forgotten-at-a-request",
+            "a request to move a partition empties its ELR",
+            ("R11",),
+            _eligible_forgotten_at_a_request,
+        ),
+    )
+)
