@@ -197,13 +197,18 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
     return checked
 
 
+def draining_workers(image: MetadataImage) -> list[int]:
+    """Return the workers that get no new replicas by placement, sorted."""
+    return [worker_id for worker_id, worker in sorted(image.workers.items()) if worker.draining]
+
+
 def placed(
     image: MetadataImage, partitions: int, factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
     """Return the replicas of new partitions. Raises KafkaError if there are too few workers."""
     live: list[PlacementCandidate] = []
     away: list[PlacementCandidate] = []
-    draining = [each for each in sorted(image.workers) if image.is_draining(each)]
+    draining = draining_workers(image)
     for worker_id, worker in sorted(image.workers.items()):
         if worker_id in draining:
             continue

@@ -4,19 +4,22 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from metaquorum.controller import leader_selection, reassignment
+from metaquorum.controller import leader_selection, reassignment, topics
+from metaquorum.controller.leader_selection import nobody
 from metaquorum.metadata.image import NO_LEADER
 from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _removed_before_in_sync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
             in_sync = [each for each in partition.target if each in partition.isr]
             if not in_sync or (partition.leader not in in_sync and not is_live(in_sync[0])):
-                return right(partition, is_live, before)
+                return right(partition, is_live, before, is_draining)
             whole = replace(partition, isr=(*in_sync, *partition.target))
-            done = right(whole, lambda each: each in in_sync and is_live(each), before)
+            done = right(whole, lambda each: each in in_sync and is_live(each), before, is_draining)
             return partition if done is whole else replace(done, isr=tuple(in_sync))
 
         return moved
@@ -26,8 +29,8 @@ def _removed_before_in_sync() -> AbstractContextManager[None]:
 
 def _cancel_drops_originals() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def cancelled(partition: Any, is_live: Any, min_isr: int) -> Any:
-            after = right(partition, is_live, min_isr)
+        def cancelled(partition: Any, is_live: Any, min_isr: int, *rest: Any) -> Any:
+            after = right(partition, is_live, min_isr, *rest)
             target = partition.target
             if partition.leader not in target:
                 return after
@@ -41,8 +44,10 @@ def _cancel_drops_originals() -> AbstractContextManager[None]:
 
 def _ended_in_two_records() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
-            done = right(partition, is_live, before)
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
+            done = right(partition, is_live, before, is_draining)
             if done is partition or not (partition.adding and partition.removing):
                 return done
             return replace(partition, adding=())
@@ -54,8 +59,10 @@ def _ended_in_two_records() -> AbstractContextManager[None]:
 
 def _epoch_kept_at_removal() -> AbstractContextManager[None]:
     def ends(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
-            done = right(partition, is_live, before)
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
+            done = right(partition, is_live, before, is_draining)
             if done is partition or done.leader != (before or partition).leader:
                 return done
             return replace(done, leader_epoch=(before or partition).leader_epoch)
@@ -71,8 +78,8 @@ def _epoch_kept_at_removal() -> AbstractContextManager[None]:
 
 def _earlier_target_dropped() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def requested(partition: Any, target: Any, is_live: Any, min_isr: int) -> Any:
-            after = right(partition, target, is_live, min_isr)
+        def requested(partition: Any, target: Any, is_live: Any, min_isr: int, *rest: Any) -> Any:
+            after = right(partition, target, is_live, min_isr, *rest)
             if after is None:
                 return None
             dropped = {*after.adding} & {*after.removing}
@@ -105,6 +112,20 @@ def _eligible_forgotten_at_a_request() -> AbstractContextManager[None]:
         return _with_replicas
 
     return swapped(reassignment, "_with_replicas", wrong)
+
+
+def _replicas_on_draining() -> AbstractContextManager[None]:
+    return swapped(topics, "draining_workers", lambda _: lambda image: [])
+
+
+def _draining_elected() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _first_able(partition: Any, candidates: Any, is_live: Any, _: Any) -> Any:
+            return right(partition, candidates, is_live, nobody)
+
+        return _first_able
+
+    return swapped(leader_selection, "_first_able", wrong)
 
 
 MOVE_MUTANTS: Final = tuple(
@@ -145,6 +166,18 @@ MOVE_MUTANTS: Final = tuple(
             "a request to move a partition empties its ELR",
             ("R11",),
             _eligible_forgotten_at_a_request,
+        ),
+        (
+            "replicas-on-draining",
+            "new partitions are placed on draining workers, too",
+            ("R14",),
+            _replicas_on_draining,
+        ),
+        (
+            "draining-elected",
+            "an election prefers the first replica, also on a draining worker",
+            ("R14",),
+            _draining_elected,
         ),
     )
 )
