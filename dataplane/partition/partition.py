@@ -331,6 +331,16 @@ class Partition:
         return self.state.isr
 
     @property
+    def is_under_replicated(self) -> bool:
+        """Whether too few replicas are in sync, by the leader; replicas that a move adds may lack.
+
+        As in Kafka, in-sync replicas that it adds count (KIP-352).
+        """
+        state = self.state
+        is_lacking = len(state.isr) < len(state.replicas) - len(state.adding)
+        return is_lacking and self.is_leader
+
+    @property
     def least_isr(self) -> int:
         """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka."""
         least = self.config.min_insync_replicas

@@ -205,7 +205,8 @@ _ROWS: Final = (
         _REPLICAS + "underreplicatedpartitions",
         _GAUGE,
         (),
-        "Partitions led by this worker with fewer in-sync replicas than replicas.",
+        "Partitions led by this worker with fewer in-sync replicas than replicas, without those"
+        " that a move adds.",
     ),
     Metric(
         _REPLICAS + "underminisrpartitioncount",
@@ -263,7 +264,7 @@ _ROWS: Final = (
         "kafka_cluster_partition_underreplicated",
         _GAUGE,
         _PARTITION,
-        "1 on the leader if a replica is not in sync, otherwise 0.",
+        "1 on the leader if a replica is not in sync, without those that a move adds; otherwise 0.",
     ),
     Metric(
         "metaquorum_partition_bytesin_total",

@@ -261,7 +261,7 @@ class _Sums:
         if partition.is_leader:
             in_sync, least = len(partition.isr), partition.config.min_insync_replicas
             self.led += 1
-            self.under_replicated += in_sync < len(partition.replicas)
+            self.under_replicated += partition.is_under_replicated
             self.under_min_isr += in_sync < least
             self.at_min_isr += in_sync == least
             self.late_transactions += producers.has_late_transaction(self._late_before_ms)
@@ -286,7 +286,7 @@ def _add_partition(page: Page, partition: Partition) -> None:
         ("kafka_log_log_numlogsegments", log.segment_count),
         ("kafka_cluster_partition_replicascount", replicas),
         ("kafka_cluster_partition_insyncreplicascount", in_sync),
-        ("kafka_cluster_partition_underreplicated", int(in_sync < replicas)),
+        ("kafka_cluster_partition_underreplicated", int(partition.is_under_replicated)),
         (
             "metaquorum_partition_bytesin_total",
             partition.bytes_in + partition.replicated_bytes_in,

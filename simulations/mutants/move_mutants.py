@@ -4,7 +4,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from metaquorum.controller import leader_selection, reassignment, topics
+import trio
+
+from dataplane.replication import replica_manager
+from dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.controller import leader_selection, reassignment
 from metaquorum.controller.leader_selection import nobody
 from metaquorum.metadata.image import NO_LEADER
 from simulations.kernel.mutation import Mutant, all_of, swapped
@@ -114,18 +118,22 @@ def _eligible_forgotten_at_a_request() -> AbstractContextManager[None]:
     return swapped(reassignment, "_with_replicas", wrong)
 
 
-def _replicas_on_draining() -> AbstractContextManager[None]:
-    return swapped(topics, "draining_workers", lambda _: lambda image: [])
+def _removed_log_kept() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def _remove(self: Any, topics: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return _remove
+
+    return swapped(ReplicaManager, "_remove", wrong)
 
 
-def _draining_elected() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def _first_able(partition: Any, candidates: Any, is_live: Any, _: Any) -> Any:
-            return right(partition, candidates, is_live, nobody)
+def _moved_meanwhile_kept() -> AbstractContextManager[None]:
+    return swapped(ReplicaManager, "_has_moved", lambda _: lambda *_: False)
 
-        return _first_able
 
-    return swapped(leader_selection, "_first_able", wrong)
+def _adding_reported_as_lost() -> AbstractContextManager[None]:
+    return swapped(replica_manager, "_has_nothing_yet", lambda _: lambda *_: False)
 
 
 MOVE_MUTANTS: Final = tuple(
@@ -168,16 +176,22 @@ MOVE_MUTANTS: Final = tuple(
             _eligible_forgotten_at_a_request,
         ),
         (
-            "replicas-on-draining",
-            "new partitions are placed on draining workers, too",
-            ("R14",),
-            _replicas_on_draining,
+            "removed-log-kept",
+            "a worker keeps the log of a replica that has moved to another worker",
+            ("R11",),
+            _removed_log_kept,
         ),
         (
-            "draining-elected",
-            "an election prefers the first replica, also on a draining worker",
-            ("R14",),
-            _draining_elected,
+            "moved-meanwhile-kept",
+            "a worker keeps the log of a replica that has moved while it was down",
+            ("R11",),
+            _moved_meanwhile_kept,
+        ),
+        (
+            "adding-reported-as-lost",
+            "a worker that was down when a replica was added reports its log as lost",
+            ("R11",),
+            _adding_reported_as_lost,
         ),
     )
 )

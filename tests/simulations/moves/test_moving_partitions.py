@@ -7,6 +7,8 @@ import pytest
 
 from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
+from tests.dataplane.replication.moves import test_added_while_down as added
+from tests.dataplane.replication.moves import test_removed_replicas as removed
 from tests.metaquorum.controller import test_reassignment as controller
 from tests.simulations.mutant_tests import assert_fails_with
 
@@ -51,6 +53,15 @@ def test_worlds_with_moves_keep_all_invariants() -> None:
         (
             "eligible-forgotten-at-a-request",
             controller.test_a_request_keeps_the_eligible_replicas,
+        ),
+        ("removed-log-kept", removed.test_a_follower_that_is_removed_deletes_its_log),
+        (
+            "moved-meanwhile-kept",
+            removed.test_a_worker_that_was_down_when_it_was_removed_deletes_its_log_when_it_returns,
+        ),
+        (
+            "adding-reported-as-lost",
+            added.test_a_log_that_a_move_has_added_is_not_lost_although_the_disk_is_new,
         ),
     ],
 )
