@@ -117,7 +117,7 @@ def test_other_workers_lead_what_a_draining_one_led_where_they_may() -> None:
     image = cluster(
         led(0, "123", "123", 1),
         led(1, "123", "13", 1),
-        led(2, "123", "1", 1),  # nobody else is in sync
+        led(2, "123", "1", 1),  # no other replica is in sync
         led(3, "231", "231", 2),  # it does not lead
         led(4, "1", "1", 1),
         led(5, "41", "1", 1, adding="4", removing="1"),
