@@ -11,7 +11,8 @@ from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import TimeSlicer, Work, each_of, in_pieces, row_count
 from dataplane.worker.capabilities import AsksController, HasControllerClient, HasImage, HasSlicer
 from dataplane.worker.context import Request
-from metaquorum.controller.features import FeatureUpdate, UpgradeType
+from dataplane.worker.feature_levels import needs_level
+from metaquorum.controller.features import MOVES_LEVEL, FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
@@ -199,9 +200,11 @@ async def handle_unregister_broker(
 
 
 async def handle_alter_worker(
-    worker: HasControllerClient, request: Request, message: AlterWorkerRequest
+    worker: DescribesWorkers, request: Request, message: AlterWorkerRequest
 ) -> AlterWorkerResponse:
     try:
+        # A controller of an older version does not have the method.
+        needs_level(worker.image, MOVES_LEVEL, "draining and removing workers")
         await worker.controller_client.change(
             ALTER_WORKER,
             AlterWorker(request.context, message.worker_id, message.action),

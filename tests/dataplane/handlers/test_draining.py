@@ -2,7 +2,13 @@
 
 from typing import Any
 
+import pytest
+
+from dataplane.prometheus.collector import Slices, _add_cluster
+from dataplane.prometheus.exposition import Page
+from metaquorum.controller import features
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import RawClient, batch_of
@@ -158,6 +164,33 @@ def test_the_drain_is_shown_by_the_cluster() -> None:
             assert [each.is_cordoned for each in dirs.results] == [is_cordoned]
             older = await connection.call(ApiKey.DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(), 4)
             assert [each.error_code for each in older.results] == [E.NONE]
+        await cluster.create("t", (1, 3))
+        page = Page()
+        await _add_cluster(page, cluster.worker(1).image, Slices(cluster.runtime.clock))
+        text = b"".join(page.texts()).decode()
+        assert "metaquorum_draining_workers 1\n" in text
+        assert "metaquorum_draining_replicas 1\n" in text
+
+    together(scenario)
+
+
+def test_a_cluster_below_the_level_of_moves_refuses_to_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = tuple(
+        FeatureRange(each.name, each.least, 3) if each.name == METADATA_VERSION else each
+        for each in features.SUPPORTED_FEATURES
+    )
+    monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
+
+    async def scenario(cluster: Together) -> None:
+        client = await cluster.connect(1)
+        for action in (DRAIN, RETURN, REMOVE):
+            answer = await alter(client, 3, action)
+            assert answer.error_code == E.UNSUPPORTED_VERSION
+            assert "mq-admin cluster upgrade metadata.version=4" in answer.error_message
+        workers = await client.call(ApiKey.DESCRIBE_WORKERS, DescribeWorkersRequest())
+        assert [each.is_draining for each in workers.workers] == [False] * 3
 
     together(scenario)
 
