@@ -31,6 +31,7 @@ from metaquorum.storage import data_dir
 from metaquorum.storage.journal import Journal
 from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
+from simulations.mutants.draining_mutants import DRAINING_MUTANTS
 from simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
@@ -436,5 +437,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *UPGRADE_MUTANTS,
         *TRANSACTION_MUTANTS,
         *MOVE_MUTANTS,
+        *DRAINING_MUTANTS,
     )
 }
