@@ -114,6 +114,7 @@ class WorkerRole:
                 self._loader.image, self._runtime.clock, self._runtime.random, configs.own
             )
             partitions = await self._open_logs(configs)
+            configs.call(partitions.replication.quotas.limit)
             self._loader.register(self.session.guard)
             self._loader.register(configs)
             self._loader.register(quotas)

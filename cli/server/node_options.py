@@ -76,6 +76,7 @@ def invocation(
         parse_all(Scope.WORKER, configs)
     except KafkaError as error:
         raise UsageError(error.message) from None
+    _refuse_dynamic_only(configs)
     _warn_of_secrets(sets, config_file)
     listeners, between_workers = _listeners(chosen, configs)
     listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
@@ -102,6 +103,16 @@ def invocation(
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
         _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
     )
+
+
+def _refuse_dynamic_only(configs: Mapping[str, str]) -> None:
+    for name, value in configs.items():
+        key = find_key(Scope.WORKER, name)
+        if key is not None and key.dynamic_only:
+            raise UsageError(
+                f"{name} can be set dynamically only; start the node without it, then run:"
+                f" mq-admin configs set broker default {name}={value}"
+            )
 
 
 def _shown(node: NodeConfig) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataplane.log.compaction.compaction import CompactionLimits
 from dataplane.log.retention import UNLIMITED
 from dataplane.log.segments.config import LogConfig
 from metaquorum.config.resolution import Configs
+from metaquorum.config.throttled_replicas import ThrottledReplicas
 from wire.primitives.frozen import frozen
 from wire.records.compression import Codec
 
@@ -48,6 +49,8 @@ class TopicConfig:
     delete_retention_ms: int  # time for which compaction keeps tombstones
     codec: Codec | None  # codec of stored batches; None: the producer's
     compression_level: int | None
+    leader_throttled: ThrottledReplicas | None = None  # None: no replica
+    follower_throttled: ThrottledReplicas | None = None
 
     @classmethod
     def of(cls, configs: Configs, producer_id_expiration_ms: int) -> "TopicConfig":
@@ -88,4 +91,10 @@ class TopicConfig:
             delete_retention_ms=configs.integer("delete.retention.ms"),
             codec=codec,
             compression_level=_level(configs, codec),
+            leader_throttled=ThrottledReplicas.of(
+                configs.list("leader.replication.throttled.replicas")
+            ),
+            follower_throttled=ThrottledReplicas.of(
+                configs.list("follower.replication.throttled.replicas")
+            ),
         )

@@ -3,10 +3,12 @@
 from typing import Final, Protocol
 
 from dataplane.fetch.replica_selector import nearest_replica
+from dataplane.fetch.throttled_reads import ThrottledReads
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.partition import NO_ERROR, NOT_LEADER, Partition, Watcher
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.messages.fetch import (
@@ -80,7 +82,9 @@ class FetchReader:
         "names_leaders",
         "rack",
         "replica_id",
+        "replication_quotas",
         "size_bytes",
+        "throttled",
         "worker",
     )
 
@@ -92,11 +96,14 @@ class FetchReader:
         max_bytes: int,
         *,
         from_followers: bool = False,
+        replication_quotas: ReplicationQuotas | None = None,
     ) -> None:
         """Create the reader of one request from a client of `listener` (a listener's name).
 
         `from_followers`: whether the consumer may read from followers (KIP-392).
+        `replication_quotas` limit a follower's reads of throttled partitions; None for a consumer.
         """
+        self.replication_quotas = replication_quotas
         self.worker = worker
         self.listener = listener
         self.from_followers = from_followers
@@ -118,6 +125,8 @@ class FetchReader:
         # cannot add records, as the response is full or was read from an older segment.
         self.must_answer = False
         self.names_leaders = False
+        # Reads of throttled partitions, if the request has any.
+        self.throttled: ThrottledReads | None = None
 
     def end_offset(self, partition: Partition) -> int:
         """Return the end offset of the readable records.
@@ -213,6 +222,13 @@ class FetchReader:
         if self.replica_id >= 0 and self.is_first:
             self._note_follower(asked, partition)
             answer.high_watermark = partition.high_watermark
+        if (
+            self.replication_quotas is not None
+            and partition.config.leader_throttled is not None
+            and log.log_start_offset <= asked.fetch_offset < end_offset
+            and self._throttled_reads(self.replication_quotas).omits(partition)
+        ):
+            return answer
         read = log.read if self.may_block else log.read_hot
         try:
             piece = read(
@@ -232,11 +248,18 @@ class FetchReader:
             self.left_bytes -= piece.size_bytes
             answer.records = piece
             self._given.append((partition, piece.size_bytes))
+            if self.throttled is not None:
+                self.throttled.add(partition, piece.size_bytes)
             if asked.fetch_offset < log.active_segment_offset:
                 self.must_answer = True
         elif asked.fetch_offset < end_offset:
             self.must_answer = True
         return answer
+
+    def _throttled_reads(self, quotas: ReplicationQuotas) -> ThrottledReads:
+        if self.throttled is None:
+            self.throttled = ThrottledReads(quotas.leader, self.replica_id, quotas.monotonic())
+        return self.throttled
 
     def _add_aborted(
         self,

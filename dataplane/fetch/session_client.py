@@ -82,7 +82,10 @@ class FetchSessionClient:
     def want(self, want: RequestedPartition) -> None:
         """Fetch the partition of `want` with these parameters from now on."""
         key = want.topic_id, want.partition
-        if self._wanted.get(key) != want:
+        known = self._wanted.get(key)
+        if known != want:
+            if known is not None:  # move it to the end of full requests: others are read first
+                del self._wanted[key]
             self._wanted[key] = self._changed[key] = want
 
     def drop(self, key: Key) -> None:

@@ -128,7 +128,7 @@ class SessionPartition:
         """Watch `partition` from now on, instead of the one watched before."""
         before = self.partition
         if partition is not before:
-            self._stop_watching()
+            self.stop_watching()
             if self.session.is_open:
                 self.session.present_count += (partition is not None) - (before is not None)
             self.partition = partition
@@ -141,14 +141,15 @@ class SessionPartition:
         else:
             watchers = partition.waiters
         if watchers is not self._watched:
-            self._stop_watching()  # the isolation level has changed
+            self.stop_watching()  # the isolation level has changed
             self._watched = watchers
         watchers.add(self)
         if watchers is not partition.waiters and self._commit_watcher is None:
             self._commit_watcher = _CommitWatcher(self)
             partition.waiters.add(self._commit_watcher)
 
-    def _stop_watching(self) -> None:
+    def stop_watching(self) -> None:
+        """Stop the notifications of the partition until the next `watch`."""
         if self._watched is not None:
             self._watched.discard(self)
             self._watched = None

@@ -265,6 +265,49 @@ _ROWS: Final = (
         _PARTITION,
         "1 on the leader if a replica is not in sync, otherwise 0.",
     ),
+    Metric(
+        "metaquorum_partition_bytesin_total",
+        _COUNTER,
+        _PARTITION,
+        "Bytes of record batches appended to this replica, by producers or from the leader,"
+        " throttled or not; its rate is the PartitionBytesInRate of KIP-73.",
+    ),
+    # Replication quotas (KIP-73)
+    Metric(
+        "kafka_server_leaderreplication_byte_rate",
+        _GAUGE,
+        (),
+        "Bytes a second of throttled replicas that this worker sent to followers, over the window"
+        " (LeaderReplicationThrottledRate).",
+    ),
+    Metric(
+        "kafka_server_followerreplication_byte_rate",
+        _GAUGE,
+        (),
+        "Bytes a second of throttled replicas that this worker fetched from leaders, over the"
+        " window (FollowerReplicationThrottledRate).",
+    ),
+    Metric(
+        "metaquorum_replication_throttled_bytes_total",
+        _COUNTER,
+        ("side",),
+        "Bytes of throttled replicas, sent (leader) or fetched (follower), those of in-sync"
+        " replicas included.",
+    ),
+    Metric(
+        "metaquorum_replication_throttled_rate_limit",
+        _GAUGE,
+        ("side",),
+        "Limit of throttled replication in bytes a second, if leader.replication.throttled.rate or"
+        " follower.replication.throttled.rate is set.",
+    ),
+    Metric(
+        "metaquorum_replica_lag_sum",
+        _GAUGE,
+        (),
+        "Committed records not fetched yet, sum over the follower replicas of this worker"
+        " (SumReplicaLag). If it stops decreasing during a move, a throttle is too low.",
+    ),
     # Quotas of users and client ids that were active within the quota window
     Metric(
         "kafka_server_quota_byte_rate",

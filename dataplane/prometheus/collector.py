@@ -24,6 +24,7 @@ from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, label_text
 from dataplane.prometheus.group_lags import GroupLags
 from dataplane.prometheus.groups import add_groups
+from dataplane.prometheus.replication_quotas import add_replication_quotas
 from dataplane.prometheus.requests import RequestMeter
 from dataplane.prometheus.slices import Slices
 from dataplane.prometheus.transactions import add_transactions
@@ -125,6 +126,7 @@ class Collector:
             self._add_requests(page, self.parts)
             self._add_logs(page, self.parts)
             await self._add_partitions(page, self.parts, slices)
+            add_replication_quotas(page, self.parts.worker.isr_manager)
             await _add_quotas(page, self.parts.worker, slices)
             await add_groups(page, self.parts.worker, self.parts.group_lags, slices)
             add_transactions(page, self.parts.worker)
@@ -285,6 +287,10 @@ def _add_partition(page: Page, partition: Partition) -> None:
         ("kafka_cluster_partition_replicascount", replicas),
         ("kafka_cluster_partition_insyncreplicascount", in_sync),
         ("kafka_cluster_partition_underreplicated", int(in_sync < replicas)),
+        (
+            "metaquorum_partition_bytesin_total",
+            partition.bytes_in + partition.replicated_bytes_in,
+        ),
     ):
         page.lines(name).append(f"{name}{where} {value}")
 

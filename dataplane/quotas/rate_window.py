@@ -112,6 +112,11 @@ class RateWindow:
         window_s = self.window_s(now)
         return self._total / window_s
 
+    def elapsed_s(self, now: float) -> float:
+        """Return the seconds since the start of the oldest sample; 0 without one."""
+        self._forget(now)
+        return now - self._starts[0] if self._starts else 0.0
+
     def window_s(self, now: float) -> float:
         """Return T, in seconds."""
         self._forget(now)

@@ -2,20 +2,26 @@
 
     add ----> fetching --response: records, diverging epoch, nothing----> fetching
     remove <-'    |---- an error of the partition --> delayed --backoff--> fetching
+                  |---- throttled, quota exceeded --> left out --quota---> fetching
                   '---- the connection ends, or the leader has restarted: all start again
 
 Few of thousands of partitions change between two requests: those whose fetch parameters may have
 changed are marked, and the next request examines only the marked ones.
+
+Throttled partitions (KIP-73) are left out together, and fetched again in a random order: a request
+may bring less than one batch of each, and the leader reads the first ones first.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
+from random import Random
 from typing import Final
 
 from dataplane.fetch.session_client import FetchSessionClient, Key, RequestedPartition
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
+from dataplane.replication.throttle import FollowerThrottle
 from wire.primitives.errors import ErrorCode
 
 # Seconds between examinations of all partitions: the log start offset of an idle one may move.
@@ -31,6 +37,7 @@ class Followed:
     failures: int = 0
     logged_error: ErrorCode | None = None  # last logged error
     lag: int = 0  # committed records that this replica has not fetched
+    is_caught_up: bool = False  # whether it has fetched all, as of the last response
     # The leader has compared the last record here with its own log, or there was none to compare.
     is_matched: bool = False
 
@@ -38,7 +45,19 @@ class Followed:
 class FollowedPartitions:
     """Partitions of one fetcher; `look` updates the fetch session from them."""
 
-    def __init__(self, session: FetchSessionClient, partition_max_bytes: int) -> None:
+    def __init__(
+        self,
+        session: FetchSessionClient,
+        partition_max_bytes: int,
+        throttle: FollowerThrottle | None = None,
+        draws: Random | None = None,
+    ) -> None:
+        """Create the set; `draws` gives the order after a throttle, and None keeps it."""
+        self._throttle = throttle
+        self._draws = draws
+        self._throttled: dict[Key, None] = {}  # fetched ones that the quota may leave out
+        self._left_out: dict[Key, None] = {}
+        self._left_out_until = 0.0
         self._session = session
         self._partition_max_bytes = partition_max_bytes
         self._followed: dict[Key, Followed] = {}
@@ -74,6 +93,7 @@ class FollowedPartitions:
         self._followed[key] = Followed(partition, leader_epoch)
         self._changed[key] = None
         self._delayed.pop(key, None)
+        self._stop_throttling(key)
         return True
 
     def remove(self, key: Key) -> bool:
@@ -83,6 +103,7 @@ class FollowedPartitions:
         self._session.drop(key)
         self._changed.pop(key, None)
         self._delayed.pop(key, None)
+        self._stop_throttling(key)
         return True
 
     def mark_changed(self, key: Key) -> None:
@@ -99,16 +120,20 @@ class FollowedPartitions:
             followed.want = None
             self._session.drop(key)
             self._changed.pop(key, None)
+            self._stop_throttling(key)
             self._delayed[key] = None
 
     def next_resume_at(self) -> float:
-        """Return when the first delayed partition is fetched again; inf if none is delayed."""
+        """Return when the first delayed or left out partition is fetched again; inf if none is."""
+        next_at = self._left_out_until if self._left_out else inf
         if not self._delayed:
-            return inf
-        return min(self._followed[key].resume_at for key in self._delayed)
+            return next_at
+        return min(next_at, *(self._followed[key].resume_at for key in self._delayed))
 
     def look(self, now: float) -> None:
         """Update the fetch session with the changed and the due delayed partitions."""
+        if self._left_out and self._left_out_until <= now:
+            self._fetch_left_out()
         if now >= self._look_at_all_at:
             self._look_at_all_at = now + LOOK_AT_ALL_S
             self.mark_all_changed()
@@ -127,8 +152,50 @@ class FollowedPartitions:
             followed = self._followed[key]
             if followed.partition.is_awaited:
                 self._awaited[key] = None
+            if (
+                followed.partition.config.follower_throttled is not None or key in self._throttled
+            ) and self._leaves_out(key, followed, now):
+                continue
             followed.want = follower_state.wanted(
                 followed.partition, followed.leader_epoch, self._partition_max_bytes
             )
             self._session.want(followed.want)
         self._changed.clear()
+        if self._throttled and self._throttle is not None and self._throttle.is_exceeded(now):
+            for key in list(self._throttled):
+                self._leave_out(key, self._followed[key], now)
+
+    def _leaves_out(self, key: Key, followed: Followed, now: float) -> bool:
+        """Note whether the quota limits the partition; leave it out if the quota is exceeded."""
+        throttle = self._throttle
+        if throttle is None or not throttle.limits(
+            followed.partition, is_caught_up=followed.is_caught_up
+        ):
+            self._stop_throttling(key)
+            return False
+        if throttle.is_exceeded(now):
+            self._leave_out(key, followed, now)
+            return True
+        self._left_out.pop(key, None)
+        self._throttled[key] = None
+        return False
+
+    def _leave_out(self, key: Key, followed: Followed, now: float) -> None:
+        assert self._throttle is not None
+        self._throttled.pop(key, None)
+        followed.want = None
+        self._session.drop(key)
+        if not self._left_out:
+            self._left_out_until = now + self._throttle.pause_s(now)
+        self._left_out[key] = None
+
+    def _fetch_left_out(self) -> None:
+        keys = list(self._left_out)
+        if self._draws is not None:
+            self._draws.shuffle(keys)
+        self._left_out.clear()
+        self._changed.update(dict.fromkeys(keys))
+
+    def _stop_throttling(self, key: Key) -> None:
+        self._throttled.pop(key, None)
+        self._left_out.pop(key, None)

@@ -25,6 +25,7 @@ from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.network.listeners import ReplicationListener
 from dataplane.partition.leader_state import UNKNOWN, IsrChange
 from dataplane.partition.partition import Partition, ReplicaContext
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from dataplane.replication import follower_state, truncation_ledger
 from dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
 from dataplane.replication.follower_state import Truncation
@@ -35,6 +36,7 @@ from dataplane.replication.replica_fetcher import (
     LeaderAddress,
     ReplicaFetcher,
 )
+from dataplane.replication.throttle import FollowerThrottle
 from dataplane.replication.truncation_ledger import TruncationLedger
 from dataplane.replication.worker_client import WorkerClient
 from metaquorum.channel import Endpoint
@@ -112,6 +114,7 @@ class IsrManager:
         self._runtime = runtime
         self._loader = loader
         self._controller_client = controller_client
+        self.quotas: Final = ReplicationQuotas(configs, runtime.clock.monotonic)
         self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
         self._fetchers_per_leader = configs.integer("num.replica.fetchers")
         self._fetcher_config = FetcherConfig(
@@ -124,6 +127,7 @@ class IsrManager:
             configs.integer("replica.fetch.backoff.ms") / 1000,
             between_workers.login,
             tls,
+            FollowerThrottle(self.quotas.follower),
         )
         self.worker_client: Final = self.new_worker_client()
         self._catch_up_config = replace(
@@ -302,6 +306,10 @@ class IsrManager:
     def max_lag(self) -> int:
         """Return the largest number of committed records that a follower here has not fetched."""
         return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
+
+    def sum_of_lags(self) -> int:
+        """Return the committed records that the followers here have not fetched, in all."""
+        return sum(fetcher.sum_of_lags for fetcher, _ in self._fetchers.values())
 
     def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
         known = self._fetchers.get(at)

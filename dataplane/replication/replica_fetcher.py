@@ -36,6 +36,7 @@ from dataplane.replication.followed_partitions import Followed, FollowedPartitio
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.leader_connection import LeaderConnection
 from dataplane.replication.leader_handshake import exchange_hellos, take_proof, verifies_proofs
+from dataplane.replication.throttle import FollowerThrottle
 from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.channel.handshake import DialerHandshake
 from metaquorum.client.connection import BrokerConnection
@@ -123,6 +124,7 @@ class FetcherConfig:
     max_backoff_s: float
     login: Login | None = None  # this worker's credentials, if the leader authenticates clients
     tls: ReloadedContext | None = None
+    throttle: FollowerThrottle | None = None  # None: no replica is throttled
 
 
 class _Row(NamedTuple):
@@ -162,7 +164,10 @@ class ReplicaFetcher:
         self._endpoint = endpoint
         self._random = draws
         self._session = FetchSessionClient(replica_id, broker_epoch, config.limits)
-        self._followed = FollowedPartitions(self._session, config.partition_max_bytes)
+        self._throttle: Final = config.throttle
+        self._followed = FollowedPartitions(
+            self._session, config.partition_max_bytes, config.throttle, draws
+        )
         self._client_id = f"replica-{replica_id}"
         self._connected_to: LeaderAddress | None = None
         self._talking = trio.CancelScope()
@@ -187,6 +192,10 @@ class ReplicaFetcher:
     @property
     def max_lag(self) -> int:
         return max((followed.lag for followed in self._followed), default=0)
+
+    @property
+    def sum_of_lags(self) -> int:
+        return sum(followed.lag for followed in self._followed)
 
     def add(self, partition: Partition, leader_epoch: int) -> None:
         """Follow this leader for `partition` in that leader epoch."""
@@ -380,6 +389,8 @@ class ReplicaFetcher:
             if followed is None or followed.want is None:
                 continue
             self._followed.mark_changed(key)
+            if followed.partition.config.follower_throttled is not None:
+                self._count_throttled(followed.partition, row)
             if (
                 not in_place
                 or row.error_code
@@ -393,6 +404,12 @@ class ReplicaFetcher:
                 each = _Row(key, followed, followed.want, row)
                 if self._append(each):
                     self._follow(each)
+
+    def _count_throttled(self, partition: Partition, row: PartitionData) -> None:
+        if self._throttle is not None and row.records:
+            assert isinstance(row.records, bytes | memoryview)
+            now = self._runtime.clock.monotonic()
+            self._throttle.record(partition, len(row.records), now)
 
     async def _take_rest(self, connection: BrokerConnection) -> None:
         rows, self._rest = self._rest, []
@@ -478,6 +495,7 @@ class ReplicaFetcher:
         else:
             followed.failures, followed.logged_error = 0, None
             followed.lag = max(0, row.high_watermark - followed.partition.log.log_end_offset)
+            followed.is_caught_up = not followed.lag
 
     def _failed(self, followed: Followed, error: StorageError) -> None:
         self._events.failed(followed.partition, error)

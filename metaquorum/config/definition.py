@@ -13,11 +13,12 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from metaquorum.config.addresses import counts_by_address
+from metaquorum.config.throttled_replicas import FORM, list_complaint
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
-Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"
+Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | ThrottledReplicaList | None"
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -121,12 +122,26 @@ class CountsByAddress:
 
 
 @frozen
+class ThrottledReplicaList:
+    """The replicas of a topic that are throttled: PARTITION:WORKER pairs or `*` (KIP-73)."""
+
+    name: str  # the name of the config, which the error repeats
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        assert isinstance(value, tuple)
+        return list_complaint(self.name, value)
+
+    def __str__(self) -> str:
+        return FORM
+
+
+@frozen
 class ConfigKey:
     """One config.
 
     `synonyms` (topic configs only): the worker configs that give the default of a topic's value,
     each with the factor that converts its unit. `dynamic`: the value can be changed while nodes
-    run; otherwise only by a restart.
+    run; otherwise only by a restart. `dynamic_only`: a node's own options cannot set it.
     """
 
     name: str
@@ -140,6 +155,7 @@ class ConfigKey:
     internal: bool = False  # can be set, but is not listed or documented
     per_listener: bool = False  # can be set as listener.name.<listener>.<name>
     per_mechanism: bool = False  # or listener.name.<listener>.<mechanism>.<name>
+    dynamic_only: bool = False
 
     @property
     def is_secret(self) -> bool:
@@ -201,6 +217,11 @@ def topic_config(
     return rows
 
 
+def throttled_replicas_config(name: str, doc: str) -> list[ConfigKey]:
+    """Return the topic config of a list of throttled replicas, which no worker config defaults."""
+    return [ConfigKey(name, LIST, (), ThrottledReplicaList(name), Scope.TOPIC, True, doc)]
+
+
 def worker_config(
     name: str,
     type_: ConfigType,
@@ -209,8 +230,18 @@ def worker_config(
     doc: str,
     *,
     dynamic: bool = False,
+    dynamic_only: bool = False,
 ) -> ConfigKey:
-    return ConfigKey(name, type_, default, check, Scope.WORKER, dynamic, doc)
+    return ConfigKey(
+        name,
+        type_,
+        default,
+        check,
+        Scope.WORKER,
+        dynamic or dynamic_only,
+        doc,
+        dynamic_only=dynamic_only,
+    )
 
 
 def listener_config(

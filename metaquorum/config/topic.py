@@ -17,6 +17,7 @@ from metaquorum.config.definition import (
     Levels,
     OneOf,
     Range,
+    throttled_replicas_config,
     topic_config,
 )
 
@@ -96,6 +97,12 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         "Maximum time that a record may wait before the log is flushed to disk (fsync).",
         worker="log.flush.interval.ms",
     ),
+    throttled_replicas_config(
+        "follower.replication.throttled.replicas",
+        "Replicas whose traffic from the leader is throttled by the follower, as"
+        " PARTITION:WORKER,PARTITION:WORKER,... with the id of the following worker, or * for all;"
+        " the worker config follower.replication.throttled.rate limits it (KIP-73).",
+    ),
     topic_config(
         "index.interval.bytes",
         INT,
@@ -103,6 +110,12 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         Range(0),
         "Approximate number of bytes of the log between two entries of the offset index.",
         worker="log.index.interval.bytes",
+    ),
+    throttled_replicas_config(
+        "leader.replication.throttled.replicas",
+        "Replicas whose traffic to followers is throttled by the leader, as"
+        " PARTITION:WORKER,PARTITION:WORKER,... with the id of the leading worker, or * for all;"
+        " the worker config leader.replication.throttled.rate limits it (KIP-73).",
     ),
     topic_config(
         "max.compaction.lag.ms",

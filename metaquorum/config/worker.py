@@ -264,6 +264,42 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "Duration of each sample of a client quota.",
     ),
     worker_config(
+        "follower.replication.throttled.rate",
+        LONG,
+        LONG_MAX,
+        Range(0),
+        "Bytes per second that this worker, as follower, fetches from leaders for the replicas in"
+        " follower.replication.throttled.replicas of all topics. In-sync replicas count, but are"
+        " never held back. Can be set dynamically only.",
+        dynamic_only=True,
+    ),
+    worker_config(
+        "leader.replication.throttled.rate",
+        LONG,
+        LONG_MAX,
+        Range(0),
+        "Bytes per second that this worker, as leader, sends to followers for the replicas in"
+        " leader.replication.throttled.replicas of all topics. In-sync replicas count, but are"
+        " never held back. Can be set dynamically only.",
+        dynamic_only=True,
+    ),
+    worker_config(
+        "replication.quota.window.num",
+        INT,
+        11,
+        Range(1),
+        "Number of samples in memory from which the rate of throttled replication is computed. The"
+        " excess of in-sync replicas holds others back for at most this number of samples.",
+    ),
+    worker_config(
+        "replication.quota.window.size.seconds",
+        INT,
+        1,
+        Range(1),
+        "Duration of each sample of throttled replication. Throttled replicas may use at once what"
+        " the rate allows in one sample.",
+    ),
+    worker_config(
         "replica.lag.time.max.ms",
         LONG,
         30_000,

@@ -26,13 +26,14 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 # Levels of metadata.version: the first with consumer groups, in which all workers protect internal
-# topics, and the first with transactions.
+# topics, the first with transactions, and the first with moves of partitions.
 GROUPS_LEVEL: Final = 2
 TRANSACTIONS_LEVEL: Final = 3
+MOVES_LEVEL: Final = 4
 # Features and levels that this version supports; a new cluster starts at the highest levels.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
-    # 2: consumer groups, and protected internal topics; 3: transactions
-    FeatureRange(METADATA_VERSION, 1, 3),
+    # 2: consumer groups, and protected internal topics; 3: transactions; 4: moves of partitions
+    FeatureRange(METADATA_VERSION, 1, 4),
     FeatureRange(ELIGIBLE_LEADERS, 0, 1),
     # 1: newer records of the transaction coordinator; 2: a producer epoch for each transaction, and
     # partitions that are added by Produce (KIP-890)

@@ -52,6 +52,17 @@ last leader has most of them, and leads once it is live (KIP-966's balanced reco
 that Kafka 4.3 has). If the log of the last ISR or ELR member goes offline, the replica keeps its
 eligibility, because the log may become readable again.
 
+A *move* changes the replicas (`reassignment`). Meanwhile the partition has the replicas of the
+target and those that leave, and all of them follow the rules above:
+
+    all replicas of the target are   the leader; or, if it leaves,   the target
+    in sync, and one may lead        the first replica of the target
+                                     that may lead
+
+That is one record, so no reader of the metadata log sees fewer replicas than the target has. The
+smallest ISR that commits follows from the size of the target. An adding replica that is not in sync
+leads only in an unclean election, and after the replicas that have been there before.
+
 `min_isr` is the topic's min.insync.replicas in the same metadata (`eligible_leaders`), or OFF if
 the cluster is not at that level of eligible.leader.replicas.version. With OFF, the last replicas of
 an ISR stay in it because only they have all acknowledged records: they lead when they return, and
@@ -91,6 +102,11 @@ def never() -> bool:
     return False
 
 
+def _nobody(worker_id: int) -> bool:
+    """Return False: `is_live` where a move needs no other leader to be complete."""
+    return False
+
+
 def elected(partition: PartitionImage, is_live: IsLive) -> int:
     """Return the present leader if it may lead, otherwise the first candidate, or NO_LEADER.
 
@@ -114,18 +130,21 @@ def may_lead(partition: PartitionImage, replica: int, is_live: IsLive) -> bool:
 
 
 def elected_unclean(partition: PartitionImage, is_live: IsLive) -> int:
-    """Return the first live replica, a blank one only as the last resort; or NO_LEADER.
+    """Return the first live replica, one that a move adds only if there is no other; or NO_LEADER.
 
-    Acknowledged records that this replica does not have are lost.
+    A blank replica is the last resort. Acknowledged records that the replica does not have are
+    lost.
     """
-    blank = NO_LEADER
+    adding = blank = NO_LEADER
     for replica in partition.replicas:
         if may_lead(partition, replica, is_live):
-            if replica not in partition.blank:
+            if replica in partition.blank:
+                blank = replica if blank == NO_LEADER else blank
+            elif replica not in partition.adding:
                 return replica
-            if blank == NO_LEADER:
-                blank = replica
-    return blank
+            elif adding == NO_LEADER:
+                adding = replica
+    return blank if adding == NO_LEADER else adding
 
 
 def settled(
@@ -170,6 +189,8 @@ def settled(
         partition.unclean_epoch,
         elr,
         last_leader,
+        partition.adding,
+        partition.removing,
     )
     leader = elected(after, is_live)
     is_unclean = False
@@ -177,7 +198,13 @@ def settled(
         leader = _elected_doubtful(after, is_live, unclean)
         is_unclean = leader != NO_LEADER
     return _with_leader(
-        partition, after, leader, is_unclean=is_unclean, is_doubtful=is_doubtful, min_isr=min_isr
+        partition,
+        after,
+        leader,
+        is_live,
+        is_unclean=is_unclean,
+        is_doubtful=is_doubtful,
+        min_isr=min_isr,
     )
 
 
@@ -194,7 +221,7 @@ def _elected_doubtful(partition: PartitionImage, is_live: IsLive, unclean: IsAll
 
 def least_isr(partition: PartitionImage, min_isr: int) -> int:
     """Return the smallest ISR size with which records can be committed."""
-    return min(min_isr, len(partition.replicas))
+    return min(min_isr, len(partition.replicas) - len(partition.removing))
 
 
 def _eligible(
@@ -218,15 +245,47 @@ def _eligible(
     )
 
 
-def with_isr(partition: PartitionImage, isr: tuple[int, ...], min_isr: int) -> PartitionImage:
+def with_isr(
+    partition: PartitionImage, isr: tuple[int, ...], min_isr: int, is_live: IsLive
+) -> PartitionImage:
     """Return the partition with the ISR that its leader requests. The leader must be in it."""
-    return replace(
+    after = replace(
         partition,
         isr=isr,
         blank=tuple([replica for replica in partition.blank if replica not in isr]),
         elr=_eligible(partition, isr, min_isr),
         last_leader=NO_LEADER,
-    ).in_next_epoch()
+    )
+    return moved(after, is_live).in_next_epoch()
+
+
+def moved(
+    partition: PartitionImage, is_live: IsLive, before: PartitionImage | None = None
+) -> PartitionImage:
+    """Return the partition with its move complete; unchanged if it cannot be complete yet.
+
+    `before`: the partition before the change of which this is a part; if that has elected a leader
+    already, the leader epoch does not increase again.
+    """
+    if not partition.is_moving or partition.leader == NO_LEADER:
+        return partition
+    target, leader, leader_epoch = partition.target, partition.leader, partition.leader_epoch
+    if not set(target) <= set(partition.isr):
+        return partition
+    if leader not in target:
+        leader = next((each for each in target if may_lead(partition, each, is_live)), NO_LEADER)
+        if leader == NO_LEADER:
+            return partition
+        leader_epoch = (before or partition).leader_epoch + 1
+    return PartitionImage(
+        target,
+        target,
+        leader,
+        leader_epoch,
+        partition.partition_epoch,
+        offline=tuple([replica for replica in partition.offline if replica in target]),
+        unclean_epoch=partition.unclean_epoch,
+    )
 
 
 def needing(partition: PartitionImage, min_isr: int) -> PartitionImage | None:
@@ -249,12 +308,12 @@ def without_elr(partition: PartitionImage) -> PartitionImage | None:
 
 def led_by(partition: PartitionImage, leader: int, min_isr: int = OFF) -> PartitionImage | None:
     """Return the partition led by that in-sync or eligible replica; None if it leads already."""
-    return _with_leader(partition, partition, leader, min_isr=min_isr)
+    return _with_leader(partition, partition, leader, _nobody, min_isr=min_isr)
 
 
 def led_unclean_by(partition: PartitionImage, leader: int) -> PartitionImage:
     """Return the partition led by that replica, which becomes the only replica of the ISR."""
-    after = _with_leader(partition, partition, leader, is_unclean=True)
+    after = _with_leader(partition, partition, leader, _nobody, is_unclean=True)
     assert after is not None
     return after
 
@@ -263,6 +322,7 @@ def _with_leader(
     before: PartitionImage,
     after: PartitionImage,
     leader: int,
+    is_live: IsLive,
     *,
     is_unclean: bool = False,
     is_doubtful: bool = False,
@@ -292,7 +352,10 @@ def _with_leader(
         unclean_epoch,
         elr,
         after.last_leader if leader == NO_LEADER else NO_LEADER,
+        after.adding,
+        after.removing,
     )
+    settled = moved(settled, is_live, before)
     if settled == before:
         return None
     return settled.in_next_epoch()
@@ -420,7 +483,10 @@ def with_workers(
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
-    """Return the partition with a leader elected; None if it has one, or no replica may lead."""
-    if partition.leader != NO_LEADER:
+    """Return the partition with a leader elected; None if it has one, or no replica may lead.
+
+    If it has one and moves, the move may be complete because a replica of the target may lead.
+    """
+    if partition.leader != NO_LEADER and not partition.is_moving:
         return None
     return settled(partition, is_live, unclean=unclean, min_isr=min_isr)

@@ -258,19 +258,12 @@ def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[in
     return ordered
 
 
-def _check_replicas(
-    image: MetadataImage, number: int, workers: tuple[int, ...], factor: int
-) -> None:
+def check_workers(image: MetadataImage, workers: tuple[int, ...]) -> None:
+    """Raise KafkaError unless these are registered workers that may be a partition's replicas."""
     if not workers:
         raise _bad_assignment("The manual partition assignment includes an empty replica list.")
     if len(workers) > MAX_REPLICAS:
         raise _bad_assignment(f"A partition can have at most {MAX_REPLICAS} replicas.")
-    if len(workers) != factor:
-        raise _bad_assignment(
-            f"The manual partition assignment includes a partition with {len(workers)}"
-            f" replica(s), but this is not consistent with previous partitions, which have"
-            f" {factor} replica(s)."
-        )
     for worker_id in workers:
         if worker_id not in image.workers:
             raise _bad_assignment(
@@ -281,6 +274,18 @@ def _check_replicas(
             raise _bad_assignment(
                 f"The manual partition assignment includes the broker {worker_id} more than once."
             )
+
+
+def _check_replicas(
+    image: MetadataImage, number: int, workers: tuple[int, ...], factor: int
+) -> None:
+    check_workers(image, workers)
+    if len(workers) != factor:
+        raise _bad_assignment(
+            f"The manual partition assignment includes a partition with {len(workers)}"
+            f" replica(s), but this is not consistent with previous partitions, which have"
+            f" {factor} replica(s)."
+        )
     if not any(map(image.is_live, workers)):
         raise _bad_assignment(
             "All brokers specified in the manual partition assignment for partition"
@@ -306,7 +311,7 @@ def create_partitions(
         check_not_internal(topic.name, "given more partitions")
         present = len(topic.partitions)
         _check_increase(spec, present)
-        factor = len(topic.partitions[0].replicas)
+        factor = len(topic.partitions[0].target)
         if spec.assignments is None:
             replicas: Iterable[tuple[int, ...]] = placed(
                 image, spec.count - present, factor, random

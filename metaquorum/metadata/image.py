@@ -48,6 +48,20 @@ class PartitionImage:
     # Eligible leader replicas: no longer in sync, but with all committed records (KIP-966).
     elr: tuple[int, ...] = ()
     last_leader: int = NO_LEADER  # while the partition has no leader, if known
+    # While the partition moves, `replicas` has the target in its order, then `removing`.
+    adding: tuple[int, ...] = ()  # replicas that the move adds
+    removing: tuple[int, ...] = ()  # replicas that leave once the whole target is in sync
+
+    @property
+    def is_moving(self) -> bool:
+        return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """Return the replicas that remain once the move is complete."""
+        if not self.removing:
+            return self.replicas
+        return tuple([replica for replica in self.replicas if replica not in self.removing])
 
     def in_next_epoch(self) -> "PartitionImage":
         return PartitionImage(
@@ -61,6 +75,8 @@ class PartitionImage:
             self.unclean_epoch,
             self.elr,
             self.last_leader,
+            self.adding,
+            self.removing,
         )
 
 
@@ -236,6 +252,8 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
         partition.unclean_epoch,
         partition.elr,
         partition.last_leader,
+        partition.adding,
+        partition.removing,
     )
 
 

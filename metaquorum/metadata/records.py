@@ -99,7 +99,8 @@ class PartitionRecord:
     log and have not been in sync since. `unclean_epoch`: the last leader epoch that began with a
     possible loss of committed records, or -1. `elr`: eligible leader replicas, which are no longer
     in sync but have all committed records. `last_leader`: the last leader while the partition has
-    none, or -1.
+    none, or -1. `adding`, `removing`: replicas that a move adds or removes; `replicas` has the
+    target of the move first, then the replicas that it removes.
     """
 
     topic_id: bytes
@@ -114,6 +115,8 @@ class PartitionRecord:
     unclean_epoch: int = -1
     elr: tuple[int, ...] = ()
     last_leader: int = -1
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 @frozen
@@ -430,7 +433,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", Uuid()))),
     Schema(
         3,
-        3,
+        4,
         PartitionRecord,
         (
             Field("topic_id", Uuid()),
@@ -445,8 +448,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("unclean_epoch", Integer(-1, _EPOCH_MAX), since=2, default=-1),
             Field("elr", _REPLICAS, since=3, default=()),
             Field("last_leader", _LEADER, since=3, default=-1),
+            Field("adding", _REPLICAS, since=4, default=()),
+            Field("removing", _REPLICAS, since=4, default=()),
         ),
-        levels=(0, 0, 0, 0),  # all nodes at level 1 read version 3
+        levels=(0, 0, 0, 0, 4),  # all nodes at level 1 read version 3
         features=((3, ELIGIBLE_LEADERS),),
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", Uuid()),)),

@@ -199,6 +199,8 @@ class Replay:
             record.unclean_epoch,
             record.elr,
             record.last_leader,
+            record.adding,
+            record.removing,
         )
         if record.partition == len(partitions):
             partitions.append(state)

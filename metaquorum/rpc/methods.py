@@ -22,6 +22,7 @@ from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
 from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange, change_quotas
+from metaquorum.controller.reassignment import Reassignment, reassign
 from metaquorum.controller.scram_changes import UserScramChange, change_scram_credentials
 from metaquorum.controller.topics import (
     NewPartitions,
@@ -83,6 +84,14 @@ class CreatePartitions:
     context: RequestContext
     specs: Sequence[NewPartitions]
     validate_only: bool = False
+
+
+@frozen
+class ReassignPartitions:
+    """Request to move partitions, or cancel their moves, in this order."""
+
+    context: RequestContext
+    reassignments: Sequence[Reassignment]
 
 
 @frozen
@@ -352,6 +361,12 @@ CREATE_PARTITIONS: Final[Method[CreatePartitions, Committed[list[KafkaError | No
         request.specs, validate_only=request.validate_only
     ),
 )
+REASSIGN_PARTITIONS: Final[Method[ReassignPartitions, Committed[list[KafkaError | None]]]] = Method(
+    "reassign_partitions",
+    ReassignPartitions,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.reassignments, reassign),
+)
 CHANGE_CONFIGS: Final[Method[ChangeConfigs, Committed[list[KafkaError | None]]]] = Method(
     "change_configs",
     ChangeConfigs,
@@ -495,6 +510,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CREATE_TOPICS,
         DELETE_TOPICS,
         CREATE_PARTITIONS,
+        REASSIGN_PARTITIONS,
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
         TAKE_MUTATIONS,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import trio
 
+from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
 from metaquorum.runtime.interfaces import Runtime, sleep
@@ -65,6 +66,7 @@ _SYNC_PROTOCOL_SINCE: Final = 5
 STEPS: Final = (
     (METADATA_VERSION, GROUPS_LEVEL),
     (METADATA_VERSION, TRANSACTIONS_LEVEL),
+    (METADATA_VERSION, MOVES_LEVEL),
     (TRANSACTION_VERSION, 1),
     (TRANSACTION_VERSION, 2),
 )

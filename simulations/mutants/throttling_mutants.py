@@ -4,15 +4,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane.coordinators.group.members import GroupMember
+from dataplane.fetch.throttled_reads import ThrottledReads
 from dataplane.handlers.fetch import handler
 from dataplane.handlers.produce_outcome import Outcome
+from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.replication.throttle import FollowerThrottle, is_throttled
 from simulations.kernel.mutation import Mutant, swapped
 
 
 def _replication_throttled() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def allowed(worker: Any, request: Any, message: Any, *, is_limited: bool) -> Any:
-            return right(worker, request, message, is_limited=True)
+        def allowed(worker: Any, request: Any, message: Any, quotas: Any = None) -> Any:
+            return right(worker, request, message)
 
         return allowed
 
@@ -41,6 +44,24 @@ def _mutes_counted_for_sessions() -> AbstractContextManager[None]:
     return swapped(GroupMember, "session_ends_at", wrong)
 
 
+def _in_sync_omitted_by_leader() -> AbstractContextManager[None]:
+    return swapped(ThrottledReads, "_is_in_sync", lambda _: lambda *_: False)
+
+
+def _in_sync_left_out_by_follower() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def limits(self: Any, partition: Any, *, is_caught_up: bool) -> bool:
+            return is_throttled(partition)
+
+        return limits
+
+    return swapped(FollowerThrottle, "limits", wrong)
+
+
+def _throttle_ignored() -> AbstractContextManager[None]:
+    return swapped(ReplicationQuota, "is_exceeded", lambda _: lambda *_: False)
+
+
 THROTTLING_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, about, scenario, found_as, apply in (
@@ -50,6 +71,27 @@ THROTTLING_MUTANTS: Final = tuple(
             "throttled-replicas",
             ("Q5",),
             _replication_throttled,
+        ),
+        (
+            "in-sync-omitted-by-leader",
+            "the leader omits throttled partitions of in-sync followers, too",
+            "throttled-replication",
+            ("Q5",),
+            _in_sync_omitted_by_leader,
+        ),
+        (
+            "in-sync-left-out-by-follower",
+            "a follower leaves throttled partitions out although it is in sync",
+            "throttled-replication",
+            ("Q5",),
+            _in_sync_left_out_by_follower,
+        ),
+        (
+            "throttle-ignored",
+            "the replication quota is counted, but holds nothing back",
+            "throttled-replication",
+            ("Q1",),
+            _throttle_ignored,
         ),
         (
             "awaited-commits-not-charged",

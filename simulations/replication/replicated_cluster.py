@@ -27,6 +27,8 @@ class ReplicationSettings(ClusterSettings):
     near_consumers: int = 0  # consumers that read from the replica in their rack
     # Clients that load planned offset ranges; not printed, as each prints its plans.
     loaders: int = field(default=0, repr=False)
+    # All replicas are throttled (KIP-73); not printed, as the administrator prints the rate.
+    throttles_replication: bool = field(default=False, repr=False)
 
 
 class ReplicatedClusterState(ClusterState):

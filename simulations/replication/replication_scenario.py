@@ -72,6 +72,11 @@ from simulations.replication.replica_clients import (
 from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaFaults
 from simulations.replication.replica_files import ReplicaIndexIsScan, scan_replicas
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
+from simulations.replication.replication_throttles import (
+    REPLICATION_QUOTA_CHECKERS,
+    watched_throttles,
+)
+from simulations.replication.throttle_administrator import ThrottleAdministrator
 from simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
 
 KindsOf: TypeAlias = Callable[[ReplicatedClusterState], Mapping[str, FaultFunction]]
@@ -79,6 +84,7 @@ CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)
 # Bytes between two index entries: with Kafka's 4096 the small segments here have hardly any.
 # None: the default, which half of the worlds keep.
 INDEX_INTERVALS: Final = (None, None, "1", "200")
+THROTTLED_REPLICATION_CHECKERS: Final = (*CHECKERS, *REPLICATION_QUOTA_CHECKERS)
 THROTTLED_CHECKERS: Final = (*CHECKERS, *QUOTA_CHECKERS, *NEAR_CHECKERS)
 # With the lowest quota, a worker accepts all remaining records of a producer within this time.
 THROTTLED_S: Final = 90.0
@@ -231,6 +237,32 @@ async def play_throttled(world: World, leave_out: Collection[int] = ()) -> None:
     await play_settings(world, settings, checkers=THROTTLED_CHECKERS)
 
 
+def draw_throttled_replication_settings(draw: Random) -> ReplicationSettings:
+    """Return settings in which replicas fall behind, and get small responses."""
+    settings = draw_settings(draw)
+    settings.throttles_replication = True
+    settings.producers, settings.consumers = draw.randint(2, 4), 1
+    settings.records, settings.think_s = 150, draw.choice([0.0, 0.05])
+    settings.administrators, settings.changes = 1, draw.choice([3, 8])
+    # A follower rolls a segment for nearly each batch, and fetches one at a time.
+    settings.disk_delay_s = min(settings.disk_delay_s, 0.005)
+    settings.configs |= {
+        "replica.lag.time.max.ms": draw.choice(["300", "1000"]),
+        "replica.fetch.max.bytes": "100",
+        "replica.fetch.response.max.bytes": draw.choice(["200", "1000"]),
+    }
+    kinds = draw.choice([KINDS, ("kill", "down", "restart")])
+    settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=8)
+    return settings
+
+
+async def play_throttled_replication(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_throttled_replication_settings(world.stream("settings throttled-replication"))
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+    await play_settings(world, settings, checkers=THROTTLED_REPLICATION_CHECKERS)
+
+
 async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_cleaned_settings(world.stream("settings cleaned-replicas"))
     world.faults = {fault.number: str(fault) for fault in settings.faults}
@@ -290,6 +322,7 @@ async def play_settings(
         watched(cluster_state, cluster_state.cluster_history.applied),
         watched_replicas(cluster_state.cluster_history),
         watched_quotas(cluster_state) if settings.throttles else nullcontext(),
+        watched_throttles(cluster_state) if settings.throttles_replication else nullcontext(),
     ):
         async with trio.open_nursery() as nursery:
             for member in cluster_state.members.values():
@@ -346,7 +379,9 @@ class AnyClient(Protocol):
 
 @dataclass(slots=True)
 class Clients:
-    administrators: list[ReplicaAdministrator | QuotaAdministrator] = field(default_factory=list)
+    administrators: list[ReplicaAdministrator | QuotaAdministrator | ThrottleAdministrator] = field(
+        default_factory=list
+    )
     producers: list[ReplicaProducer] = field(default_factory=list)
     consumers: list[ReplicaConsumer] = field(default_factory=list)
     attackers: list[ReplicaAttacker] = field(default_factory=list)
@@ -398,6 +433,10 @@ def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
     if settings.throttles:
         clients.administrators.append(
             QuotaAdministrator(cluster_state, "quotas", world.stream("quotas"))
+        )
+    if settings.throttles_replication:
+        clients.administrators.append(
+            ThrottleAdministrator(cluster_state, "throttles", world.stream("throttles"))
         )
     for number in range(settings.near_consumers):
         name = f"near-{number}"
@@ -548,5 +587,19 @@ THROTTLED_REPLICAS: Final = Scenario(
         "muted by producer_byte_rate",
         "muted by consumer_byte_rate",
         "muted by request_percentage",
+    ),
+)
+
+THROTTLED_REPLICATION: Final = Scenario(
+    "throttled-replication",
+    "replicated topics with replication quotas (KIP-73) that hold replicas back while faults last",
+    play_throttled_replication,
+    THROTTLED_REPLICATION_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "records read",
+        "throttles set",
+        "partitions omitted by leaders",
+        "partitions left out by followers",
     ),
 )

@@ -135,8 +135,8 @@ def watched_quotas(cluster_state: ReplicatedClusterState) -> Iterator[None]:
         return _mute
 
     def allows(right: Any) -> Callable[..., Any]:
-        def allowed(worker: Any, request: Any, message: Any, **options: Any) -> Any:
-            made = right(worker, request, message, **options)
+        def allowed(worker: Any, request: Any, message: Any, *quotas: Any) -> Any:
+            made = right(worker, request, message, *quotas)
             if (replica_id := replica_of(message)) >= 0:
                 checker.fetched(replica_id, made.throttle_ms)
             return made

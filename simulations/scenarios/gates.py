@@ -21,12 +21,13 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(9, 300),
+    "replication": CiShare(8, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(3, 30),
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
+    "throttled-replication": CiShare(2, 20),
     "groups": CiShare(6, 40),
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
@@ -34,7 +35,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(8, 150),
-    "everything": CiShare(8, 150),
+    "everything": CiShare(7, 150),
     "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
@@ -90,6 +91,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "rebuilt-voter": ("StrangersStayOut", "RotIsNoticed"),
     "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
     "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
+    "throttled-replication": (*_OF_ATTACKERS, "LiveWorkersStay"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "groups": _OF_GROUPS,
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),

@@ -30,6 +30,7 @@ from simulations.replication.replication_scenario import (
     RANGE_LOADS,
     REPLICATION,
     THROTTLED_REPLICAS,
+    THROTTLED_REPLICATION,
 )
 from simulations.single_node.narrow import narrow
 from simulations.single_node.quotas import QUOTAS
@@ -345,6 +346,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         RANGE_LOADS,
         INTERLEAVINGS_SCENARIO,
         THROTTLED_REPLICAS,
+        THROTTLED_REPLICATION,
         GROUPS,
         UPGRADES,
         THROTTLED_MEMBERS,

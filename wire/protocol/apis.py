@@ -54,6 +54,8 @@ class ApiKey(IntEnum):
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
     ALTER_CLIENT_QUOTAS = 49
@@ -212,6 +214,16 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_GROUPS, 0, 2, flexible_from=2, permissions=("DELETE GROUP",)),
     Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
+    Api(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, flexible_from=0, permissions=("ALTER CLUSTER",)
+    ),
+    Api(
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        0,
+        flexible_from=0,
+        permissions=("DESCRIBE CLUSTER",),
+    ),
     Api(ApiKey.OFFSET_DELETE, 0, 0, flexible_from=1, permissions=("DELETE GROUP", "READ TOPIC")),
     Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, flexible_from=1),
     Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, flexible_from=1),

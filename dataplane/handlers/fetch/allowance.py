@@ -3,6 +3,7 @@
 from typing import Final, Protocol
 
 from dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from dataplane.worker.capabilities import HasQuotas
 from dataplane.worker.context import Request
 from wire.messages.fetch import FetchRequest
@@ -18,7 +19,9 @@ class LimitsFetches(FetchedWorker, HasQuotas, Protocol):
 
 
 class FetchAllowance:
-    """Bytes that the quotas allow a fetch to return. Followers are not limited (KIP-13).
+    """Bytes that the quotas allow a fetch to return.
+
+    The quotas of clients do not limit followers (KIP-13), but those of replication do (KIP-73).
 
     If `throttle_ms` is not 0, the fetch reads nothing.
     """
@@ -26,6 +29,7 @@ class FetchAllowance:
     __slots__ = (
         "_from_followers",
         "_listener",
+        "_replication_quotas",
         "_request",
         "_worker",
         "max_bytes",
@@ -34,16 +38,22 @@ class FetchAllowance:
     )
 
     def __init__(
-        self, worker: LimitsFetches, request: Request, message: FetchRequest, *, is_limited: bool
+        self,
+        worker: LimitsFetches,
+        request: Request,
+        message: FetchRequest,
+        replication_quotas: ReplicationQuotas | None = None,
     ) -> None:
+        """Create the allowance; `replication_quotas` for a follower, None for a consumer."""
         self.throttle_ms = 0
         self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
         self._worker = worker
         self._listener = request.client.listener  # the client's listener
         self._from_followers = request.version >= _FOLLOWERS_SINCE and replica_of(message) == -1
         self._request: Request | None = None
+        self._replication_quotas = replication_quotas
         quotas = worker.quotas
-        if is_limited and quotas.is_on_for_fetches:
+        if replication_quotas is None and quotas.is_on_for_fetches:
             self._request = request
             self.throttle_ms = quotas.may_fetch(request.client, request.client_id)
             most = quotas.fetch_bytes(request.client, request.client_id)
@@ -59,6 +69,7 @@ class FetchAllowance:
             message,
             self.max_bytes,
             from_followers=self._from_followers,
+            replication_quotas=self._replication_quotas,
         )
 
     def ask_again(self) -> int:
@@ -70,7 +81,9 @@ class FetchAllowance:
         return self.throttle_ms
 
     def given(self, reader: FetchReader) -> None:
-        """Count the bytes that the reader has read against the quota."""
+        """Count the bytes that the reader has read against the quotas."""
+        if reader.throttled is not None:
+            reader.throttled.record()
         request = self._request
         if request is not None:
             self._worker.quotas.fetched(request.client, request.client_id, reader.size_bytes)

@@ -5,6 +5,7 @@ from typing import Any, Final, TypeAlias
 
 from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.parked_polls import ParkedRequests
+from dataplane.fetch.reader import FetchReader
 from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.partition import FetchWaiter
 from dataplane.scheduling.time_slices import Work
@@ -19,7 +20,16 @@ Answer: TypeAlias = FetchResponse | DelayedResponse | Coroutine[Any, Any, FetchR
 class DelayedFetch(DelayedResponse):
     """Long poll: ready when enough bytes are available, at its timeout, or at another event."""
 
-    __slots__ = ("_answer", "_dropped", "_parked", "_polls", "_timer", "_unwatch", "waiter")
+    __slots__ = (
+        "_answer",
+        "_dropped",
+        "_parked",
+        "_polls",
+        "_timer",
+        "_unwatch",
+        "_wait_s",
+        "waiter",
+    )
 
     def __init__(
         self,
@@ -41,8 +51,16 @@ class DelayedFetch(DelayedResponse):
         self._dropped = dropped
         self._parked: ParkedRequests | None = None
         self._polls = polls
-        wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
-        self._timer = polls.hold(self.waiter, wait_s, self.ready)
+        self._wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
+        self._timer = polls.hold(self.waiter, self._wait_s, self.ready)
+
+    def wait_for_quota(self, reader: FetchReader) -> None:
+        """End the wait once a partition may be read that the replication quota has omitted."""
+        throttled = reader.throttled
+        if throttled is None or not throttled.omitted or throttled.wait_s >= self._wait_s:
+            return
+        self._timer.cancel()
+        self._timer = self._polls.hold(self.waiter, throttled.wait_s, self.ready)
 
     def park(self, parked: ParkedRequests, row_count: int) -> "DelayedFetch":
         """Count the waiting request and its rows in `parked`."""

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from dataplane.fetch.reader import FetchReader, size_of, waiters_for
 from dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, Key
+from dataplane.fetch.throttled_reads import ThrottledReads
 from dataplane.handlers.fetch.allowance import FetchAllowance
 from dataplane.handlers.fetch.capabilities import KeepsSessions
 from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
@@ -88,16 +89,18 @@ class FullFetch:
             or self.worker.long_polls.is_closed
         ):
             return self._respond(reader)
+        omitted = reader.throttled.omitted if reader.throttled is not None else ()
         self.watched = [
             waiters_for(message, partition)
             for _, _, partition, _, _ in self.found
-            if partition is not None
+            if partition is not None and partition not in omitted
         ]
-        if not self.watched:
+        if not self.watched and not omitted:
             return self._respond(reader)
         poll = self._poll(min_bytes - reader.size_bytes)
         for watchers in self.watched:
             watchers.add(poll.waiter)
+        poll.wait_for_quota(reader)
         return poll
 
     def _answer_many(self) -> Work[Answer]:
@@ -123,6 +126,7 @@ class FullFetch:
             if poll is not None and self.watched and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
+                poll.wait_for_quota(reader)
                 return poll.park(self.worker.long_polls.parked, len(self.found))
         finally:
             if poll is not None and not is_waiting:
@@ -236,9 +240,18 @@ class FullFetch:
                 self._watch(poll, partition)
             cold_before = len(cold)
             row = read(data, partition, code)
+            if poll is not None and reader.throttled is not None:
+                self._stop_watching_omitted(poll, partition, reader.throttled)
             seen = partition.event_count if len(cold) == cold_before else _NEVER
             found.append((topic, data, partition, row, seen))
         return found
+
+    def _stop_watching_omitted(
+        self, poll: DelayedFetch, partition: Partition, throttled: ThrottledReads
+    ) -> None:
+        """Let appends to a partition that its quota has omitted not end the wait."""
+        if partition in throttled.omitted:
+            waiters_for(self.message, partition).discard(poll.waiter)
 
     def _look_again(self, reader: FetchReader, found: Iterable[_Found]) -> list[_Found]:
         """Read again the partitions with events since their read, and those with records."""

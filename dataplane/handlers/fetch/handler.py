@@ -13,6 +13,7 @@ from dataplane.handlers.fetch.capabilities import KeepsSessions
 from dataplane.handlers.fetch.delayed_fetch import Answer
 from dataplane.handlers.fetch.full_fetch import FullFetch
 from dataplane.handlers.fetch.incremental_fetch import continue_session
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from dataplane.replication.earlier_workers import EarlierFollowers
 from dataplane.replication.replica_authentication import fetch_claim_error
 from dataplane.scheduling.time_slices import Work
@@ -40,6 +41,9 @@ class FollowerContacts(Protocol):
     @property
     def earlier_followers(self) -> EarlierFollowers: ...
 
+    @property
+    def quotas(self) -> ReplicationQuotas: ...
+
     def heard_from(self, replica_id: int) -> None: ...
 
 
@@ -55,12 +59,14 @@ class Fetches(LimitsFetches, KeepsSessions, Protocol):
 
 
 def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
+    replication_quotas = None
     if (replica_id := replica_of(message)) >= 0:
         image, followers = worker.loader.image, worker.isr_manager
         if error := fetch_claim_error(request.client, message, image, followers.earlier_followers):
             return _refuse_claim(message, error)
         followers.heard_from(replica_id)
-    allowed = FetchAllowance(worker, request, message, is_limited=replica_id < 0)
+        replication_quotas = followers.quotas
+    allowed = FetchAllowance(worker, request, message, replication_quotas)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
         return continue_session(worker, message, has_topic_ids, allowed)

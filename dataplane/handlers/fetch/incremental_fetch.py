@@ -95,7 +95,9 @@ class IncrementalFetch:
             return self._answer_cold(reader)
         if self._is_enough(reader) or not self._may_wait:
             return self._respond(reader, looked)
-        return self._poll(self.allowed.min_bytes - reader.size_bytes)
+        poll = self._poll(self.allowed.min_bytes - reader.size_bytes)
+        poll.wait_for_quota(reader)
+        return poll
 
     def _answer_many(self) -> Work[Answer]:
         yield from self._read_as()
@@ -115,6 +117,7 @@ class IncrementalFetch:
             if poll is not None and self._may_wait and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
+                poll.wait_for_quota(reader)
                 return poll
         finally:
             if poll is not None and not is_waiting:
@@ -232,6 +235,8 @@ class IncrementalFetch:
             # For a topic created during a follower's wait, this read is the first of the request.
             reader.is_first = is_first or partition is not before
             row = reader.read(part.asked, partition, code)
+            if reader.throttled is not None and partition in reader.throttled.omitted:
+                part.stop_watching()  # appends do not end the wait for the quota
             if (
                 partition is not None
                 and row.error_code == NO_ERROR

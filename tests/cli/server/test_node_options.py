@@ -240,6 +240,11 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({}, ("num.partitons=3",), "did you mean num.partitions?"),
         ({}, ("num.partitions=none",), "Not a number"),
         ({}, ("num.partitions=0",), "at least 1"),
+        (
+            {},
+            ("leader.replication.throttled.rate=7",),
+            "mq-admin configs set broker default leader.replication.throttled.rate=7",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(

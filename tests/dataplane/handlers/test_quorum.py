@@ -86,7 +86,7 @@ def test_levels_that_a_node_does_not_reach_are_refused(
 async def test_a_level_that_holds_already_may_be_asked_for(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client = await served.connect()
-        update = FeatureUpdateKey(feature=METADATA_VERSION, max_version_level=3)
+        update = FeatureUpdateKey(feature=METADATA_VERSION, max_version_level=4)
         request = UpdateFeaturesRequest(feature_updates=[update])
         for version in range(3):
             answer = await client.call(ApiKey.UPDATE_FEATURES, request, version)

@@ -117,6 +117,9 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
         assert value(samples, "kafka_log_log_size", **where) == len(batch)
         assert value(samples, "kafka_log_log_logendoffset", **where) == 2
         assert value(samples, "kafka_cluster_partition_insyncreplicascount", **where) == 1
+        assert value(samples, "metaquorum_partition_bytesin_total", **where) == len(batch)
+        assert value(samples, "kafka_server_leaderreplication_byte_rate") == 0
+        assert value(samples, "metaquorum_replica_lag_sum") == 0
         assert value(samples, "kafka_server_replicamanager_leadercount") == 2
         assert value(samples, "kafka_server_replicamanager_underreplicatedpartitions") == 0
         assert value(samples, "kafka_controller_kafkacontroller_activecontrollercount") == 1

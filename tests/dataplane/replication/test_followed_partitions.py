@@ -1,15 +1,18 @@
 """Partitions that a follower fetches from its leader, request by request."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from dataplane.fetch.session_client import FetchLimits, FetchSessionClient
 from dataplane.partition.partition import Partition
+from dataplane.quotas.replication_quota import ReplicationQuota
 from dataplane.replication.followed_partitions import LOOK_AT_ALL_S, FollowedPartitions
+from dataplane.replication.throttle import MOST_PAUSE_S, FollowerThrottle
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
-from tests.dataplane.replication.replicas import Setting
+from tests.dataplane.replication.replicas import Setting, state
 from wire.messages.fetch import FetchResponse
 
 TOPIC_ID = bytes(15) + b"t"
@@ -85,3 +88,77 @@ def test_what_is_removed_is_forgotten(follower: Follower) -> None:
     follower.followed.look(0.1)
     (forgotten,) = follower.session.request().forgotten_topics_data
     assert (forgotten.topic_id, forgotten.partitions) == (TOPIC_ID, [1])
+
+
+class ThrottledFollower(Follower):
+    """A follower with 100 B/s for the partitions 1 and 2."""
+
+    def __init__(self, folder: Path, throttled: str = "1:2,2:2") -> None:
+        super().__init__(folder)
+        self.quota = ReplicationQuota()
+        self.quota.limit(100, 0.0)
+        self.throttle = FollowerThrottle(self.quota)
+        self.followed = FollowedPartitions(self.session, 1 << 20, self.throttle, Random(1))
+        for partition in self.partitions:
+            partition.configure(config_of(follower_replication_throttled_replicas=throttled))
+            partition.assign(state(1, 0, (1, 2), (1,)))
+            self.followed.add(partition, leader_epoch=0)
+
+    def asks_all(self, now: float) -> list[int]:
+        """Return the partitions of a full request, in its order."""
+        self.session.restart()
+        return list(self.asks(now))
+
+
+def test_throttled_partitions_are_left_out_together_until_the_quota_allows_them(
+    tmp_path: Path,
+) -> None:
+    follower = ThrottledFollower(tmp_path)
+    assert follower.asks(0.0) == {0: 0, 1: 0, 2: 0}
+    follower.throttle.record(follower.partitions[1], 150, 0.0)
+    assert follower.asks_all(0.0) == [0]
+    assert follower.followed.next_resume_at() == pytest.approx(0.5)
+    assert follower.asks_all(0.49) == [0]
+    assert sorted(follower.asks_all(0.51)) == [0, 1, 2]
+
+
+def test_left_out_partitions_are_examined_again_after_a_second(tmp_path: Path) -> None:
+    follower = ThrottledFollower(tmp_path)
+    follower.throttle.record(follower.partitions[1], 100_000, 0.0)
+    assert follower.asks_all(0.0) == [0]
+    assert follower.followed.next_resume_at() == MOST_PAUSE_S
+    follower.partitions[2].configure(config_of())
+    assert sorted(follower.asks_all(MOST_PAUSE_S)) == [0, 2]
+
+
+def test_partitions_in_sync_or_caught_up_are_not_left_out(tmp_path: Path) -> None:
+    follower = ThrottledFollower(tmp_path, "*")
+    follower.partitions[0].assign(state(1, 0, (1, 2), (1, 2), 1))
+    follower.throttle.record(follower.partitions[1], 200, 0.0)
+    caught_up = follower.followed.get((TOPIC_ID, 1))
+    assert caught_up is not None
+    caught_up.is_caught_up = True
+    assert sorted(follower.asks(0.0)) == [0, 1]
+
+
+def test_left_out_partitions_are_fetched_again_in_a_random_order(tmp_path: Path) -> None:
+    follower = ThrottledFollower(tmp_path, "*")
+    firsts, now = set(), 0.0
+    for _ in range(20):
+        follower.throttle.record(follower.partitions[0], 101, now)
+        assert follower.asks_all(now) == []
+        now += 2.0
+        firsts.add(follower.asks_all(now)[0])
+    assert firsts == {0, 1, 2}
+
+
+def test_removed_and_delayed_partitions_are_not_left_out(tmp_path: Path) -> None:
+    follower = ThrottledFollower(tmp_path, "*")
+    follower.throttle.record(follower.partitions[0], 200, 0.0)
+    assert follower.asks(0.0) == {}
+    delayed = follower.followed.get((TOPIC_ID, 1))
+    assert delayed is not None
+    follower.followed.delay(delayed, 5.0)
+    follower.followed.remove((TOPIC_ID, 2))
+    assert follower.asks_all(3.0) == [0]
+    assert sorted(follower.asks_all(5.0)) == [0, 1]

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse, to_text
+from metaquorum.config.definition import (
+    ConfigKey,
+    ConfigType,
+    Scope,
+    ThrottledReplicaList,
+    parse,
+    to_text,
+)
 from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS, key_named, parse_all, shown_keys
 from metaquorum.config.resolution import ConfigSource, WorkerLayers
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -22,7 +29,7 @@ def test_every_default_is_a_value_that_would_be_accepted(key: ConfigKey) -> None
 
 def test_every_synonym_of_a_topic_config_is_a_worker_config_of_its_own() -> None:
     for key in TOPIC_KEYS.values():
-        assert key.synonyms
+        assert key.synonyms or isinstance(key.check, ThrottledReplicaList)
         for name, _ in key.synonyms:
             assert WORKER_KEYS[name].scope is Scope.WORKER
 
@@ -69,6 +76,8 @@ def test_values_are_read_as_kafka_reads_them(name: str, text: str, value: object
         ("compression.gzip.level", "0", "Value must be between 1 and 9 or equal to -1"),
         ("min.cleanable.dirty.ratio", "1.5", "Value must be no more than 1"),
         ("message.timestamp.type", "createtime", "must be one of: CreateTime, LogAppendTime"),
+        ("leader.replication.throttled.replicas", "0-1", "write 0:1 instead of 0-1"),
+        ("leader.replication.throttled.replicas", "*,0:1", "must be the literal '.' or a list of"),
     ],
 )
 def test_other_values_are_refused_in_kafkas_words(name: str, text: str, message: str) -> None:

@@ -1,8 +1,11 @@
 """Feature levels: valid changes, and the record versions that a level permits."""
 
+from dataclasses import replace
+
 import pytest
 
 from metaquorum.controller.features import (
+    MOVES_LEVEL,
     SUPPORTED_FEATURES,
     FeatureUpdate,
     UpgradeType,
@@ -88,7 +91,7 @@ def test_a_new_cluster_starts_at_the_highest_levels() -> None:
     image, _ = replay(
         MetadataImage.empty(CLUSTER), found_cluster(MetadataImage.empty(CLUSTER)).all_records()
     )
-    assert image.features == {LEVEL: 3, records.ELIGIBLE_LEADERS: 1, TRANSACTIONS: 2}
+    assert image.features == {LEVEL: 4, records.ELIGIBLE_LEADERS: 1, TRANSACTIONS: 2}
 
 
 def test_transaction_version_needs_the_level_of_transactions() -> None:
@@ -141,9 +144,11 @@ def test_every_controller_must_have_told_what_it_supports() -> None:
     image, _ = replay(MetadataImage.empty(CLUSTER), history([("register", 7, 1)]))
     assert nodes_with_features(image, 1, (1,)).keys() == {"Local controller 1", "Broker 7"}
     with pytest.raises(KafkaError, match="Controller 2 has not registered its supported versions"):
-        update_features(image, [FeatureUpdate(LEVEL, 3)], nodes_with_features(image, 1, (1, 2)), {})
-    told, _ = replay(image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Broker 7"])])
-    update_features(told, [FeatureUpdate(LEVEL, 3)], nodes_with_features(told, 1, (1, 2)), {})
+        update_features(image, [FeatureUpdate(LEVEL, 4)], nodes_with_features(image, 1, (1, 2)), {})
+    told, _ = replay(
+        image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Local controller 1"])]
+    )
+    update_features(told, [FeatureUpdate(LEVEL, 4)], nodes_with_features(told, 1, (1, 2)), {})
 
 
 def test_a_record_is_written_in_the_newest_version_that_the_level_allows() -> None:
@@ -232,3 +237,28 @@ def test_a_worker_that_returns_at_level_1_is_registered_in_a_record_that_older_n
         image, _ = replay(image, added)
         marked = image.workers[1].broker_epoch
     assert image.workers[1].incarnation_id == b"2" * 16
+
+
+def test_moves_are_written_from_their_level_on() -> None:
+    still = records.PartitionRecord(bytes(16), 0, (1, 2), (1, 2), 1, 0, 0)
+    moving = replace(still, replicas=(1, 3, 2), adding=(3,), removing=(2,))
+    for feature, level, version in (("", 3, 2), (records.ELIGIBLE_LEADERS, 3, 3), ("", 4, 4)):
+        encoder = RecordEncoder({LEVEL: level, feature: 1})
+        assert encoder.encode(still) == encode_record(still, version)
+        if level < MOVES_LEVEL:
+            with pytest.raises(ValueError, match=f"adding does not exist in version {version}"):
+                encoder.encode(moving)
+        else:
+            assert decode_record(encoder.encode(moving)) == moving
+
+
+def test_a_moving_partition_is_in_images_and_snapshots() -> None:
+    topic = TopicRecord("t", bytes(16))
+    moving = records.PartitionRecord(
+        bytes(16), 0, (3, 1, 2), (1, 2), 1, 5, 9, adding=(3,), removing=(2,)
+    )
+    image, _ = replay(MetadataImage.empty(CLUSTER), [topic, moving])
+    (state,) = image.topics["t"].partitions
+    assert (state.target, state.is_moving) == ((3, 1), True)
+    assert list(image.records()) == [topic, moving]
+    assert state.in_next_epoch() == replace(state, partition_epoch=10)

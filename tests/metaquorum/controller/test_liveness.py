@@ -426,7 +426,7 @@ def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
 
 @in_virtual_time
 async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum) -> None:
-    too_new = (FeatureRange("metadata.version", 4, 5),)
+    too_new = (FeatureRange("metadata.version", 5, 6),)
     for features in ((), too_new):
         with pytest.raises(KafkaError) as refused:
             await quorum.register(1, features=features)
@@ -438,10 +438,10 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
         ControllerRegistration(2, bytes(16), "h", 1, SUPPORTED_FEATURES)
     )
     assert quorum.loader.image.controllers[2].host == "h"
-    with pytest.raises(KafkaError, match="only supports versions 1-3") as refused:
-        await quorum.controller.update_features([FeatureUpdate("metadata.version", 4)])
+    with pytest.raises(KafkaError, match="only supports versions 1-4") as refused:
+        await quorum.controller.update_features([FeatureUpdate("metadata.version", 5)])
     assert refused.value.code is E.INVALID_UPDATE_VERSION
-    unchanged = FeatureUpdate("metadata.version", 3, UpgradeType.UPGRADE)
+    unchanged = FeatureUpdate("metadata.version", 4, UpgradeType.UPGRADE)
     await quorum.controller.update_features([unchanged])
     await quorum.controller.update_features([unchanged], validate_only=True)
 

@@ -20,6 +20,7 @@ from tests.wire.messages.capture_transactions import ask_transactions
 from wire.messages import (
     alter_client_quotas,
     alter_configs,
+    alter_partition_reassignments,
     alter_user_scram_credentials,
     api_versions,
     create_acls,
@@ -44,6 +45,7 @@ from wire.messages import (
     init_producer_id,
     list_config_resources,
     list_offsets,
+    list_partition_reassignments,
     metadata,
     offset_fetch,
     offset_for_leader_epoch,
@@ -622,6 +624,48 @@ def ask_elect_leaders(peer: Peer) -> None:
             peer.ask(ApiKey.ELECT_LEADERS, version, request)
 
 
+def ask_reassignments(peer: Peer) -> None:
+    described = peer.ask(ApiKey.DESCRIBE_CLUSTER, 0, describe_cluster.DescribeClusterRequest())
+    (node_id,) = [broker.broker_id for broker in described.brokers]
+    specs: list[tuple[str, int, list[int] | None]] = [
+        (TOPIC, 0, [node_id]),
+        (TOPIC, 0, None),
+        (TOPIC, 1, []),
+        (TOPIC, 1, [99]),
+        (TOPIC, 1, [node_id, node_id]),
+        (TOPIC, 99, [node_id]),
+        (MISSING, 0, [node_id]),
+    ]
+    topics = [
+        alter_partition_reassignments.ReassignableTopic(
+            name=name,
+            partitions=[
+                alter_partition_reassignments.ReassignablePartition(
+                    partition_index=index, replicas=replicas
+                )
+            ],
+        )
+        for name, index, replicas in specs
+    ]
+    for version in versions(ApiKey.ALTER_PARTITION_REASSIGNMENTS):
+        request = alter_partition_reassignments.AlterPartitionReassignmentsRequest(
+            timeout_ms=5000, allow_replication_factor_change=not version, topics=topics
+        )
+        peer.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, request)
+    for version in versions(ApiKey.LIST_PARTITION_REASSIGNMENTS):
+        for name in (TOPIC, MISSING, None):
+            asked = name and [
+                list_partition_reassignments.ListPartitionReassignmentsTopics(
+                    name=name, partition_indexes=[0, 1]
+                )
+            ]
+            peer.ask(
+                ApiKey.LIST_PARTITION_REASSIGNMENTS,
+                version,
+                list_partition_reassignments.ListPartitionReassignmentsRequest(topics=asked),
+            )
+
+
 QUOTA_ENTITIES: list[list[tuple[str, str | None]]] = [
     [("user", "golden-user")],
     [("user", "golden-user"), ("client-id", None)],
@@ -739,6 +783,7 @@ def main() -> None:
         ask_describe_quorum,
         ask_update_features,
         ask_elect_leaders,
+        ask_reassignments,
         ask_client_quotas,
         ask_unregister_broker,
         ask_delete_topics,

@@ -1,0 +1,134 @@
+"""AlterPartitionReassignments and ListPartitionReassignments: moves of partitions (KIP-455)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from dataplane.handlers.topics import timeout_seconds
+from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from dataplane.worker.capabilities import AsksController, HasImage
+from dataplane.worker.context import Request
+from dataplane.worker.feature_levels import needs_level
+from metaquorum.controller.features import MOVES_LEVEL
+from metaquorum.controller.reassignment import Reassignment
+from metaquorum.metadata.image import TopicImage
+from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions
+from wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopic,
+    ReassignableTopicResponse,
+)
+from wire.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    ListPartitionReassignmentsTopics,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+
+
+class MovesPartitions(AsksController, HasImage, Protocol):
+    """Capability to ask the controller for moves, and to read the metadata."""
+
+
+async def handle_alter_partition_reassignments(
+    worker: MovesPartitions, request: Request, message: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
+    allows_change = message.allow_replication_factor_change
+    answer = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=allows_change, error_message=None
+    )
+    try:
+        needs_level(worker.image, MOVES_LEVEL, "a move of a partition")
+    except KafkaError as error:
+        answer.error_code, answer.error_message = error.code, error.message
+        return answer
+    specs: list[Reassignment] = []
+    errors: list[KafkaError | None] = []
+    slicer, topics = worker.slicer, message.topics
+    count = row_count(topics, lambda topic: topic.partitions)
+
+    def take(topic: ReassignableTopic, one: ReassignablePartition) -> None:
+        replicas = None if one.replicas is None else tuple(one.replicas)
+        specs.append(Reassignment(topic.name, one.partition_index, replicas, allows_change))
+
+    try:
+        await slicer.do(for_each_of(topics, lambda topic: topic.partitions, take), count)
+        errors = await worker.controller_client.change_each(
+            REASSIGN_PARTITIONS,
+            specs,
+            lambda part: ReassignPartitions(request.context, part),
+            timeout_s=timeout_seconds(message.timeout_ms),
+        )
+        answer.responses = await slicer.do(_by_topic(topics, errors), count)
+        return answer
+    finally:
+        slicer.discard(specs, errors)
+
+
+def _by_topic(
+    topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None]
+) -> Work[list[ReassignableTopicResponse]]:
+    """Return a result for each topic of the request; `errors` has its partitions in order."""
+    results: list[ReassignableTopicResponse] = []
+    of_partitions = iter(errors)
+
+    def rows() -> Iterator[tuple[ReassignableTopicResponse, ReassignablePartition]]:
+        for topic in topics:
+            results.append(ReassignableTopicResponse(name=topic.name))
+            for one in topic.partitions:
+                yield results[-1], one
+
+    def take(row: tuple[ReassignableTopicResponse, ReassignablePartition]) -> None:
+        result, one = row
+        result.partitions.append(_result(one.partition_index, next(of_partitions)))
+
+    yield from in_pieces(rows(), take)
+    return results
+
+
+def _result(index: int, error: KafkaError | None) -> ReassignablePartitionResponse:
+    return ReassignablePartitionResponse(
+        partition_index=index,
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
+    )
+
+
+def handle_list_partition_reassignments(
+    worker: HasImage, request: Request, message: ListPartitionReassignmentsRequest
+) -> Work[ListPartitionReassignmentsResponse]:
+    """List the moves of the requested partitions, by default of all."""
+    response = ListPartitionReassignmentsResponse(error_message=None)
+    image = worker.image
+
+    def take(topic: TopicImage, index: int) -> None:
+        if not 0 <= index < len(topic.partitions) or not topic.partitions[index].is_moving:
+            return
+        state = topic.partitions[index]
+        if not response.topics or response.topics[-1].name != topic.name:
+            response.topics.append(OngoingTopicReassignment(name=topic.name))
+        response.topics[-1].partitions.append(
+            OngoingPartitionReassignment(
+                partition_index=index,
+                replicas=list(state.replicas),
+                adding_replicas=list(state.adding),
+                removing_replicas=list(state.removing),
+            )
+        )
+
+    if message.topics is None:
+        yield from for_each_of(
+            image.topics.each(), lambda topic: range(len(topic.partitions)), take
+        )
+        return response
+
+    def take_asked(asked: ListPartitionReassignmentsTopics, index: int) -> None:
+        if (topic := image.topic(asked.name)) is not None:
+            take(topic, index)
+
+    yield from for_each_of(message.topics, lambda asked: asked.partition_indexes, take_asked)
+    return response

@@ -1,0 +1,106 @@
+"""The quota of throttled replication, of one worker as leader or as follower (KIP-73).
+
+Bytes are counted after they were sent or received, so the rate is optimistic: while the use is
+within the quota a response of any size is admitted, and later ones wait until its bytes are worked
+off. A leaky bucket of rate Q (the quota) decides:
+
+    bucket > S Q    exceeded: throttled partitions are left out       S  size of one sample
+    bucket <= S Q   the next throttled partition is admitted
+
+In any time t at most Q (t + S) bytes and the response that crosses the limit are admitted; with
+enough to send, exactly Q t in the long run. Apache Kafka compares a rate of samples with the quota
+(SimpleRate, whose window is at least one sample), which forgets the excess of a large
+response after N samples; the bucket does not.
+
+Bytes of in-sync replicas count, but are never held back. If they alone exceed the quota, the bucket
+grows no larger than N S Q: when they subside, the others continue within N samples.
+
+Plain state: `now` is monotonic seconds.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from dataplane.quotas.rate_window import DEFAULT_SAMPLE_S, DEFAULT_SAMPLES, RateWindow
+from metaquorum.config.definition import LONG_MAX
+from metaquorum.config.resolution import Configs
+
+UNLIMITED: Final = LONG_MAX
+
+
+class ReplicationQuota:
+    """Bytes of throttled replicas, and the bytes per second that they may use."""
+
+    __slots__ = ("_leaked_at", "_level", "_sample_s", "_window", "_window_s", "bytes", "rate_limit")
+
+    def __init__(self, samples: int = DEFAULT_SAMPLES, sample_s: float = DEFAULT_SAMPLE_S) -> None:
+        self.rate_limit = UNLIMITED  # bytes per second
+        self.bytes = 0  # since the start of the process
+        self._sample_s = sample_s
+        self._window_s = samples * sample_s
+        self._window = RateWindow(samples, sample_s)
+        self._level = 0.0
+        self._leaked_at = 0.0
+
+    def limit(self, rate_limit: int, now: float) -> None:
+        """Change the quota; it is in force within one window, after any earlier use."""
+        self._leak(now)
+        self.rate_limit = rate_limit
+        self._level = min(self._level, rate_limit * self._window_s)
+
+    def record(self, size_bytes: int, now: float, *, in_sync_bytes: int = 0) -> None:
+        """Count the bytes of throttled replicas, `in_sync_bytes` of them of in-sync ones."""
+        self._leak(now)
+        self.bytes += size_bytes
+        self._window.record(size_bytes, now)
+        self._level += size_bytes - in_sync_bytes
+        if in_sync_bytes:
+            room = self.rate_limit * self._window_s - self._level
+            self._level += max(0.0, min(in_sync_bytes, room))
+
+    def is_exceeded(self, now: float, pending_bytes: int = 0) -> bool:
+        """Return whether throttled replicas that are not in sync must wait.
+
+        `pending_bytes` are admitted already and not recorded yet.
+        """
+        if self.rate_limit == UNLIMITED:
+            return False
+        if not self.rate_limit:  # as in Kafka, one response passes per window
+            return self._window.total(now) + pending_bytes > 0
+        self._leak(now)
+        return self._level + pending_bytes > self.rate_limit * self._sample_s
+
+    def delay_s(self, now: float, pending_bytes: int = 0) -> float:
+        """Return the seconds until the quota is not exceeded, if nothing else is recorded."""
+        if not self.is_exceeded(now, pending_bytes):
+            return 0.0
+        if not self.rate_limit:
+            return self._window_s
+        return (self._level + pending_bytes) / self.rate_limit - self._sample_s
+
+    def rate(self, now: float) -> float:
+        """Return the bytes per second over the window, or over one sample if that is longer."""
+        return self._window.total(now) / max(self._window.elapsed_s(now), self._sample_s)
+
+    def _leak(self, now: float) -> None:
+        self._level = max(0.0, self._level - self.rate_limit * (now - self._leaked_at))
+        self._leaked_at = now
+
+
+class ReplicationQuotas:
+    """The replication quotas of one worker."""
+
+    def __init__(self, configs: Configs, monotonic: Callable[[], float]) -> None:
+        samples = configs.integer("replication.quota.window.num")
+        sample_s = float(configs.integer("replication.quota.window.size.seconds"))
+        self.monotonic: Final = monotonic
+        self.leader: Final = ReplicationQuota(samples, sample_s)
+        self.follower: Final = ReplicationQuota(samples, sample_s)
+        self.limit(configs)
+
+    def limit(self, configs: Configs) -> None:
+        """Apply the rates in `configs`."""
+        for quota, side in ((self.leader, "leader"), (self.follower, "follower")):
+            rate = configs.integer(f"{side}.replication.throttled.rate")
+            if rate != quota.rate_limit:
+                quota.limit(rate, self.monotonic())
