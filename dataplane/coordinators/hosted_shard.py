@@ -86,7 +86,7 @@ class HostedShard(Generic[S]):
     """A shard, its leader epoch, and the batches that wait for their commit."""
 
     def __init__(self, partition: Partition, shard: S) -> None:
-        """Create the shard of the partition's current leader epoch, which is LOADING."""
+        """Create the shard of the partition's current leader, which is LOADING."""
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         # Log end offset at the start of the leader epoch: earlier records are loaded.
@@ -107,13 +107,8 @@ class HostedShard(Generic[S]):
 
     @property
     def is_current(self) -> bool:
-        """Whether this worker still leads the partition in the same epoch, and it is online."""
-        partition = self.partition
-        return (
-            self.state is not State.UNLOADED
-            and partition.is_served
-            and partition.leader_epoch == self.leader_epoch
-        )
+        """Whether this worker has led the partition since the same epoch, and it is online."""
+        return self.state is not State.UNLOADED and self.partition.leads_since(self.leader_epoch)
 
     @property
     def is_active(self) -> bool:

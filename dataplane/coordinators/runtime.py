@@ -218,7 +218,7 @@ class CoordinatorRuntime(Generic[S]):
         try:
             partition.check_append(-1)
             result = partition.log.append_marker(
-                marker, hosted.leader_epoch, self._parts.clock.now_ms()
+                marker, partition.leader_epoch, self._parts.clock.now_ms()
             )
             partition.appended(MARKER_BYTES)
         except KafkaError as error:
@@ -322,7 +322,7 @@ class CoordinatorRuntime(Generic[S]):
         header = parse_header(data)
         if producer is not None:
             partition.log.producers.check_verified(header, producer.verification)
-        result = partition.log.append(data, [header], hosted.leader_epoch, now_ms)
+        result = partition.log.append(data, [header], partition.leader_epoch, now_ms)
         partition.appended(len(data))
         return result.last_offset + 1
 
@@ -446,8 +446,13 @@ class CoordinatorRuntime(Generic[S]):
                 self._elected(partition)
 
     def _elected(self, partition: Partition) -> None:
-        """Load the partition, which this worker leads in a new epoch, into a new shard."""
+        """Load the partition, which this worker leads in a new epoch, into a new shard.
+
+        Its shard stays if this worker has led the epoch before, too: then nothing is missing.
+        """
         before = self._hosted.get(partition.index)
+        if before is not None and before.is_current:
+            return
         if before is not None:
             self._unload(before)
         if self.is_closed or not partition.is_served:

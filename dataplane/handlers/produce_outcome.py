@@ -215,7 +215,7 @@ def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -
     The records are those before `end_offset`. Raises KafkaError otherwise, or if the partition has
     a new leader.
     """
-    if not _leads_in(partition, leader_epoch):
+    if not partition.leads_since(leader_epoch):
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} has a new leader")
     if partition.high_watermark < end_offset:
         raise KafkaError(
@@ -228,10 +228,6 @@ def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -
             f"{len(partition.isr)} in-sync replicas of {partition}, fewer than required: "
             f"min.insync.replicas is {partition.config.min_insync_replicas}",
         )
-
-
-def _leads_in(partition: Partition, leader_epoch: int) -> bool:
-    return partition.is_served and partition.leader_epoch == leader_epoch
 
 
 class Commit:
@@ -250,7 +246,7 @@ class Commit:
         worker's log, but a new leader may truncate them.
         """
         end_offset = result.last_offset + 1
-        if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
+        if partition.high_watermark < end_offset and partition.leads_since(leader_epoch):
             woken = trio.Event()
             waiter = partition.wait_committed(end_offset, woken.set)
             with trio.move_on_after(max(0.0, self._deadline - self._worker.clock.monotonic())):
@@ -350,7 +346,7 @@ def _after_check(
     error: KafkaError | StorageError,
 ) -> KafkaError | StorageError:
     """Return the error to report after the quorum has answered."""
-    if question.is_current and _leads_in(partition, leader_epoch):
+    if question.is_current and partition.leads_since(leader_epoch):
         return error
     return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
 

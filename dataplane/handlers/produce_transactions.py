@@ -11,6 +11,7 @@ From version 12 on, the question adds the partition to the transaction: that is 
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
@@ -20,7 +21,7 @@ from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work, for_each_of
 from dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
 from dataplane.worker.feature_levels import has_level
-from dataplane.worker.transaction_verifier import MAX_PLACES, Codes, Place, TransactionVerifier
+from dataplane.worker.transaction_verifier import MAX_PLACES, Place, TransactionVerifier
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -93,7 +94,7 @@ class ProduceTransaction:
         # Partitions to verify, the first batch of a transaction in each.
         self.places: dict[Place, Verification] = {}
         self.errors: dict[Place, KafkaError] = {}
-        self.codes: Codes = {}
+        self.codes: Mapping[Place, ErrorCode] = {}
 
     @property
     def must_ask(self) -> bool:
@@ -127,7 +128,7 @@ def verified_fast(
 ) -> tuple[bool, Verification | None]:
     """Return whether a transactional batch may be appended at once, and what that relies on.
 
-    Whatever is not certain, errors included, is left to `look_for_transaction`.
+    What is not certain, errors included, is left to `look_for_transaction`.
     """
     producer_id, epoch, sequence = producer_of(records)
     producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS

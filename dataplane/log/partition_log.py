@@ -28,7 +28,7 @@ from dataplane.log.segments.aborted import AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs
 from dataplane.log.segments.files import OpenFiles, storage_error, storage_errors
-from dataplane.log.segments.markers import marker_at, read_marker
+from dataplane.log.segments.markers import encoded, marker_at, read_marker
 from dataplane.log.segments.names import DAMAGED
 from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable, TransactionMarker
 from dataplane.log.segments.segment import Segment, walk_headers
@@ -39,11 +39,8 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import CONTROL
 from wire.records.records import (
     BatchHeader,
-    ControlType,
     EndTransactionMarker,
     assign,
-    encode_marker,
-    parse_header,
     set_log_append_time,
 )
 
@@ -146,20 +143,14 @@ class PartitionLog(LocalLog):
         KafkaError (INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED) or StorageError.
         """
         self.producers.check_marker(marker)
-        kind = ControlType.COMMIT if marker.is_commit else ControlType.ABORT
-        batch = encode_marker(
-            EndTransactionMarker(kind, marker.coordinator_epoch),
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            timestamp_ms=now_ms,
-        )
-        headers = (parse_header(batch),)
+        data, header, ends = encoded(marker, now_ms)
+        batch, headers = bytearray(data), (header,)
         write = self._prepare(batch, headers, leader_epoch, now_ms)
         try:
             write.segment.file.get().write(batch, write.position)
         except OSError as error:
             raise self._undo(write, error) from error
-        return self._commit(write, batch, headers, now_ms)
+        return self._commit(write, batch, headers, now_ms, marker=ends)
 
     async def append_beside(
         self,
@@ -282,6 +273,7 @@ class PartitionLog(LocalLog):
         headers: Sequence[BatchHeader],
         now_ms: int,
         as_follower: bool = False,
+        marker: EndTransactionMarker | None = None,
     ) -> AppendResult:
         segment = write.segment
         position = write.position
@@ -295,9 +287,8 @@ class PartitionLog(LocalLog):
             segment.note(position, header.batch_bytes, last_offset, max_timestamp)
             if header.producer_id >= 0:
                 if header.attributes & CONTROL:
-                    self._end_transaction(
-                        segment, header, records, position - write.position, last_offset, now_ms
-                    )
+                    ends = marker or marker_at(records, position - write.position, header)
+                    self._end_transaction(segment, header, ends, last_offset, now_ms)
                 else:
                     self.producers.update(header, last_offset, max_timestamp, now_ms)
             self._segments.note(last_offset, position)
@@ -310,12 +301,10 @@ class PartitionLog(LocalLog):
         self,
         segment: Segment,
         header: BatchHeader,
-        records: bytearray | memoryview | bytes,
-        at: int,
+        marker: EndTransactionMarker | None,
         last_offset: int,
         now_ms: int,
     ) -> None:
-        marker = marker_at(records, at, header)
         completed = self.producers.end_transaction(header, marker, last_offset, now_ms)
         if completed is not None and completed.is_aborted:
             segment.note_aborted(AbortedTransaction(*completed[:4]))

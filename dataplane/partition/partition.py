@@ -208,6 +208,7 @@ class Partition:
         "leader_epoch",
         "leader_id",
         "leader_state",
+        "leading_since",
         "log",
         "offline",
         "replicated_bytes_in",
@@ -243,6 +244,7 @@ class Partition:
         self.state = NOWHERE  # latest state in the metadata log
         self.leader_id = -1
         self.leader_epoch = -1
+        self.leading_since = -1  # first epoch of the present leader's uninterrupted leadership
         # None if this worker does not lead or is the only replica.
         self.leader_state: LeaderState | None = None
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
@@ -363,6 +365,12 @@ class Partition:
         Raises StorageError if the log directory fails.
         """
         changed = state.leader_epoch != self.leader_epoch or state.leader != self.leader_id
+        # A move that removes a replica begins a new epoch of the same leader.
+        is_interrupted = changed and (
+            state.leader != self.leader_id or state.leader_epoch != self.leader_epoch + 1
+        )
+        if is_interrupted:
+            self.leading_since = state.leader_epoch
         if changed:
             self._records_in = self.traffic.records_in
             self._led_from = self.log.log_end_offset
@@ -379,8 +387,18 @@ class Partition:
                 self.log.drop_unused_epochs()
         else:
             self._lead(state, anew=changed)
-        if changed:
+        if is_interrupted:
             self.wake_waiters()
+        elif changed:
+            self._wake_watchers()
+
+    def leads_since(self, leader_epoch: int) -> bool:
+        """Return whether this worker leads, and has led without interruption since that epoch.
+
+        Its log has the records that it appended since then: those below the high watermark are
+        committed.
+        """
+        return self.is_served and self.leading_since <= leader_epoch
 
     def _lead(self, state: PartitionImage, *, anew: bool) -> None:
         context = self._context
@@ -512,7 +530,7 @@ class Partition:
             )
 
     def wait_committed(self, offset: int, woken: Callable[[], object]) -> CommitWaiter:
-        """Call `woken()` when the high watermark reaches `offset` or the leadership changes.
+        """Call `woken()` when the high watermark reaches `offset` or the leadership is interrupted.
 
         `woken` is called during the change and must not read this partition.
         """
@@ -612,6 +630,12 @@ class Partition:
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
+        self._wake_watchers()
+        while self.commit_waiters:
+            self.commit_waiters.popleft().wake()
+
+    def _wake_watchers(self) -> None:
+        """Wake the waiting fetches, and the waiters for replicas' log start offsets."""
         self.event_count += 1
         for watchers in (self.waiters, self.stable_waiters, self.end_waiters):
             if len(watchers) > NOTIFIED_AT_ONCE:
@@ -619,6 +643,4 @@ class Partition:
             else:
                 for watcher in tuple(watchers):
                     watcher.wake()
-        while self.commit_waiters:
-            self.commit_waiters.popleft().wake()
         self.look_at_starts()

@@ -158,7 +158,7 @@ class Worker:
             partitions,
             self.transaction_configs,
             partitions.replication.new_worker_client(),
-            self.marker_writer.write,
+            self.marker_writer,
             self.producer_ids.take,
         )
         self.stopping = False

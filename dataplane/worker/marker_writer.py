@@ -9,8 +9,8 @@ replicas have it. All markers of a request are appended before the first wait. A
 gets no answer sends a marker again; that appends another one, which ends nothing.
 """
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import trio
 
@@ -19,7 +19,7 @@ from dataplane.log.segments.producers import TransactionMarker
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer
 from dataplane.worker.capabilities import PartitionLookup
-from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, check_writable
+from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, check_writable
 from metaquorum.runtime import Clock, Disk, StorageError
 from wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -33,6 +33,8 @@ from wire.primitives.errors import ErrorCode, KafkaError
 # Seconds that replicas have to get the markers of a request.
 COMMIT_S: Final = 10.0
 
+# Topic name and partition index.
+Place: TypeAlias = tuple[str, int]
 # Raises KafkaError if the marker must not be appended to the partition now.
 Check = Callable[[Partition, TransactionMarker], None]
 
@@ -146,6 +148,32 @@ class MarkerWriter:
                     row.result.error_code = ErrorCode.REQUEST_TIMED_OUT
         return response
 
+    def write_now(
+        self, marker: TransactionMarker, places: Sequence[Place]
+    ) -> list[ErrorCode] | None:
+        """Append the marker to each partition and return the errors, in the order of `places`.
+
+        Return None, without an append, if one of the partitions is internal or unknown, is busy,
+        or has replicas or a flush to wait for: `write` is for those.
+        """
+        partitions: list[Partition] = []
+        for topic, index in places:
+            if topic in INTERNAL_TOPICS:
+                return None
+            try:
+                partition = self._partitions.by_name(topic, index)
+            except KafkaError:
+                return None
+            log = partition.log
+            if (
+                partition.leader_state is not None
+                or partition.appending.locked()
+                or log.config.flush_messages <= log.unflushed_records + 1
+            ):
+                return None
+            partitions.append(partition)
+        return [self._append_to(partition, marker) for partition in partitions]
+
     async def _rows(
         self, request: WriteTxnMarkersRequest
     ) -> tuple[WriteTxnMarkersResponse, list[_Row]]:
@@ -179,23 +207,32 @@ class MarkerWriter:
         """Append one marker. Return False if it must wait for the partition."""
         try:
             partition = row.partition = self._find(row)
-            if partition.appending.locked() and not holds_lock:
-                return False
-            partition.check_append(_ALL_ACKS)
-            if check is not None:
-                check(partition, row.marker)
-            leader_epoch = partition.leader_epoch
-            result = partition.log.append_marker(row.marker, leader_epoch, self._clock.now_ms())
-            partition.appended(MARKER_BYTES)
         except KafkaError as error:
             row.result.error_code = error.code
-        except StorageError as error:
-            assert row.partition is not None
-            self._failed(row.partition, error)
-            row.result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-        else:
-            done.append(_Appended(row, partition, leader_epoch, result.last_offset + 1))
+            return True
+        if partition.appending.locked() and not holds_lock:
+            return False
+        leader_epoch = partition.leader_epoch
+        code = row.result.error_code = self._append_to(partition, row.marker, check)
+        if not code:
+            done.append(_Appended(row, partition, leader_epoch, partition.log.log_end_offset))
         return True
+
+    def _append_to(
+        self, partition: Partition, marker: TransactionMarker, check: Check | None = None
+    ) -> ErrorCode:
+        try:
+            partition.check_append(_ALL_ACKS)
+            if check is not None:
+                check(partition, marker)
+            partition.log.append_marker(marker, partition.leader_epoch, self._clock.now_ms())
+            partition.appended(MARKER_BYTES)
+        except KafkaError as error:
+            return error.code
+        except StorageError as error:
+            self._failed(partition, error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
 
     def _find(self, row: _Row) -> Partition:
         if row.topic != CONSUMER_OFFSETS:
@@ -239,7 +276,7 @@ class MarkerWriter:
         waiters = []
         try:
             for number, (_, partition, leader_epoch, end_offset) in enumerate(done, 1):
-                if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
+                if partition.high_watermark < end_offset and partition.leads_since(leader_epoch):
                     left.count += 1
                     waiter = partition.wait_committed(end_offset, left.one_done)
                     waiters.append((partition, waiter))
@@ -259,16 +296,12 @@ _ALL_ACKS: Final = -1
 _UNANSWERED: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def _leads_in(partition: Partition, leader_epoch: int) -> bool:
-    return partition.is_served and partition.leader_epoch == leader_epoch
-
-
 def _settle(appended: _Appended) -> None:
     """Set the error of a marker that was appended, but is not on enough replicas."""
     row, partition, leader_epoch, end_offset = appended
     if row.result.error_code:
         return
-    if not _leads_in(partition, leader_epoch):
+    if not partition.leads_since(leader_epoch):
         row.result.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif partition.high_watermark < end_offset:
         row.result.error_code = ErrorCode.REQUEST_TIMED_OUT

@@ -38,7 +38,9 @@ NO_WORKER: Final = -1
 # Topic name and partition index.
 Place: TypeAlias = tuple[str, int]
 Codes: TypeAlias = dict[Place, ErrorCode]
-VerifyHere: TypeAlias = Callable[[str, int, int, Collection[Place]], Mapping[Place, ErrorCode]]
+VerifyHere: TypeAlias = Callable[
+    [str, int, int, Collection[Place]], Mapping[Place, ErrorCode] | None
+]
 
 
 class CoordinatesTransactions(Protocol):
@@ -97,7 +99,8 @@ class TransactionVerifier:
         """Create the verifier of one worker.
 
         `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
-        `add_partitions` asks the coordinator of this worker, `verify_here` does so without a wait.
+        `add_partitions` asks the coordinator of this worker, `verify_here` does so without a wait,
+        and returns None if this worker does not coordinate the id.
         """
         self._verify_here = verify_here
         self.failed_count = 0  # partitions whose verification failed
@@ -116,7 +119,7 @@ class TransactionVerifier:
         producer_id: int,
         producer_epoch: int,
         places: Collection[Place],
-    ) -> Codes | None:
+    ) -> Mapping[Place, ErrorCode] | None:
         """Return the answers of `verify` at once; None if another worker coordinates the id.
 
         None also for many partitions, whose answers take long.
@@ -124,10 +127,11 @@ class TransactionVerifier:
         verify_here = self._verify_here
         if verify_here is None or len(places) > MAX_PLACES_AT_ONCE:
             return None
-        if self._coordinator_of(transactional_id) != self._worker_id:
+        codes = verify_here(transactional_id, producer_id, producer_epoch, places)
+        if codes is None:
             return None
-        answers = verify_here(transactional_id, producer_id, producer_epoch, places)
-        codes = {place: _code(code) for place, code in answers.items()}
+        if any(codes.values()):
+            codes = {place: _code(code) for place, code in codes.items()}
         self.times.record(0.0, self._monotonic())
         self.failed_count += sum(map(bool, codes.values()))
         return codes

@@ -30,9 +30,9 @@ the log and created an empty one; it stays blank until it is in sync.
     a client requests an unclean     the same                        the same
     election
 
-Epochs: the leader epoch increases when the leader changes (to another replica or to none), the
-partition epoch with every change. So a leader is always live, and a partition has no leader only if
-no replica of the ISR is live.
+Epochs: the leader epoch increases when the leader changes (to another replica or to none) and when
+a move removes replicas, the partition epoch with every change. So a leader is always live, and a
+partition has no leader only if no replica of the ISR is live.
 
 *Eligible leader replicas* (ELR) are no longer in sync, but have all committed records: no record is
 committed while the ISR is smaller than min.insync.replicas (or than the number of replicas, if that
@@ -265,7 +265,7 @@ def moved(
     """Return the partition with its move complete; unchanged if it cannot be complete yet.
 
     `before`: the partition before the change of which this is a part; if that has elected a leader
-    already, the leader epoch does not increase again.
+    already, the leader epoch does not increase again. It increases if replicas leave (`left`).
     """
     if not partition.is_moving or partition.leader == NO_LEADER:
         return partition
@@ -276,6 +276,7 @@ def moved(
         leader = next((each for each in target if may_lead(partition, each, is_live)), NO_LEADER)
         if leader == NO_LEADER:
             return partition
+    if partition.removing:
         leader_epoch = (before or partition).leader_epoch + 1
     return PartitionImage(
         target,
@@ -286,6 +287,20 @@ def moved(
         offline=tuple([replica for replica in partition.offline if replica in target]),
         unclean_epoch=partition.unclean_epoch,
     )
+
+
+def left(before: PartitionImage, after: PartitionImage) -> PartitionImage:
+    """Return `after` in a new leader epoch if it lacks replicas of `before`.
+
+    A replica that leaves deletes its log, and may be added again soon. Its progress in the old
+    leader epoch, and its fetches that are still in flight, must not count for the new log. Without
+    a leader nothing counts, and the next one begins a new epoch anyway.
+    """
+    if after.leader_epoch > before.leader_epoch or after.leader == NO_LEADER:
+        return after
+    if set(before.replicas) <= set(after.replicas):
+        return after
+    return replace(after, leader_epoch=before.leader_epoch + 1)
 
 
 def needing(partition: PartitionImage, min_isr: int) -> PartitionImage | None:

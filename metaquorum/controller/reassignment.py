@@ -19,6 +19,10 @@ A replica of an earlier target that is in sync stays until the new target is in 
 replicas than the target has would be in sync on the way. (Kafka counts it to the original.) A move
 is complete with the first record in which the whole target is in sync (`leader_selection.moved`).
 
+Each record without a replica of the record before begins a new leader epoch, as in Kafka. The
+replica may be added again, with an empty log, before the leader learns of either change, and
+fetches of its former log may arrive even later: the leader would take the new log for complete.
+
 A move cannot be cancelled if no replica of the original has all committed records: they would be
 lost. (Kafka cancels it with unclean.leader.election.enable.)
 
@@ -31,7 +35,7 @@ from dataclasses import replace
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import MOVES_LEVEL, check_level
-from metaquorum.controller.leader_selection import IsLive, least_isr, may_lead, moved
+from metaquorum.controller.leader_selection import IsLive, least_isr, left, may_lead, moved
 from metaquorum.controller.topics import check_workers
 from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import MAX_REPLICAS, METADATA_VERSION
@@ -123,7 +127,7 @@ def requested(
         ),
         is_live,
     )
-    return None if after == partition else after.in_next_epoch()
+    return None if after == partition else left(partition, after).in_next_epoch()
 
 
 def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> PartitionImage:
@@ -145,7 +149,7 @@ def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> Parti
         if leader is None:
             raise _not_cancelled("none of the original replicas in sync may lead")
         after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
-    return after.in_next_epoch()
+    return left(partition, after).in_next_epoch()
 
 
 def _not_cancelled(reason: str) -> KafkaError:

@@ -44,15 +44,13 @@ def _cut_for_another_leader() -> AbstractContextManager[None]:
 
 
 def _commit_of_another_epoch() -> AbstractContextManager[None]:
-    return swapped(
-        produce_outcome, "_leads_in", lambda _: lambda partition, epoch: partition.is_served
-    )
+    return swapped(Partition, "leads_since", lambda _: lambda self, epoch: self.is_served)
 
 
 def _uncommitted_not_awaited() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
         def _check_committed(partition: Any, leader_epoch: int, end_offset: int) -> None:
-            if not produce_outcome._leads_in(partition, leader_epoch):
+            if not partition.leads_since(leader_epoch):
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another leader")
 
         return _check_committed

@@ -120,16 +120,17 @@ class RecordedWasLost(LedgerChecker):
     def finals(self) -> None:
         for history in self.cluster_history.histories.values():
             at = history.topic, history.place.partition
+            replicas = [*history.removed.items(), *history.replicas.items()]
             if any(
                 replica.may_have_lost or (worker_id, at) in self.cluster_history.moved_away
-                for worker_id, replica in history.replicas.items()
+                for worker_id, replica in replicas
             ):
                 continue
             recorded = [
                 (supervisor.name, line.reason.value, line.range_text, line.detail)
                 for supervisor in (
                     self.cluster_state.members[worker_id].supervisor
-                    for worker_id in history.replicas
+                    for worker_id in {worker_id: None for worker_id, _ in replicas}
                 )
                 for line in self._lines(supervisor.machine.storage)
                 if (line.topic_id, line.partition) == history.place

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dataplane.log.dirs import log_dir
+from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.local_log import LocalLog
 from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.segments.files import DiskFullError
@@ -170,6 +171,21 @@ class Probes:
             found += seen_entries(self._cluster_history, intact)
         return found
 
+    def retired(self, log_dir: LogDir, at: tuple[str, int]) -> None:
+        """Report a log that its worker is about to delete although its topic exists."""
+        member = self._members.get(running_on.get())
+        if member is None:
+            return
+        worker_id, log = member.config.node_id, log_dir.partitions.get(at)
+        for history in list(self._cluster_history.histories.values()):
+            if (
+                (history.topic, history.place.partition) == at
+                and worker_id in history.replicas
+                and (log is None or log.topic_id == history.place.topic_id)
+                and self._cluster_history.state(history) is not None
+            ):
+                self._cluster_history.retired(history, history.replicas[worker_id])
+
     def refused(self, folder: str, error: StorageError) -> None:
         """Report that a process could not open the log in `folder`."""
         member = self._members.get(running_on.get())
@@ -297,6 +313,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
         for owner, name, wrapped in (
             *((PartitionLog, "append_marker", _marks),) * hasattr(PartitionLog, "append_marker"),
             (log_dir, "load_log", _loads),
+            (LogDir, "_retire", _retires),
             (PartitionLog, "__init__", _opens),
             (PartitionLog, "append", _appends),
             (PartitionLog, "append_beside", _appends_beside),
@@ -328,6 +345,18 @@ def _loads(probes: Probes) -> Wrap:
                 raise
 
         return load_log
+
+    return wrap
+
+
+def _retires(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def _retire(self: LogDir, topic: str, partition: int, *args: Any) -> str | None:
+            probes.retired(self, (topic, partition))
+            name: str | None = right(self, topic, partition, *args)
+            return name
+
+        return _retire
 
     return wrap
 

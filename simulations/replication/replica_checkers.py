@@ -32,6 +32,7 @@ from simulations.replication.replicas import (
     Role,
     Term,
     changed_partitions,
+    ends_move,
 )
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 
@@ -75,7 +76,10 @@ class LeadersIsrAgrees(WatchingChecker):
             if name in history.cleaned:
                 self.comparisons += 1
             elif other is None or other.epochs.get(offset) != epoch:
-                excused = other is not None and self.cluster_history.may_lack(history, other, name)
+                cluster_history = self.cluster_history
+                excused = cluster_history.has_left(history, worker_id) or (
+                    other is not None and cluster_history.may_lack(history, other, name)
+                )
                 self.compare(
                     excused,
                     "{}: worker {} commits {}, but worker {}, in sync, has epoch {} there",
@@ -384,10 +388,10 @@ class HighWatermarkNeedsIsr(WatchingChecker):
         view: PartitionImage,
     ) -> None:
         least = self._least.get((history.place, view.partition_epoch))
-        if least is None or len(view.replicas) < 2 or old >= new:
+        if least is None or len(view.target) < 2 or old >= new:
             return
         self.compare(
-            len(view.isr) >= min(least, len(view.replicas)),
+            len(view.isr) >= min(least, len(view.target)),
             "{}: worker {} commits {} to {} with ISR {}, but {} is {}",
             history,
             replica.worker_id,
@@ -675,9 +679,13 @@ class JoinsAreEarned(WatchingChecker):
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
             history = self.cluster_history.history(topic_id, index)
-            term = history.terms.get(now.leader_epoch)
+            has_ended = was is not None and ends_move(was, now)
+            joined = was.leader_epoch if was is not None and has_ended else now.leader_epoch
+            term = history.terms.get(joined)
             for worker_id in now.isr:
-                if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
+                if was is None or worker_id in was.isr or term is None:
+                    continue
+                if worker_id == now.leader and not has_ended:
                     continue
                 if now.leader < 0:
                     continue  # no replica joins: the ELR was disabled; its members are in the ISR
@@ -688,7 +696,7 @@ class JoinsAreEarned(WatchingChecker):
                     history,
                     worker_id,
                     None if replica is None else replica.end,
-                    now.leader_epoch,
+                    joined,
                     term.start_offset,
                 )
                 self.compare(
@@ -724,6 +732,7 @@ class JoinsAreEarned(WatchingChecker):
 class ElectionsAreClean(WatchingChecker):
     """Leaders are elected from the ISR or the ELR; each has a new leader epoch.
 
+    One begins also if a move removes replicas while there is a leader.
     Exceptions: unclean elections that were allowed or requested, and the last leader if the ISR is
     empty and the ELR has no live member.
     """
@@ -737,13 +746,13 @@ class ElectionsAreClean(WatchingChecker):
                 continue
             self.compare(
                 now.partition_epoch == was.partition_epoch + 1
-                and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
+                and now.leader_epoch == was.leader_epoch + _begins_epoch(was, now),
                 "{}: the epochs of {} and of the next state {} do not match",
                 history,
                 was,
                 now,
             )
-            if now.leader in (was.leader, -1, *was.isr, *was.elr):
+            if now.leader in (was.leader, -1, *was.isr, *was.elr) or ends_move(was, now):
                 continue
             nobody_left = not was.isr and not any(map(image.is_live, was.elr))
             is_last = nobody_left and now.leader == was.last_leader
@@ -759,6 +768,11 @@ class ElectionsAreClean(WatchingChecker):
                 was.isr,
                 was.elr,
             )
+
+
+def _begins_epoch(was: PartitionImage, now: PartitionImage) -> bool:
+    leaves = was.leader >= 0 and not {*was.replicas} <= {*now.replicas}
+    return leaves or now.leader != was.leader
 
 
 class TopicsAreTheirOwn(WatchingChecker):

@@ -194,6 +194,8 @@ class PartitionHistory:
     deletions: dict[tuple[str, int], int]  # highest offset that a DeleteRecords request named
     topic: str = ""
     replicas: dict[int, ReplicaLog] = field(default_factory=dict)
+    # Replicas whose logs were deleted since a move has removed them, the last one of each worker.
+    removed: dict[int, ReplicaLog] = field(default_factory=dict)
     identities: dict[Name, Identity] = field(default_factory=dict)
     before: dict[Name, int | None] = field(default_factory=dict)  # epoch at the previous offset
     terms: dict[int, Term] = field(default_factory=dict)  # by leader epoch
@@ -296,6 +298,9 @@ class ReplicaChecker(ClusterChecker):
         self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
     ) -> None:
         """Check a log that a process has opened; `missing` are records that it had before."""
+
+    def retired(self, history: PartitionHistory, replica: ReplicaLog) -> None:
+        """Check a replica whose worker is about to delete its log, while the topic exists."""
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         """Check the refusal of a process to open a log that it considers damaged or incomplete."""
@@ -442,6 +447,16 @@ class ClusterHistory:
         """Return the incarnation id of the worker's last registration, also if unregistered."""
         last = self.image.last_registration(worker_id)
         return b"" if last is None else last.incarnation_id
+
+    def has_left(self, history: PartitionHistory, worker_id: int) -> bool:
+        """Return whether a move has removed the replica, which its leader may not know yet.
+
+        It may have been added again since, with an empty log.
+        """
+        state = self.state(history)
+        return worker_id in history.removed and (
+            state is None or worker_id not in (*state.isr, *state.elr)
+        )
 
     def is_deposed(self, history: PartitionHistory, view: PartitionImage) -> bool:
         """Return whether a newer leader was elected uncleanly, unknown to the replica with `view`.
@@ -668,6 +683,14 @@ class ClusterHistory:
             {name.offset for name in cleaned},
         )
 
+    def retired(self, history: PartitionHistory, replica: ReplicaLog) -> None:
+        """Drop the replica, whose worker is about to delete its log while the topic exists."""
+        for checker in self.checkers:
+            checker.retired(history, replica)
+        history.removed[replica.worker_id] = replica
+        del history.replicas[replica.worker_id]
+        self.world.count("logs deleted by moves")
+
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         for checker in self.checkers:
             checker.refused(worker_id, folder, reason)
@@ -737,7 +760,7 @@ class ClusterHistory:
             if was is None or now.leader == was.leader or now.leader < 0:
                 continue
             is_unclean = False
-            if now.leader in was.isr:
+            if now.leader in was.isr or ends_move(was, now):
                 pass
             elif now.leader in was.elr:
                 self.world.count("eligible replicas elected")
@@ -779,6 +802,14 @@ class ClusterHistory:
                     history.gone_unneeded.add(name)
                 elif offset < history.deleted_to:
                     history.gone_unneeded.add(name)
+
+
+def ends_move(was: PartitionImage, now: PartitionImage) -> bool:
+    """Return whether the change ends a move: it brings the last replica of the target into sync.
+
+    The first replica of the target may lead from then on; it was perhaps not in the ISR before.
+    """
+    return was.is_moving and not now.is_moving and {*now.isr} == {*now.replicas} == {*was.target}
 
 
 def changed_partitions(

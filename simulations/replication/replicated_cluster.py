@@ -81,7 +81,8 @@ class ReplicatedClusterState(ClusterState):
         if state is None or self.is_lost(history):
             return True
         left = [r for r in state.replicas if not self.is_out_of_use(history, r)]
-        return len(left) < max(self.min_isrs.get(history.place.topic_id, {1}))
+        least = max(self.min_isrs.get(history.place.topic_id, {1}))
+        return len(left) < min(least, len(state.target))
 
     def is_in_sync(self) -> bool:
         """Return whether every partition has a leader, and all usable replicas in its ISR."""

@@ -9,7 +9,7 @@ no faults -> faults -> no faults: within `LIVENESS_S` every partition has a lead
 are in sync, and all clients are done -> all records are read -> clean stop -> compare
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
@@ -307,8 +307,12 @@ async def play_settings(
     kinds_of: KindsOf = lambda cluster_state: ReplicaFaults(cluster_state).kinds,
     clients_of: "ClientsOf | None" = None,
     checkers: Sequence[type[ClusterChecker]] = CHECKERS,
+    at_end: "Callable[[ReplicatedClusterState], Awaitable[None]] | None" = None,
 ) -> None:
-    """Play one world; `kinds_of` returns its kinds of faults, `clients_of` its clients."""
+    """Play one world; `kinds_of` returns its kinds of faults, `clients_of` its clients.
+
+    `at_end` checks the cluster once all replicas are in sync.
+    """
     interval = world.stream("index interval").choice(INDEX_INTERVALS)
     if interval is not None:
         settings.configs["log.index.interval.bytes"] = interval
@@ -327,7 +331,9 @@ async def play_settings(
         async with trio.open_nursery() as nursery:
             for member in cluster_state.members.values():
                 nursery.start_soon(member.supervisor.run)
-            clients = _start_clients(cluster_state, (clients_of or _clients_of)(cluster_state))
+            clients = _start_clients(
+                cluster_state, (clients_of or replication_clients)(cluster_state)
+            )
             await world.sleep(settings.peace_s)
             # A node that is not a voter may lose its disk.
             weak = [
@@ -342,6 +348,8 @@ async def play_settings(
             throttled_s = THROTTLED_S if settings.throttles else 0.0
             await finish_clients(cluster_state, lambda: clients.are_done, throttled_s=throttled_s)
             await within(cluster_state, LIVENESS_S, "all in sync", cluster_state.is_in_sync)
+            if at_end is not None:
+                await at_end(cluster_state)
             await _inspect(cluster_state)
             _look_at_hosts(cluster_state)
             cluster_state.checker(LossesAreRecorded).finals()
@@ -386,6 +394,7 @@ class Clients:
     consumers: list[ReplicaConsumer] = field(default_factory=list)
     attackers: list[ReplicaAttacker] = field(default_factory=list)
     loaders: list[RangeLoader] = field(default_factory=list)
+    movers: list[AnyClient] = field(default_factory=list)
 
     @property
     def all(self) -> list[AnyClient]:
@@ -395,6 +404,7 @@ class Clients:
             *self.consumers,
             *self.attackers,
             *self.loaders,
+            *self.movers,
         ]
 
     @property
@@ -415,7 +425,7 @@ def _start_clients(cluster_state: ReplicatedClusterState, clients: Clients) -> C
     return clients
 
 
-def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+def replication_clients(cluster_state: ReplicatedClusterState) -> Clients:
     world, settings = cluster_state.world, cluster_state.settings
     clients = Clients()
     for number in range(settings.administrators):

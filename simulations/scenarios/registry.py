@@ -23,6 +23,7 @@ from simulations.harness.environment import Checker, Environment, Settings, draw
 from simulations.harness.observing import small_sizes, watched, watched_retirement
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
+from simulations.moves.moves_scenario import MOVING_PARTITIONS
 from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
@@ -351,6 +352,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         UPGRADES,
         THROTTLED_MEMBERS,
         TRANSACTIONS,
+        MOVING_PARTITIONS,
         QUOTAS,
     )
 }

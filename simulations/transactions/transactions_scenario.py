@@ -165,7 +165,7 @@ class TransactionClients(Clients):
 
     @property
     def all(self) -> list[AnyClient]:
-        return [*self.administrators, *self.consumers, *self.others]
+        return [*self.administrators, *self.consumers, *self.others, *self.movers]
 
 
 def clients_of_transactions(

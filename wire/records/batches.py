@@ -44,6 +44,7 @@ TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
 DELETE_HORIZON: Final = 0x40
 
+_CODECS: Final = tuple(Codec)  # by number
 _PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
 _CRC_START: Final = 21
 _MAGIC_AT: Final = 16
@@ -105,7 +106,7 @@ class BatchHeader(NamedTuple):
         number = self.attributes & CODEC_MASK
         if number > Codec.ZSTD:
             raise WireError(f"attributes: codec {number} is unknown")
-        return Codec(number)
+        return _CODECS[number]
 
     @property
     def timestamp_type(self) -> TimestampType:

@@ -21,7 +21,7 @@ from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, Runti
 from dataplane.coordinators.shard import Write
 from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
-from dataplane.coordinators.transaction.marker_sender import MarkerSender
+from dataplane.coordinators.transaction.marker_sender import MarkerSender, WritesMarkers
 from dataplane.coordinators.transaction.transaction import BY_NAME, Place, State, Transaction
 from dataplane.coordinators.transaction.transaction_shard import (
     Expected,
@@ -51,7 +51,6 @@ from wire.messages.list_transactions import (
     ListTransactionsResponse,
     TransactionState,
 )
-from wire.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
@@ -115,7 +114,7 @@ class TransactionCoordinator:
         partitions: Partitions,
         configs: TransactionConfigs,
         client: WorkerClient,
-        write_here: Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]],
+        marker_writer: WritesMarkers,
         take_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
         self.configs = configs
@@ -126,7 +125,7 @@ class TransactionCoordinator:
         self._client = client
         self._take_producer_id = take_producer_id
         self.markers = MarkerSender(
-            parts, client, write_here, self._complete, self.statistics.marker_times
+            parts, client, marker_writer, self._complete, self.statistics.marker_times
         )
         self.runtime = CoordinatorRuntime(
             TRANSACTION_STATE,
@@ -386,9 +385,18 @@ class TransactionCoordinator:
         producer_id: int,
         producer_epoch: int,
         places: Collection[Place],
-    ) -> Mapping[Place, ErrorCode]:
-        """Return for each of a few existing partitions whether it is part of the transaction."""
-        return self._verified(transactional_id, Expected(producer_id, producer_epoch), places)
+    ) -> Mapping[Place, ErrorCode] | None:
+        """Return for each of a few existing partitions whether it is part of the transaction.
+
+        Return None unless this worker coordinates the id.
+        """
+        try:
+            shard = self.shard(transactional_id)
+        except KafkaError:
+            return None
+        return shard.verify_partitions(
+            transactional_id, Expected(producer_id, producer_epoch), places
+        )
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> Asked[ErrorCode]:
         return self.begin_add(

@@ -264,7 +264,7 @@ def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
             before = coordinator.runtime.shard(0)
             partition = cluster.replica(1, TOPIC)
             state = partition.state
-            partition.assign(replace(state, leader_epoch=state.leader_epoch + 1))
+            partition.assign(replace(state, leader_epoch=state.leader_epoch + 2))
             assert coordinator.state == "NOT_COORDINATOR"
             await cluster.until(lambda: before.is_unloaded)
             coordinator.runtime.look()
@@ -272,6 +272,30 @@ def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
             await cluster.until(lambda: coordinator.state == "ACTIVE")
             assert coordinator.runtime.shard(0) is not before
             assert coordinator.values == {b"a": b"1"}
+
+    together(scenario)
+
+
+def test_a_shard_stays_if_a_move_ends_and_its_worker_leads_the_next_epoch() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2, 3))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            before = coordinator.runtime.shard(0)
+            waiting = coordinator.put(b"a", b"1")
+            partition = cluster.replica(1, TOPIC)
+            state = partition.state
+            partition.assign(replace(state, replicas=(1, 2), isr=(1, 2), leader_epoch=1))
+            coordinator.runtime._elected(partition)
+            assert coordinator.runtime.shard(0) is before
+            assert not waiting.values
+            later = coordinator.put(b"b", b"2")
+            partition.leader_state.fetched(2, -1, 2, 0, 2, 0.0)
+            partition.advance()
+            await cluster.until(lambda: later.values == [b"2"])
+            assert waiting.values == [b"1"]
+            assert partition.log.epochs.latest == 1
 
     together(scenario)
 

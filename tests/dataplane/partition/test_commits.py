@@ -68,6 +68,20 @@ async def test_what_was_appended_in_one_epoch_is_not_acknowledged_in_another(
 
 
 @in_trio
+async def test_a_move_that_ends_with_the_same_leader_refuses_no_batch(tmp_path: Path) -> None:
+    """A removed replica begins a new leader epoch; the leader has all records of the one before."""
+    async with replicated(tmp_path) as (_, client, partition):
+        await client.ask(ApiKey.PRODUCE, produce_message("t", batch_of(b"x")), PRODUCE_VERSION)
+        await until_waiting(partition)
+        partition.assign(state(1, 2, (1, OTHER)))
+        assert len(partition.commit_waiters) == 1
+        holds(partition, 1)
+        answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
+        row = answer.responses[0].partition_responses[0]
+        assert (row.error_code, row.base_offset) == (ErrorCode.NONE, 0)
+
+
+@in_trio
 async def test_a_batch_that_is_sent_again_waits_as_the_first_one_did(tmp_path: Path) -> None:
     async with replicated(tmp_path) as (_, client, partition):
         batch = batch_of(b"x", producer_id=5, producer_epoch=0, base_sequence=0)

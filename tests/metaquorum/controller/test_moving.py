@@ -67,6 +67,8 @@ class Moving:
         self._apply(records)
         self._apply(elect_leaders(self.image).all_records())
         after = self.state
+        if not {*before.replicas} <= {*after.replicas} and after.leader != NO_LEADER:
+            assert after.leader_epoch > before.leader_epoch, "progress of replicas that left"
         if what == "move":
             self.target = tuple(target)
             self.check_copies(before, after)

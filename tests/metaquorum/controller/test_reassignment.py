@@ -69,16 +69,16 @@ def told(state: PartitionImage | None) -> tuple[str, str, str, str, int, int]:
         (partition("123", "123"), "14", ("1423", "123", "4", "23", 1, 5)),
         (partition("12", "12"), "123", ("123", "12", "3", "", 1, 5)),
         (partition("12", "12"), "21", ("21", "21", "", "", 1, 5)),  # a new order
-        (partition("123", "123"), "13", ("13", "13", "", "", 1, 5)),  # a smaller factor
+        (partition("123", "123"), "13", ("13", "13", "", "", 1, 6)),  # a smaller factor
         (partition("123", "123"), "23", ("23", "23", "", "", 2, 6)),  # without the leader
         (partition("123", "12"), "23", ("231", "21", "", "1", 1, 5)),  # 3 is not in sync yet
-        (partition("321", "21", adding="3", removing="1"), "42", ("421", "21", "4", "1", 1, 5)),
+        (partition("321", "21", adding="3", removing="1"), "42", ("421", "21", "4", "1", 1, 6)),
         (
             partition("321", "321", adding="3", removing="1"),
             "42",
             ("4231", "231", "43", "31", 1, 5),
         ),
-        (partition("312", "12", adding="3"), "12", ("12", "12", "", "", 1, 5)),  # back again
+        (partition("312", "12", adding="3"), "12", ("12", "12", "", "", 1, 6)),  # back again
         (partition("321", "32", 3, adding="3", removing="1"), "12", ("123", "23", "3", "3", 3, 5)),
         (partition("12", "", NO_LEADER, elr="1"), "3", ("312", "", "3", "12", NO_LEADER, 5)),
     ],
@@ -133,7 +133,7 @@ def test_the_size_of_the_target_decides_how_many_must_be_in_sync() -> None:
     assert least_isr(partition("123", "1", adding="23"), 2) == 2
     assert least_isr(partition("123", "1", removing="23"), 2) == 1
     state = requested(partition("12", "1", elr="2"), (1,), everybody, 2)
-    assert told(state) == ("1", "1", "", "", 1, 5)
+    assert told(state) == ("1", "1", "", "", 1, 6)
     smaller = requested(partition("12", "1", elr="2"), (3,), everybody, 2)
     assert smaller is not None
     assert not smaller.elr, "1 commits alone from here on"
@@ -142,9 +142,9 @@ def test_the_size_of_the_target_decides_how_many_must_be_in_sync() -> None:
 @pytest.mark.parametrize(
     ("moving", "after"),
     [
-        (partition("321", "21", adding="3", removing="1"), ("21", "21", "", "", 1, 5)),
+        (partition("321", "21", adding="3", removing="1"), ("21", "21", "", "", 1, 6)),
         (partition("321", "31", 3, adding="3", removing="1"), ("21", "1", "", "", 1, 6)),
-        (partition("4231", "231", adding="43", removing="31"), ("21", "21", "", "", 1, 5)),
+        (partition("4231", "231", adding="43", removing="31"), ("21", "21", "", "", 1, 6)),
         (partition("12", "21", removing="2"), ("12", "12", "", "", 1, 5)),
         (partition("321", "", -1, elr="13", adding="3"), ("21", "", "", "", NO_LEADER, 5)),
     ],
@@ -153,6 +153,37 @@ def test_a_cancelled_move_leaves_the_original_replicas(
     moving: PartitionImage, after: tuple[str, str, str, str, int, int]
 ) -> None:
     assert told(cancelled(moving, everybody, 2)) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "target"),
+    [
+        (partition("123", "123"), "12"),  # at once
+        (partition("123", "13"), "13"),
+        (partition("321", "21", adding="3", removing="1"), "42"),  # 3 leaves, 1 stays for now
+        (partition("312", "12", adding="3"), None),
+        (partition("123", "123", 1), "23"),  # the leader changes, too
+    ],
+)
+def test_a_replica_that_leaves_begins_a_leader_epoch(
+    before: PartitionImage, target: str | None
+) -> None:
+    """A leader must not take a late fetch of a replica for one of the empty log that follows it."""
+    if target is None:
+        after: PartitionImage | None = cancelled(before, everybody, 2)
+    else:
+        after = requested(before, numbers(target), everybody, 2)
+    assert after is not None
+    assert after.leader_epoch == before.leader_epoch + 1
+    moving = partition("3412", "412", 1, adding="34", removing="12")
+    assert with_isr(moving, numbers("3412"), 2, everybody).leader_epoch == 6
+    growing = partition("123", "12", adding="3")
+    assert with_isr(growing, numbers("123"), 2, everybody).leader_epoch == 5
+
+
+def test_no_leader_epoch_begins_while_there_is_no_leader() -> None:
+    waiting = partition("321", "", NO_LEADER, elr="12", adding="3", removing="1")
+    assert cancelled(waiting, everybody, 2).leader_epoch == 5
 
 
 def test_a_move_is_not_cancelled_if_records_would_be_lost() -> None:

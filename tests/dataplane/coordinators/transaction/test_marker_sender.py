@@ -1,6 +1,6 @@
 """The sender of markers, with other workers that answer as the test says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from dataplane.coordinators.transaction.marker_sender import (
+    MAX_AT_ONCE,
     MAX_LOCAL,
     MAX_PLACES,
     MAX_RETRY_S,
@@ -17,6 +18,7 @@ from dataplane.coordinators.transaction.marker_sender import (
     MarkerSender,
 )
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
+from dataplane.log.segments.producers import TransactionMarker
 from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime.system import real_runtime
 from tests.dataplane.serving import in_trio
@@ -66,6 +68,8 @@ class Workers:
         self.may_answer = trio.Event()
         self.may_answer.set()
         self.answer: Callable[[int, Place], ErrorCode | int | None] = lambda worker_id, place: NONE
+        self.must_wait = True  # markers of this worker's partitions
+        self.written: list[tuple[TransactionMarker, list[Place]]] = []  # without a wait
         self.wrong_responses = 0  # the first ones have another producer id
         self._nursery = nursery
         self.looks = self.most_looks = 0  # at leaders: in this step of a task, and the most in one
@@ -79,7 +83,7 @@ class Workers:
         )
         client: Any = self
         self.shard: Any = SimpleNamespace(is_unloaded=False, coordinator_epoch=5)
-        self.sender = MarkerSender(parts, client, self.write_here, self.complete)
+        self.sender = MarkerSender(parts, client, self, self.complete)
         nursery.start_soon(self.sender.run)
 
     def cpu_s(self) -> float:
@@ -102,8 +106,16 @@ class Workers:
             self.delays.append(delay_s)
         self._nursery.start_soon(run)
 
-    async def write_here(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
         return await self._take(HERE, request)
+
+    def write_now(
+        self, marker: TransactionMarker, places: Sequence[Place]
+    ) -> list[ErrorCode] | None:
+        if self.must_wait:
+            return None
+        self.written.append((marker, list(places)))
+        return [ErrorCode(self.answer(HERE, place) or NONE) for place in places]
 
     async def ask(
         self, worker_id: int, request: WriteTxnMarkersRequest, *, timeout_s: float
@@ -230,6 +242,71 @@ def test_a_marker_has_the_epochs_and_the_decision_of_its_transaction(
         assert [topic.partition_indexes for topic in marker.topics] == [[0, 1, 2]]
 
     with_workers(test)()
+
+
+# This worker's partitions
+
+
+@with_workers
+async def test_markers_of_this_worker_that_need_not_wait_are_written_without_a_request(
+    workers: Workers,
+) -> None:
+    workers.leader, workers.must_wait = HERE, False
+    workers.send(7, 3, version=2, state=State.PREPARE_ABORT)
+    workers.send(8, MAX_AT_ONCE)
+    assert not workers.written  # not in the step that prepares: its client gets the answer first
+    await workers.until(lambda: workers.completed == ["7", "8"])
+    assert not workers.requests
+    assert workers.written == [
+        (TransactionMarker(7, 1, 5, False, 2), [("t", index) for index in range(3)]),
+        (TransactionMarker(8, 0, 5, True), [("t", index) for index in range(MAX_AT_ONCE)]),
+    ]
+    assert len(workers.sender) == 0
+
+
+@with_workers
+async def test_very_many_markers_of_this_worker_are_not_written_in_one_step(
+    workers: Workers,
+) -> None:
+    workers.leader, workers.must_wait = HERE, False
+    workers.send(7, MAX_AT_ONCE + 1)
+    workers.send(8)
+    await workers.until(lambda: len(workers.completed) == 2)
+    assert [marker.producer_id for marker, _ in workers.written] in ([8], [])
+    assert sorted(workers.completed) == ["7", "8"]
+
+
+@with_workers
+async def test_only_the_places_of_this_worker_that_failed_are_attempted_again(
+    workers: Workers,
+) -> None:
+    workers.leader, workers.must_wait = HERE, False
+    failed = [("t", 1)]
+    workers.answer = lambda _, place: (
+        ErrorCode.NOT_ENOUGH_REPLICAS if failed and place == failed[0] else NONE
+    )
+    workers.send(7, 3)
+    await workers.until(lambda: len(workers.written) == 1)
+    failed.clear()
+    await workers.until(lambda: workers.completed == ["7"])
+    assert [places for _, places in workers.written] == [
+        [("t", 0), ("t", 1), ("t", 2)],
+        [("t", 1)],
+    ]
+    assert workers.delays == [RETRY_S]
+
+
+@with_workers
+async def test_no_marker_of_this_worker_is_written_after_the_end_of_the_leadership(
+    workers: Workers,
+) -> None:
+    workers.leader, workers.must_wait = HERE, False
+    workers.send(7, 3)
+    workers.shard.is_unloaded = True
+    await workers.settled()
+    assert not workers.written
+    assert not workers.completed
+    assert len(workers.sender) == 0
 
 
 @with_workers
@@ -440,7 +517,7 @@ async def test_a_transaction_is_complete_once_the_topics_without_its_marker_are_
 async def test_a_deleted_topic_needs_no_marker(workers: Workers) -> None:
     workers.partition_counts["t"] = None
     workers.send(7, 3)
-    assert workers.completed == ["7"]
+    await workers.until(lambda: workers.completed == ["7"])
     assert not workers.requests
 
 

@@ -1,0 +1,152 @@
+"""Scenario `moving-partitions`: partitions move between four or five workers all the time.
+
+Movers ask for random targets, larger and smaller replication factors, new targets of partitions
+that move already, and cancels, while topics are deleted and recreated and all faults of
+`replication` happen. In a part of the worlds the clients are those of `transactions`, and the
+internal topics move, too.
+
+no faults -> faults -> no faults: within `LIVENESS_S` every move has ended, and the logs of removed
+replicas are gone
+"""
+
+from collections.abc import Collection
+from contextlib import nullcontext
+from random import Random
+from typing import Final
+
+from simulations.cluster.cluster_setup import LIVENESS_S, within
+from simulations.cluster.fault_plan import draw_faults, without
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+from simulations.moves.move_checkers import (
+    MOVE_CHECKERS,
+    MovesEnd,
+    RemovedAreNoLosses,
+    RemovedLogsAreGone,
+)
+from simulations.moves.mover import Mover
+from simulations.replication.replica_faults import ReplicaFaults
+from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
+from simulations.replication.replication_scenario import (
+    CHECKERS,
+    KINDS,
+    Clients,
+    draw_failing_reads,
+    play_settings,
+    replication_clients,
+)
+from simulations.replication.replication_scenario import draw_settings as draw_replication
+from simulations.transactions.transactions_scenario import (
+    ALL_CHECKERS,
+    clients_of_transactions,
+    draw_transactions,
+    small_internal_topics,
+)
+from simulations.transactions.transactions_scenario import draw_settings as draw_transacting
+
+PLAIN_CHECKERS: Final = (*CHECKERS, *MOVE_CHECKERS)
+CHECKERS_OF_ALL: Final = (*ALL_CHECKERS, *MOVE_CHECKERS)
+TRANSACTIONS: Final = 0.3  # share of worlds with transactions and internal topics
+FEW_KINDS: Final = ("kill", "power", "restart", "pause", "isolate", "slow links", "down")
+MOST_FAULTS: Final = 8
+
+
+def draw_settings(draw: Random) -> ReplicationSettings:
+    settings = draw_replication(draw)
+    settings.workers = draw.choice([4, 4, 5])
+    settings.producers, settings.consumers = draw.randint(1, 3), draw.randint(0, 2)
+    settings.records, settings.think_s = draw.choice([60, 150]), draw.choice([0.02, 0.1])
+    settings.administrators, settings.changes = 1, draw.choice([3, 8, 16])
+    settings.disk_delay_s = draw.choice([0.0005, 0.005])
+    settings.delay_s = draw.choice([0.0002, 0.002, 0.02])
+    kinds = draw.choice([KINDS, KINDS, FEW_KINDS])
+    settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=MOST_FAULTS)
+    return settings
+
+
+def draw_movers(draw: Random) -> int:
+    return draw.choice([1, 1, 2])
+
+
+def _with_movers(cluster_state: ReplicatedClusterState, clients: Clients, movers: int) -> Clients:
+    world = cluster_state.world
+    for number in range(movers):
+        name = f"mover-{number}"
+        clients.movers.append(Mover(cluster_state, name, world.stream(name)))
+    return clients
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    draw = world.stream("settings moving-partitions")
+    movers, transacts = draw_movers(draw), draw.random() < TRANSACTIONS
+    world.count("worlds with transactions", transacts)
+    transactions = draw_transactions(world.stream("transactions"))
+    if transacts:
+        settings = draw_transacting(draw)
+        settings.workers, settings.controllers = 4, draw.choice([1, 3])
+        world.say("story", f"{transactions}")
+    else:
+        settings = draw_settings(draw)
+        failing = draw_failing_reads(world.stream("failing reads"), settings.fault_s)
+        settings.faults += failing
+        settings.has_operator = bool(failing)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+
+    def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        clients = (
+            clients_of_transactions(cluster_state, transactions)
+            if transacts
+            else replication_clients(cluster_state)
+        )
+        return _with_movers(cluster_state, clients, movers)
+
+    with small_internal_topics(transactions, settings) if transacts else nullcontext():
+        await play_settings(
+            world,
+            settings,
+            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            clients_of,
+            CHECKERS_OF_ALL if transacts else PLAIN_CHECKERS,
+            look_at_moves,
+        )
+
+
+async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
+    """Wait until all moves have ended and the logs of removed replicas are gone; then check."""
+    moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
+    await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
+    await within(cluster_state, LIVENESS_S, "removed logs gone", lambda: not logs.strays())
+    if cluster_state.world.violations:
+        return
+    moves.finals()
+    logs.finals()
+    cluster_state.checker(RemovedAreNoLosses).finals()
+
+
+MOVING_PARTITIONS: Final = Scenario(
+    "moving-partitions",
+    "partitions that move between workers all the time, with all faults of replication",
+    play,
+    CHECKERS_OF_ALL,
+    gates=(
+        "acknowledged records",
+        "records read",
+        "topics made again",
+        "moves asked for",
+        "moves cancelled",
+        "moves begun",
+        "moves ended",
+        "moves ended with another leader",
+        "moves replaced",
+        "factors raised",
+        "factors lowered",
+        "logs deleted by moves",
+        "moves: INVALID_REPLICA_ASSIGNMENT",
+        "moves: INVALID_REPLICATION_FACTOR",
+        "moves: NO_REASSIGNMENT_IN_PROGRESS",
+        "worlds with transactions",
+        "transactions committed",
+        "truncations",
+    ),
+)
