@@ -697,7 +697,6 @@ class PartitionLog(LocalLog):
         The copied records do not show epochs without records, nor producers whose records were
         deleted. Raises StorageError.
         """
-        assert self.log_end_offset == log.log_end_offset
         if self.epochs.entries != log.epochs.entries:
             self.epochs.truncate_from_end(0)
             for epoch, start in log.epochs.entries:

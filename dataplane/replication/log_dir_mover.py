@@ -50,6 +50,7 @@ STEP_BYTES: Final = 128 << 10  # read in a worker thread at a time
 APPENDED_BATCHES: Final = 200  # appended without yielding to the event loop
 SWAP_BYTES: Final = 64 << 10  # copied in the step of the swap, at most
 FLUSHED_BYTES: Final = 64 << 20  # copied between two syncs
+LEAST_PAUSE_S: Final = 0.01  # meanwhile the quota accumulates, so the rate is the same
 MOST_PAUSE_S: Final = 1.0  # then a waiting move is examined again
 RETRY_S: Final = 5.0  # after an error that may be temporary, such as a full disk
 SWAP_RETRY_S: Final = 0.01
@@ -120,6 +121,7 @@ class LogDirMover:
         self._partitions = partitions
         self._log_dirs: LogDirs = partitions.log_dirs
         self.quota: Final = quota
+        self.monotonic: Final = runtime.clock.monotonic
         self.moves: Final[dict[tuple[str, int], Move]] = {}
         self.failed_count = 0  # moves that ended by an error
         self.moved_count = 0
@@ -312,7 +314,7 @@ class LogDirMover:
 
     async def _wait_for_quota(self, move: Move) -> None:
         while (delay_s := self.quota.delay_s(self._clock.monotonic())) > 0:
-            await sleep(self._clock, min(delay_s, MOST_PAUSE_S))
+            await sleep(self._clock, min(max(delay_s, LEAST_PAUSE_S), MOST_PAUSE_S))
             self._check(move)
 
     async def _follow(self, move: Move) -> bool:

@@ -442,7 +442,7 @@ class LogDir:
         return future
 
     def note_future(self, future: PartitionLog) -> None:
-        """Include the future replica in the next checkpoints."""
+        """Add the future replica to the next checkpoints."""
         self._noted_futures[future.topic, future.partition] = future
 
     def drop_future(self, future: PartitionLog, rng: random.Random) -> None:

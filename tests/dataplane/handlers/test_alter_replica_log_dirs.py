@@ -4,11 +4,24 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from dataplane.handlers import log_dirs as handlers
+from dataplane.prometheus.exposition import Page
+from dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from tests.dataplane.handlers.test_admin_changes import BROKER, change
 from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
-from tests.dataplane.serving import FaultyDisk, RawClient, Served, batch_of, in_trio, serving
+from tests.dataplane.serving import (
+    FaultyDisk,
+    RawClient,
+    Served,
+    Simulated,
+    batch_of,
+    in_trio,
+    serving,
+    simulated,
+)
 from wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
@@ -21,6 +34,8 @@ from wire.messages.delete_records import (
 )
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
+
+RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 
 
 async def move(client: RawClient, path: Path | str, topic: str = "t", index: int = 0) -> int:
@@ -242,3 +257,53 @@ async def test_a_failing_target_ends_the_move(tmp_path: Path) -> None:
         client = await served.connect()
         await wait_moved(served, "b")  # the move begins again
         assert await client.values("t") == [b"0", b"on"]
+
+
+def test_a_move_keeps_its_rate() -> None:
+    """The limit is changed while replicas move; each rate is kept within one percent."""
+
+    async def rate_is_kept(node: Simulated, rate: int) -> None:
+        quota = node.worker.log_dir_mover.quota
+        await node.world.sleep(3)
+        began, before = node.now, quota.bytes
+        await node.world.sleep(60)
+        assert quota.bytes - before == pytest.approx(rate * (node.now - began), rel=0.01)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create("t", 2)
+        for index in range(2):
+            for _ in range(200):
+                await client.produce("t", batch_of(bytes(20_000)), partition=index)
+        mover, dirs = node.worker.log_dir_mover, node.worker.replica_manager.log_dirs
+        paths = [one.path for one in dirs.online]
+        assert await change(client, BROKER, "", {RATE: 20_000}) == 0
+        await rate_in_force(node, 20_000)
+        for index in range(2):
+            (other,) = [path for path in paths if path != dirs.dir_of(("t", index)).path]
+            assert await move(client, other, index=index) == 0
+        await rate_is_kept(node, 20_000)
+        assert await change(client, BROKER, "", {RATE: 50_000}) == 0
+        await rate_in_force(node, 50_000)
+        await rate_is_kept(node, 50_000)
+        page = Page()
+        add_log_dir_moves(page, mover)
+        shown = b"".join(page.texts()).decode()
+        assert "metaquorum_log_dir_moves 2" in shown
+        assert "kafka_server_replicaalterlogdirsmanager_maxlag" in shown
+        assert await change(client, BROKER, "", {RATE: None}) == 0
+        while mover.moves:
+            await node.world.sleep(0.1)
+        assert mover.moved_count == 2
+        assert partition_of(node).log.log_end_offset == 200
+
+    simulated(scenario, log_dirs=("/data/a", "/data/b"))
+
+
+def partition_of(node: Simulated) -> Any:
+    return node.worker.replica_manager.by_name("t", 0)
+
+
+async def rate_in_force(node: Simulated, rate: int) -> None:
+    while node.worker.log_dir_mover.quota.rate_limit != rate:
+        await node.world.sleep(0.01)
