@@ -41,8 +41,9 @@ settings.load_profile("same")
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
 
-# Kafka's programs run for seconds, so that the compiled code of a long run costs more than it gains.
+# Programs in Java run for seconds here: the best compiler costs them more than it gains.
 os.environ["KAFKA_SHORT_LIVED"] = "1"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # By default the console producer gives up after four attempts of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
