@@ -41,11 +41,17 @@ settings.load_profile("same")
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
 
+# Programs in Java run for seconds here: the best compiler costs them more than it gains.
+os.environ["KAFKA_SHORT_LIVED"] = "1"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # By default the console producer gives up after four attempts of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
 
 
 MOST_PROCESSES = 8
+# Test processes per processor: a test of a node, or of a client, waits for a part of its time.
+PER_PROCESSOR = 1.5
 PROCESS_BYTES = 1 << 29  # memory of one test process with its nodes, and sometimes Java
 
 CLIENTS = "tests.conformance.clients"
@@ -61,10 +67,10 @@ def pytest_xdist_auto_num_workers() -> int | None:
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist uses this variable
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limits = [float(count or 1), float(MOST_PROCESSES)]
+    limits = [PER_PROCESSOR * (count or 1), float(MOST_PROCESSES)]
     with suppress(OSError, ValueError):  # "max 100000": no limit; otherwise quota and period in us
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limits.append(int(quota) / int(period))
+        limits.append(PER_PROCESSOR * int(quota) / int(period))
     with suppress(OSError, ValueError):
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) / PROCESS_BYTES)
     with suppress(OSError, ValueError):

@@ -153,7 +153,7 @@ def handle_produce_fast(
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
     todo: list[tuple[Partition, memoryview, Verification | None]] = []
-    producer: tuple[int, int] | None = None  # of the transaction
+    producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
     for index, records in asked:
         partition = hosted.get(index)
         if (

@@ -145,8 +145,7 @@ def verified_fast(
     except (KafkaError, UnicodeDecodeError):
         return False, None
     place = partition.topic, partition.index
-    codes = worker.transaction_verifier.verify_now(transactional_id, producer_id, epoch, (place,))
-    if codes is None or codes.get(place, ErrorCode.UNKNOWN_SERVER_ERROR):
+    if not worker.transaction_verifier.is_verified(transactional_id, producer_id, epoch, place):
         return False, None
     return True, verification
 

@@ -113,6 +113,21 @@ class TransactionVerifier:
         self._coordinators: dict[int, _Coordinator] = {}
         self._waiting = 0
 
+    def is_verified(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
+    ) -> bool:
+        """Return whether the coordinator is in this worker and confirms the partition now.
+
+        If not, ask `verify_now` or `verify`, which then counts a failure.
+        """
+        if self._verify_here is None:
+            return False
+        codes = self._verify_here(transactional_id, producer_id, producer_epoch, (place,))
+        if codes is None or codes.get(place) is not ErrorCode.NONE:
+            return False
+        self.times.record(0.0, self._monotonic())
+        return True
+
     def verify_now(
         self,
         transactional_id: str,

@@ -80,7 +80,7 @@ class CoordinatorParts(RuntimeParts, Protocol):
 
 
 class Asked(Generic[T]):
-    """An answer that may not be there yet."""
+    """An answer that may come later."""
 
     __slots__ = ("_answered", "_answers")
 
@@ -95,7 +95,7 @@ class Asked(Generic[T]):
 
     @property
     def answer(self) -> T | ErrorCode | None:
-        """The answer; None if it is not there yet."""
+        """The answer; None until it is known."""
         return self._answers[0] if self._answers else None
 
     async def wait(self) -> T | ErrorCode:

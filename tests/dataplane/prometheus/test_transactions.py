@@ -160,6 +160,7 @@ def test_markers_wait_for_a_leader_and_completions_for_replicas() -> None:
         isr = lambda: cluster.state(TRANSACTION_STATE, worker.worker_id).isr  # noqa: E731
         await cluster.until(lambda: len(isr()) == 2)
         await end(worker, "x", producer)
+        await cluster.until(lambda: worker.transactions.markers.leaderless_count)
         waiting = page_of(worker)
         assert states(waiting) == {"PrepareCommit": 1}
         assert value(waiting, MARKERS + "unknowndestinationqueuesize") == 1

@@ -89,6 +89,7 @@ def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None
         *("--driver-memory", "512m", "--executor-memory", "512m"),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"),
         *("--conf", f"spark.pyspark.driver.python={sys.executable}"),
+        *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
         *options,
         *(script, "load", "--bootstrap", node.bootstrap, "--topic", topic),
         *("--output", output, "--min-ranges", "4", "--quiet"),
