@@ -1,16 +1,21 @@
-"""Draw sequence diagrams and the map of parts: `python docs/images/draw.py` writes the SVG files.
+"""Draw diagrams and the plot of a move: `python docs/images/draw.py` writes the SVG files.
 
 A diagram is a list of participants and of steps, in the order of time. No library that needs no
 program outside Python draws sequence diagrams, so this one writes SVG by itself. Colours follow the
 reader's light or dark setting.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
+from typing import TypeAlias
 
 HERE = Path(__file__).parent
+_Point: TypeAlias = tuple[float, float]
 STEP = 34  # pixels between steps
 TOP = 66
 STYLE = """
@@ -282,12 +287,59 @@ def parts() -> str:
     return _svg("Parts of a metaquorum cluster", width, height, drawn)
 
 
+def throttled_move() -> str:
+    """Return the plot of a measured move: bytes per second of its leader, and the replica's lag."""
+    with (HERE / "throttled-move.csv").open() as file:
+        rows = [tuple(map(float, row.values())) for row in csv.DictReader(file)]
+    limit, width, left = 2.0, 640, 60
+    seconds, most_lag = rows[-1][0], 50_000 * ceil(max(lag for _, _, lag in rows) / 50_000)
+    parts = []
+
+    def panel(top: int, name: str, most: float, unit: str, values: Sequence[_Point]) -> None:
+        bottom = top + 120
+
+        def y_of(value: float) -> float:
+            return bottom - 110 * value / most
+
+        parts.append(_text(left, top, name, "head", anchor="start"))
+        for value in (0.0, most / 2, most):
+            y = y_of(value)
+            parts.append(
+                f'<line class="line" x1="{left}" y1="{y:.1f}" x2="{width - 20}" y2="{y:.1f}"/>'
+            )
+            parts.append(_text(left - 6, y + 4, f"{value:g}{unit}", "small", anchor="end"))
+        points = " ".join(
+            f"{left + (width - 20 - left) * at / seconds:.1f},{y_of(value):.1f}"
+            for at, value in values
+        )
+        parts.append(f'<polyline class="arrow" points="{points}"/>')
+
+    steps = [
+        (at, (sent - before) / (at - since) / 1e6)
+        for (since, before, _), (at, sent, _) in pairwise(rows)
+    ]
+    panel(
+        24,
+        f"sent by the leader, MB/s; leader.replication.throttled.rate is {limit:g}",
+        4,
+        "",
+        steps,
+    )
+    lags = [(at, lag / 1000) for at, _, lag in rows if lag]
+    panel(184, "SumReplicaLag of the new replica, thousands of records", most_lag / 1000, "", lags)
+    for at in range(0, int(seconds) + 1, 20):
+        x = left + (width - 20 - left) * at / seconds
+        parts.append(_text(x, 322, f"{at} s", "small"))
+    return _svg("A move with a throttle of 2 MB/s", width, 336, parts)
+
+
 DRAWINGS = {
     "parts.svg": parts,
     "path-of-a-produce.svg": produce,
     "path-of-a-metadata-change.svg": metadata_change,
     "election.svg": election,
     "life-of-a-throttle.svg": throttle,
+    "throttled-move.svg": throttled_move,
 }
 
 

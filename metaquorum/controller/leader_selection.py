@@ -337,7 +337,7 @@ def moved(
 
 
 def left(before: PartitionImage, after: PartitionImage) -> PartitionImage:
-    """Return `after` in a new leader epoch if it lacks replicas of `before`.
+    """Return `after` in a new leader epoch if it is without replicas of `before`.
 
     A replica that leaves deletes its log, and may be added again soon. Its progress in the old
     leader epoch, and its fetches that are still in flight, must not count for the new log. Without

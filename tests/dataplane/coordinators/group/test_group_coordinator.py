@@ -390,7 +390,7 @@ async def test_a_deletion_that_an_earlier_coordinator_has_begun_is_completed_aft
         )
         partition = node.worker.replica_manager.by_name(CONSUMER_OFFSETS, 0)
         state = partition.state
-        partition.assign(replace(state, leader_epoch=state.leader_epoch + 1))
+        partition.assign(replace(state, leader_epoch=state.leader_epoch + 2))
         groups.runtime.look()
         await until(lambda: answers == [ErrorCode.NOT_COORDINATOR] and groups.shards)
         await until(lambda: node.offset_count == 0)

@@ -223,7 +223,7 @@ def test_heartbeats_are_accepted_while_the_coordinator_loads_and_other_requests_
         elected = replace(state, leader_epoch=state.leader_epoch + 1, replicas=(1, 2), isr=(1, 2))
         partition.assign(elected)
         append_unvalidated(partition, encode_batch([Record(0, 1, b"k", b"v")]))
-        partition.assign(replace(elected, leader_epoch=elected.leader_epoch + 1))
+        partition.assign(replace(elected, leader_epoch=elected.leader_epoch + 2))
         node.worker.groups.runtime.look()
         loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         assert await client.heartbeat(member) == NONE
