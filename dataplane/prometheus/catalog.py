@@ -74,6 +74,18 @@ _ROWS: Final = (
         "Bytes of record batches sent to followers.",
     ),
     Metric(
+        _BROKER_TOPIC + "reassignmentbytesin_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches fetched from partition leaders by replicas that a move adds.",
+    ),
+    Metric(
+        _BROKER_TOPIC + "reassignmentbytesout_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches sent to followers that a move adds.",
+    ),
+    Metric(
         _BROKER_TOPIC + "totalproducerequests_total", _COUNTER, (), "Produce requests answered."
     ),
     Metric(
@@ -209,6 +221,12 @@ _ROWS: Final = (
         " that a move adds.",
     ),
     Metric(
+        _REPLICAS + "reassigningpartitions",
+        _GAUGE,
+        (),
+        "Partitions led by this worker that move to other replicas.",
+    ),
+    Metric(
         _REPLICAS + "underminisrpartitioncount",
         _GAUGE,
         (),
@@ -252,7 +270,10 @@ _ROWS: Final = (
         "Committed records not fetched yet, maximum over the follower replicas of this worker.",
     ),
     Metric(
-        "kafka_cluster_partition_replicascount", _GAUGE, _PARTITION, "Replicas; 0 on followers."
+        "kafka_cluster_partition_replicascount",
+        _GAUGE,
+        _PARTITION,
+        "Replicas, without those that a move adds; 0 on followers.",
     ),
     Metric(
         "kafka_cluster_partition_insyncreplicascount",

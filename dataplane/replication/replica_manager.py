@@ -13,7 +13,7 @@ from dataplane.log.dirs.log_dir import LogDir, NewPartition
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
-from dataplane.partition.partition import NO_TRAFFIC, Partition
+from dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
 from dataplane.replication.isr_manager import IsrManager
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
@@ -31,17 +31,6 @@ SLICE_PARTITIONS: Final = 32
 FAILURE_LOG_SECONDS: Final = 10.0
 MOST_NAMED: Final = 5  # partitions in one log line
 _NONE: Final[frozenset[int]] = frozenset()
-
-
-class NotLeaderOrFollowerError(KafkaError):
-    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
-
-    def __init__(self, partition: str, state: PartitionImage) -> None:
-        super().__init__(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
-        )
-        self.leader_id = state.leader
-        self.leader_epoch = state.leader_epoch
 
 
 class ReplicaManager:

@@ -298,7 +298,10 @@ class ListedMovesExist(WatchingChecker):
 
 
 class AddingAreNotBehind(WatchingChecker):
-    """The metric of under-replicated partitions leaves out replicas that a move adds (KIP-352)."""
+    """The metric of under-replicated partitions leaves out replicas that a move adds (KIP-352).
+
+    That of moving partitions counts those of leaders.
+    """
 
     invariant = "R11"
 
@@ -321,11 +324,13 @@ class AddingAreNotBehind(WatchingChecker):
                 expected += len(state.isr) < len(state.replicas) - len(state.adding)
         if moving:
             self.compare(
-                sums.under_replicated == expected,
-                "worker {} reports {} under-replicated partitions, but has {}",
+                (sums.under_replicated, sums.reassigning) == (expected, moving),
+                "worker {} reports {} under-replicated and {} moving partitions, but has {} and {}",
                 member.config.node_id,
                 sums.under_replicated,
+                sums.reassigning,
                 expected,
+                moving,
             )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.partition.partition import Partition
 from dataplane.replication import replica_manager
 from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.controller import leader_selection, reassignment
@@ -136,6 +137,13 @@ def _adding_reported_as_lost() -> AbstractContextManager[None]:
     return swapped(replica_manager, "_has_nothing_yet", lambda _: lambda *_: False)
 
 
+def _adding_counted_as_behind() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return property(lambda self: self.is_leader and len(self.isr) < len(self.replicas))
+
+    return swapped(Partition, "is_under_replicated", wrong)
+
+
 MOVE_MUTANTS: Final = tuple(
     Mutant(name, about, "moving-partitions", found_as, apply)
     for name, about, found_as, apply in (
@@ -192,6 +200,12 @@ MOVE_MUTANTS: Final = tuple(
             "a worker that was down when a replica was added reports its log as lost",
             ("R11",),
             _adding_reported_as_lost,
+        ),
+        (
+            "adding-counted-as-behind",
+            "replicas that a move adds count for the metric of under-replicated partitions",
+            ("R11",),
+            _adding_counted_as_behind,
         ),
     )
 )

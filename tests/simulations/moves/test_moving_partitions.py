@@ -9,6 +9,7 @@ from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 from tests.dataplane.replication.moves import test_added_while_down as added
 from tests.dataplane.replication.moves import test_removed_replicas as removed
+from tests.dataplane.replication.moves import test_under_replicated as behind
 from tests.metaquorum.controller import test_reassignment as controller
 from tests.simulations.mutant_tests import assert_fails_with
 
@@ -63,6 +64,7 @@ def test_worlds_with_moves_keep_all_invariants() -> None:
             "adding-reported-as-lost",
             added.test_a_log_that_a_move_has_added_is_not_lost_although_the_disk_is_new,
         ),
+        ("adding-counted-as-behind", behind.test_adding_replicas_do_not_count_as_behind),
     ],
 )
 def test_each_mutant_is_found_by_the_test_of_its_rule(

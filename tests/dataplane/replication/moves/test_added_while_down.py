@@ -20,7 +20,7 @@ def test_a_log_that_a_move_has_added_is_not_lost_although_the_disk_is_new() -> N
         def has_moved() -> bool:
             state = cluster.state("t", 1)
             blank.add(state.blank)
-            return state.isr == (1, 2)
+            return bool(state.isr == (1, 2))
 
         await cluster.until(has_moved)
         assert blank == {()}
