@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "transactions": Place(
         "transactions.commands", "Show transactions, and explain and end those that hold readers."
     ),
+    "moves": Place("moves.commands", "Move partitions between workers by plans."),
     "cluster": Place("cluster", "Describe the cluster, its nodes, its health and its APIs."),
     "quorum": Place("quorum", "Show the controllers: the leader, and the lag of each voter."),
     "workers": Place("workers", "List, describe, drain and remove workers."),

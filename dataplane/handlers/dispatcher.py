@@ -23,6 +23,7 @@ from dataplane.handlers import (
     elections,
     log_dirs,
     metadata,
+    move_plans,
     offsets,
     partitions_api,
     produce,
@@ -102,6 +103,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: partitions_api.handle_describe_topic_partitions,
     ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
     ApiKey.DELETE_RECORDS: records.handle_delete_records,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: log_dirs.handle_alter_replica_log_dirs,
     ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
     ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
     ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,
@@ -127,6 +129,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_UNREAD_RECORDS: unread_records.handle_describe_unread_records,
     ApiKey.DESCRIBE_GROUP_ACTIVITY: activity.handle_describe_group_activity,
     ApiKey.ALTER_WORKER: quorum.handle_alter_worker,
+    ApiKey.START_MOVE_PLAN: move_plans.handle_start_move_plan,
+    ApiKey.ALTER_MOVE_PLAN: move_plans.handle_alter_move_plan,
+    ApiKey.DESCRIBE_MOVE_PLANS: move_plans.handle_describe_move_plans,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -31,6 +31,7 @@ from metaquorum.client.replicas import (
     describe_eligible,
     describe_health,
     describe_truncations,
+    with_moves,
 )
 from metaquorum.client.users import (
     DEFAULT_MECHANISM,
@@ -205,22 +206,20 @@ class AdminClient:
         """
         found = await self.cluster.refresh(None)
         topics = [_topic(topic) for topic in found if not topic.error_code]
-        return sorted(topics, key=lambda topic: topic.name)
+        return await with_moves(self.cluster, sorted(topics, key=lambda topic: topic.name))
 
     async def describe_topics(self, names: Iterable[str]) -> dict[str, Topic | BrokerError]:
         """Return for each name the topic, or the error UNKNOWN_TOPIC_OR_PARTITION or another."""
         names = list(dict.fromkeys(names))
         found = {topic.name: topic for topic in await self.cluster.refresh(names)}
+        known = [_topic(topic) for topic in found.values() if not topic.error_code]
+        topics = {topic.name: topic for topic in await with_moves(self.cluster, known)}
         described: dict[str, Topic | BrokerError] = {}
         for name in names:
             topic = found.get(name)
             code = topic.error_code if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             text = "there is no such topic" if code == _UNKNOWN_TOPIC else None
-            described[name] = (
-                _topic(topic)
-                if topic and not topic.error_code
-                else broker_error(code, text, f"topic {name}")
-            )
+            described[name] = topics.get(name) or broker_error(code, text, f"topic {name}")
         return described
 
     async def create_topics(

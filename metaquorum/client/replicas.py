@@ -193,6 +193,46 @@ async def reported_configs(
     return found
 
 
+async def with_moves(cluster: Cluster, topics: Iterable[Topic]) -> list[Topic]:
+    """Return the topics with the replicas that moves add to their partitions, or remove.
+
+    The cluster is asked only if replicas are out of sync. Returns the topics as they are if it does
+    not serve ListPartitionReassignments, or refuses.
+    """
+    from wire.messages.list_partition_reassignments import (
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
+
+    topics = list(topics)
+    if not any(topic.under_replicated for topic in topics):
+        return topics
+    try:
+        response: ListPartitionReassignmentsResponse = await cluster.call(
+            ListPartitionReassignmentsRequest(topics=None), to=ANY_BROKER
+        )
+    except NotServedError:
+        return topics
+    moves = {
+        TopicPartition(topic.name, row.partition_index): row
+        for topic in response.topics
+        for row in topic.partitions
+    }
+    if not moves:
+        return topics
+
+    def with_move(topic: Topic, partition: Partition) -> Partition:
+        move = moves.get(TopicPartition(topic.name, partition.index))
+        if move is None or set(move.replicas) != set(partition.replicas):
+            return partition
+        return replace(partition, adding=move.adding_replicas, removing=move.removing_replicas)
+
+    return [
+        replace(topic, partitions=[with_move(topic, one) for one in topic.partitions])
+        for topic in topics
+    ]
+
+
 async def describe_eligible(
     cluster: Cluster, topics: Iterable[str]
 ) -> dict[TopicPartition, Eligible]:

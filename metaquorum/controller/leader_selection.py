@@ -221,6 +221,7 @@ def settled(
         last_leader,
         partition.adding,
         partition.removing,
+        partition.plan,
     )
     leader = elected(after, is_live, is_draining)
     is_unclean = False
@@ -416,6 +417,7 @@ def _with_leader(
         after.last_leader if leader == NO_LEADER else NO_LEADER,
         after.adding,
         after.removing,
+        after.plan,
     )
     settled = moved(settled, is_live, before, is_draining)
     if settled == before:

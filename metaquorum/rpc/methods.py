@@ -20,6 +20,13 @@ from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
+from metaquorum.controller.plans.move_plans import (
+    MovePlanChange,
+    MovePlanPart,
+    NewMovePlan,
+    append_moves,
+    change_plan,
+)
 from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange, change_quotas
 from metaquorum.controller.reassignment import Reassignment, reassign
@@ -92,6 +99,30 @@ class ReassignPartitions:
 
     context: RequestContext
     reassignments: Sequence[Reassignment]
+
+
+@frozen
+class CreateMovePlan:
+    """Request to create a plan of moves, without its moves."""
+
+    context: RequestContext
+    plan: NewMovePlan
+
+
+@frozen
+class AppendMoves:
+    """Request to append moves to plans that are loading."""
+
+    context: RequestContext
+    parts: Sequence[MovePlanPart]
+
+
+@frozen
+class ChangeMovePlans:
+    """Request to start, pause, resume, cancel or throttle plans of moves."""
+
+    context: RequestContext
+    changes: Sequence[MovePlanChange]
 
 
 @frozen
@@ -376,6 +407,25 @@ REASSIGN_PARTITIONS: Final[Method[ReassignPartitions, Committed[list[KafkaError 
     _ERRORS,
     lambda controller, request: controller.change_each(request.reassignments, reassign),
 )
+CREATE_MOVE_PLAN: Final[Method[CreateMovePlan, Committed[int]]] = Method(
+    "create_move_plan",
+    CreateMovePlan,
+    Committed[int],
+    lambda controller, request: controller.create_move_plan(request.plan),
+)
+APPEND_MOVES: Final[Method[AppendMoves, Committed[list[KafkaError | None]]]] = Method(
+    "append_moves",
+    AppendMoves,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.parts, append_moves),
+    is_repeatable=True,
+)
+CHANGE_MOVE_PLANS: Final[Method[ChangeMovePlans, Committed[list[KafkaError | None]]]] = Method(
+    "change_move_plans",
+    ChangeMovePlans,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.changes, change_plan),
+)
 CHANGE_CONFIGS: Final[Method[ChangeConfigs, Committed[list[KafkaError | None]]]] = Method(
     "change_configs",
     ChangeConfigs,
@@ -528,6 +578,9 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         DELETE_TOPICS,
         CREATE_PARTITIONS,
         REASSIGN_PARTITIONS,
+        CREATE_MOVE_PLAN,
+        APPEND_MOVES,
+        CHANGE_MOVE_PLANS,
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
         TAKE_MUTATIONS,

@@ -39,6 +39,7 @@ from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
 from simulations.mutants.move_mutants import MOVE_MUTANTS
+from simulations.mutants.plan_mutants import PLAN_MUTANTS
 from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
 from simulations.mutants.quota_mutants import QUOTA_MUTANTS
 from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
@@ -429,6 +430,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *LOAD_MUTANTS,
         *CHECK_MUTANTS,
         *THROTTLING_MUTANTS,
+        *PLAN_MUTANTS,
         *FAULT_MUTANTS,
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
