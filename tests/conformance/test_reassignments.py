@@ -258,7 +258,8 @@ def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
     admin("moves", "throttle", plan_id, "none")
     watched = admin("moves", "status", plan_id, "--watch", "--interval", 0.2)
     assert re.search(rf"{plan_id} +complete +2/2 +#+ 100%", watched.splitlines()[-1])
-    assert replicas(cluster, topic) == {0: ([3, 2], [2, 3]), 1: ([3, 2], [2, 3])}
+    moved = {0: ([3, 2], [2, 3]), 1: ([3, 2], [2, 3])}
+    wait_until(lambda: replicas(cluster, topic) == moved)  # another worker may be a step behind
     assert read(cluster, topic) == list(range(RECORDS))
 
 
@@ -282,7 +283,7 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     assert f"Partition {topic}-0 is part of plan {plan_id}, which has not ended" in admin.errors
     assert "plan" in admin("moves", "cancel", plan_id, "--yes")
     wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
-    assert replicas(cluster, topic) == {0: ([2, 1], [1, 2])}
+    assert replicas(cluster, topic) == {0: ([1, 2], [1, 2])}
     assert "1 were cancelled or given up" in admin("moves", "explain", plan_id)
     admin("moves", "resume", plan_id, code=1)
     assert f"Plan {plan_id} is cancelled" in admin.errors
@@ -321,8 +322,12 @@ def test_a_plan_of_mq_admin_is_carried_out_by_kafkas_tool_and_by_the_cluster(
     admin(*asked, "--plan-file", file)  # over all three workers again
     (plan_id,) = admin.json("moves", "start", file).values()
     wait_until(lambda: status(admin, plan_id)["state"] == "complete")
-    count = [worker for row, _ in replicas(cluster, topic).values() for worker in row]
-    assert {count.count(worker) for worker in (1, 2, 3)} == {2}
+
+    def counts() -> list[int]:
+        found = [worker for row, _ in replicas(cluster, topic).values() for worker in row]
+        return [found.count(worker) for worker in (1, 2, 3)]
+
+    wait_until(lambda: counts() == [2, 2, 2])
     assert read(cluster, topic) == list(range(RECORDS))
     back = admin.json(*asked, "--workers", "1,2", "--throttle", 10)["estimate"]
     assert "Set replica.fetch.response.max.bytes=110 on all workers" in back["warnings"][0]
