@@ -281,9 +281,10 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     plan_id = int(found[1])
     admin("moves", "start", plan, code=1)
     assert f"Partition {topic}-0 is part of plan {plan_id}, which has not ended" in admin.errors
+    wait_until(lambda: status(admin, plan_id)["moving"] == 1)
     assert "plan" in admin("moves", "cancel", plan_id, "--yes")
     wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
-    assert replicas(cluster, topic) == {0: ([1, 2], [1, 2])}
+    wait_until(lambda: replicas(cluster, topic) == {0: ([2, 1], [1, 2])})
     assert "1 were cancelled or given up" in admin("moves", "explain", plan_id)
     admin("moves", "resume", plan_id, code=1)
     assert f"Plan {plan_id} is cancelled" in admin.errors
