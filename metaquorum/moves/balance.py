@@ -292,7 +292,9 @@ class _Placement:
 
     # Step 2
 
-    def even_counts(self, receivers: set[int], goals: Goals, most: int | None = None) -> bool:
+    def even_counts(
+        self, receivers: Collection[int], goals: Goals, most: int | None = None
+    ) -> bool:
         """Move replicas to the receivers until no legal move brings two numbers closer.
 
         Return whether anything moves.
@@ -311,21 +313,21 @@ class _Placement:
             return max(0.0, (missing + excess) / 2)
 
         has_moved = False
-        while self._even_counts_once(receivers, wanted, most):
+        while self._even_counts_once(sorted(receivers), wanted, most):
             has_moved = True
         self._restore_order()
         return has_moved
 
     def _even_counts_once(
-        self, receivers: set[int], wanted: Callable[[int, int], float], most: int | None
+        self, receivers: list[int], wanted: Callable[[int, int], float], most: int | None
     ) -> bool:
         """Return whether replicas were moved. A pair without a legal move is tried once."""
         has_moved = False
-        givers = set(self.active)
+        givers = sorted(self.active)  # among equal workers the lowest id is chosen
         blocked: set[tuple[int, int]] = set()
         racks: dict[int, set[str]] = {}
         while givers:
-            old = max(givers, key=lambda each: (self.count[each], -each))
+            old = max(givers, key=self.count.__getitem__)
             for new in self._poorest_first(receivers, self.count[old] - 2, most):
                 if (old, new) in blocked:
                     continue
@@ -336,15 +338,15 @@ class _Placement:
                     break
                 blocked.add((old, new))
             else:
-                givers.discard(old)
+                givers.remove(old)
         return has_moved
 
-    def _poorest_first(self, workers: set[int], most: int, cap: int | None) -> Iterator[int]:
+    def _poorest_first(self, workers: list[int], most: int, cap: int | None) -> Iterator[int]:
         """Yield the workers with at most `most` replicas, and fewer than `cap`, in that order."""
         if not workers:
             return
         last = most if cap is None else min(most, cap - 1)
-        first = min(workers, key=lambda each: (self.count[each], each))
+        first = min(workers, key=self.count.__getitem__)
         if self.count[first] > last:
             return
         yield first  # the others are sorted only if this one cannot receive

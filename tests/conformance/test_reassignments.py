@@ -258,7 +258,8 @@ def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
     admin("moves", "throttle", plan_id, "none")
     watched = admin("moves", "status", plan_id, "--watch", "--interval", 0.2)
     assert re.search(rf"{plan_id} +complete +2/2 +#+ 100%", watched.splitlines()[-1])
-    assert replicas(cluster, topic) == {0: ([3, 2], [2, 3]), 1: ([3, 2], [2, 3])}
+    moved = {0: ([3, 2], [2, 3]), 1: ([3, 2], [2, 3])}
+    wait_until(lambda: replicas(cluster, topic) == moved)  # another worker may be a step behind
     assert read(cluster, topic) == list(range(RECORDS))
 
 
@@ -280,9 +281,10 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     plan_id = int(found[1])
     admin("moves", "start", plan, code=1)
     assert f"Partition {topic}-0 is part of plan {plan_id}, which has not ended" in admin.errors
+    wait_until(lambda: status(admin, plan_id)["moving"] == 1)
     assert "plan" in admin("moves", "cancel", plan_id, "--yes")
     wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
-    assert replicas(cluster, topic) == {0: ([2, 1], [1, 2])}
+    wait_until(lambda: replicas(cluster, topic) == {0: ([2, 1], [1, 2])})
     assert "1 were cancelled or given up" in admin("moves", "explain", plan_id)
     admin("moves", "resume", plan_id, code=1)
     assert f"Plan {plan_id} is cancelled" in admin.errors
@@ -292,3 +294,43 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     assert "has a worker more than once" in admin.errors
     admin("moves", "throttle", plan_id, "fast", code=2)
     assert "'fast' is not a throttle" in admin.errors
+
+
+def test_a_plan_of_mq_admin_is_carried_out_by_kafkas_tool_and_by_the_cluster(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 3, [1, 2], record_bytes=LARGE // 40)
+    admin = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
+    file = tmp_path / "made.json"
+    asked = ("moves", "plan", "--topic", topic, "--measure-seconds", 0.2)
+    text = admin(*asked, "--workers", "2,3", "--network-bytes-per-s", 10**8, "--plan-file", file)
+    assert re.search(r"^MoveRatio +0\.\d+$", text, re.MULTILINE)
+    assert re.search(r"^bounds +IN = 0 B/s < throttle < N - IN/R = 100,000,000 B/s$", text, re.M)
+    assert re.search(r"^throttle +50,000,000 B/s, 50% of the network$", text, re.MULTILINE)
+    assert f"`mq-admin moves start {file}` carries out the plan" in text
+    plan = json.loads(file.read_text())
+    assert len(plan["partitions"]) == 3
+    assert all(row["current"] == [1, 2] for row in plan["partitions"])
+    assert all(row["size_bytes"] > 50_000 for row in plan["partitions"])
+    assert all(set(row["replicas"]) == {2, 3} for row in plan["partitions"])
+    at = ("--bootstrap-server", cluster[2].bootstrap)
+    executed = kafka_tool(
+        "reassign-partitions", *at, "--execute", "--reassignment-json-file", str(file)
+    )
+    assert "Successfully started partition reassignments" in executed.stdout, executed
+    wait_until(lambda: all(row == [2, 3] for _, row in replicas(cluster, topic).values()))
+    assert admin.json(*asked, "--workers", "2,3")["moves"] == []
+    admin(*asked, "--plan-file", file)  # over all three workers again
+    (plan_id,) = admin.json("moves", "start", file).values()
+    wait_until(lambda: status(admin, plan_id)["state"] == "complete")
+
+    def counts() -> list[int]:
+        found = [worker for row, _ in replicas(cluster, topic).values() for worker in row]
+        return [found.count(worker) for worker in (1, 2, 3)]
+
+    wait_until(lambda: counts() == [2, 2, 2])
+    assert read(cluster, topic) == list(range(RECORDS))
+    back = admin.json(*asked, "--workers", "1,2", "--throttle", 10)["estimate"]
+    assert "Set replica.fetch.response.max.bytes=110 on all workers" in back["warnings"][0]
+    admin("moves", "plan", "--drain", 3, "--measure-seconds", 0, code=2)
+    assert "has 3 replicas, and only 2 workers may have them; add workers" in admin.errors

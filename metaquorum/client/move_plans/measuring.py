@@ -50,7 +50,7 @@ async def measured_state(admin: AdminClient, measure_s: float) -> ClusterState:
 
 
 def _worker(worker: WorkerDescription) -> WorkerState:
-    is_leaving = worker.is_shutting_down or getattr(worker, "is_draining", False)
+    is_leaving = worker.is_shutting_down or worker.is_draining
     return WorkerState(
         worker.worker_id, worker.rack, worker.host, not worker.is_fenced and not is_leaving
     )
