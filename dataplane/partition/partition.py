@@ -42,6 +42,17 @@ NO_ERROR: Final = ErrorCode.NONE
 NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+class NotLeaderOrFollowerError(KafkaError):
+    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
+
+    def __init__(self, partition: str, state: PartitionImage) -> None:
+        super().__init__(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
+        )
+        self.leader_id = state.leader
+        self.leader_epoch = state.leader_epoch
+
+
 class Watcher(Protocol):
     """Receiver of a partition's notifications."""
 
@@ -168,6 +179,9 @@ class ReplicaContext:
     # Counts since the start of the process.
     isr_shrinks: int = 0
     isr_expands: int = 0
+    # Bytes of replicas that moves add, from leaders and to followers.
+    reassignment_bytes_in: int = 0
+    reassignment_bytes_out: int = 0
     flush_times: Histogram = field(default_factory=Histogram)
     wakes: WatcherNotifier = field(default_factory=WatcherNotifier)
     # Bytes per second of the plans of moves that have a rate, by plan id.
@@ -338,10 +352,23 @@ class Partition:
         return self.state.isr
 
     @property
+    def is_under_replicated(self) -> bool:
+        """Whether too few replicas are in sync, by the leader; those that a move adds do not count.
+
+        As in Kafka, in-sync replicas that it adds count (KIP-352).
+        """
+        state = self.state
+        is_lacking = len(state.isr) < len(state.replicas) - len(state.adding)
+        return is_lacking and self.is_leader
+
+    @property
     def least_isr(self) -> int:
-        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka."""
-        least = self.config.min_insync_replicas
-        return least if least == 1 else min(least, len(self.state.replicas))
+        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka.
+
+        Those that a move removes do not count: a smaller target needs no more than it has.
+        """
+        least, state = self.config.min_insync_replicas, self.state
+        return least if least == 1 else min(least, len(state.replicas) - len(state.removing))
 
     @property
     def low_watermark(self) -> int:
@@ -486,6 +513,18 @@ class Partition:
             self._note(self.end_waiters, size_bytes)
         self.advance()
 
+    def replicated_in(self, size_bytes: int) -> None:
+        """Count bytes that this replica has fetched from the leader and appended."""
+        self.replicated_bytes_in += size_bytes
+        if self.worker_id in self.state.adding:
+            self._context.reassignment_bytes_in += size_bytes
+
+    def replicated_out(self, replica_id: int, size_bytes: int) -> None:
+        """Count bytes that this leader has sent to the follower."""
+        self.replicated_bytes_out += size_bytes
+        if replica_id in self.state.adding:
+            self._context.reassignment_bytes_out += size_bytes
+
     def is_growing(self, size_bytes: int) -> None:
         """Record an append of `size_bytes` that is not committed yet."""
         uncommitted = self._uncommitted
@@ -530,7 +569,7 @@ class Partition:
                 leadership.committed(
                     self.high_watermark,
                     self.log.log_end_offset,
-                    self.config.min_insync_replicas,
+                    self.least_isr,
                     context.monotonic(),
                     context.eligible,
                 )
@@ -623,7 +662,11 @@ class Partition:
         """
         context = self._context
         began = context.monotonic()
-        await self.log.flush(disk, now_ms)
+        while True:
+            log = self.log
+            await log.flush(disk, now_ms)
+            if log is self.log:  # otherwise it was replaced by its copy in another directory
+                break
         now = context.monotonic()
         context.flush_times.record(now - began, now)
 

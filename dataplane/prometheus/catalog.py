@@ -74,6 +74,18 @@ _ROWS: Final = (
         "Bytes of record batches sent to followers.",
     ),
     Metric(
+        _BROKER_TOPIC + "reassignmentbytesin_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches fetched from partition leaders by replicas that a move adds.",
+    ),
+    Metric(
+        _BROKER_TOPIC + "reassignmentbytesout_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches sent to followers that a move adds.",
+    ),
+    Metric(
         _BROKER_TOPIC + "totalproducerequests_total", _COUNTER, (), "Produce requests answered."
     ),
     Metric(
@@ -205,7 +217,14 @@ _ROWS: Final = (
         _REPLICAS + "underreplicatedpartitions",
         _GAUGE,
         (),
-        "Partitions led by this worker with fewer in-sync replicas than replicas.",
+        "Partitions led by this worker with fewer in-sync replicas than replicas, without those"
+        " that a move adds.",
+    ),
+    Metric(
+        _REPLICAS + "reassigningpartitions",
+        _GAUGE,
+        (),
+        "Partitions led by this worker that move to other replicas.",
     ),
     Metric(
         _REPLICAS + "underminisrpartitioncount",
@@ -251,7 +270,10 @@ _ROWS: Final = (
         "Committed records not fetched yet, maximum over the follower replicas of this worker.",
     ),
     Metric(
-        "kafka_cluster_partition_replicascount", _GAUGE, _PARTITION, "Replicas; 0 on followers."
+        "kafka_cluster_partition_replicascount",
+        _GAUGE,
+        _PARTITION,
+        "Replicas, without those that a move adds; 0 on followers.",
     ),
     Metric(
         "kafka_cluster_partition_insyncreplicascount",
@@ -263,7 +285,7 @@ _ROWS: Final = (
         "kafka_cluster_partition_underreplicated",
         _GAUGE,
         _PARTITION,
-        "1 on the leader if a replica is not in sync, otherwise 0.",
+        "1 on the leader if a replica is not in sync, without those that a move adds; otherwise 0.",
     ),
     Metric(
         "metaquorum_partition_bytesin_total",
@@ -307,6 +329,44 @@ _ROWS: Final = (
         (),
         "Committed records not fetched yet, sum over the follower replicas of this worker"
         " (SumReplicaLag). If it stops decreasing during a move, a throttle is too low.",
+    ),
+    Metric(
+        "kafka_server_alterlogdirsreplication_byte_rate",
+        _GAUGE,
+        (),
+        "Bytes a second that this worker copied between its log directories, over the window"
+        " (AlterLogDirsReplication).",
+    ),
+    Metric(
+        "kafka_server_replicaalterlogdirsmanager_maxlag",
+        _GAUGE,
+        (),
+        "Largest number of records that a future replica is behind its log"
+        " (ReplicaAlterLogDirsManager).",
+    ),
+    Metric(
+        "kafka_server_replicaalterlogdirsmanager_failedpartitionscount",
+        _GAUGE,
+        (),
+        "Moves of replicas between log directories that ended by an error.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moves",
+        _GAUGE,
+        (),
+        "Replicas that move to another log directory of this worker.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moved_total",
+        _COUNTER,
+        (),
+        "Replicas that were moved to another log directory of this worker.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moved_bytes_total",
+        _COUNTER,
+        (),
+        "Bytes that this worker copied between its log directories.",
     ),
     # Quotas of users and client ids that were active within the quota window
     Metric(
@@ -537,6 +597,13 @@ _ROWS: Final = (
         _CONTROLLER + "activebrokercount", _GAUGE, (), "Registered workers that are not fenced."
     ),
     Metric(_CONTROLLER + "fencedbrokercount", _GAUGE, (), "Registered workers that are fenced."),
+    Metric("metaquorum_draining_workers", _GAUGE, (), "Workers that an operator drains."),
+    Metric(
+        "metaquorum_draining_replicas",
+        _GAUGE,
+        (),
+        "Replicas on draining workers, also those that a move adds or removes.",
+    ),
     Metric(_CONTROLLER + "globaltopiccount", _GAUGE, (), "Topics in the cluster."),
     Metric(_CONTROLLER + "globalpartitioncount", _GAUGE, (), "Partitions in the cluster."),
     Metric(

@@ -35,7 +35,15 @@ from dataclasses import replace
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import MOVES_LEVEL, check_level
-from metaquorum.controller.leader_selection import IsLive, least_isr, left, may_lead, moved
+from metaquorum.controller.leader_selection import (
+    IsDraining,
+    IsLive,
+    elected,
+    least_isr,
+    left,
+    moved,
+    nobody,
+)
 from metaquorum.controller.topics import check_workers
 from metaquorum.metadata.image import (
     NO_LEADER,
@@ -98,14 +106,16 @@ def requested_move(
     """
     check_workers(image, target)
     partition = topic.partitions[number]
-    after = requested(partition, target, image.is_live, min_isr(image, topic.name), plan)
+    needed = min_isr(image, topic.name)
+    after = requested(partition, target, image.is_live, needed, image.is_draining, plan)
     _check_count(partition if after is None else after)
     return after
 
 
 def cancelled_move(image: MetadataImage, topic: TopicImage, number: int) -> PartitionImage:
     """Return the partition with its original replicas. Raises KafkaError as `cancelled`."""
-    return cancelled(topic.partitions[number], image.is_live, min_isr(image, topic.name))
+    needed = min_isr(image, topic.name)
+    return cancelled(topic.partitions[number], image.is_live, needed, image.is_draining)
 
 
 def _check_factor(partition: PartitionImage, target: tuple[int, ...]) -> None:
@@ -131,6 +141,7 @@ def requested(
     target: tuple[int, ...],
     is_live: IsLive,
     min_isr: int,
+    is_draining: IsDraining = nobody,
     plan: int = 0,
 ) -> PartitionImage | None:
     """Return the partition that moves to these replicas, or has done so; None: no change.
@@ -157,11 +168,14 @@ def requested(
             min_isr,
         ),
         is_live,
+        is_draining=is_draining,
     )
     return None if after == partition else left(partition, after).in_next_epoch()
 
 
-def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> PartitionImage:
+def cancelled(
+    partition: PartitionImage, is_live: IsLive, min_isr: int, is_draining: IsDraining = nobody
+) -> PartitionImage:
     """Return the partition with its original replicas.
 
     Raises KafkaError if it does not move, or none of them has all committed records, or may lead.
@@ -178,8 +192,8 @@ def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> Parti
         replace(partition, replicas=original, adding=(), removing=(), plan=0), min_isr
     )
     if partition.leader != NO_LEADER and partition.leader not in original:
-        leader = next((r for r in original if r in after.isr and may_lead(after, r, is_live)), None)
-        if leader is None:
+        leader = elected(replace(after, elr=()), is_live, is_draining)
+        if leader == NO_LEADER:
             raise _not_cancelled("none of the original replicas in sync may lead")
         after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
     return left(partition, after).in_next_epoch()

@@ -217,6 +217,11 @@ class MetadataImage:
         worker = self.workers.get(worker_id)
         return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
 
+    def is_draining(self, worker_id: int) -> bool:
+        """Return whether the worker is registered, and is being emptied by an operator."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and worker.draining
+
     def last_registration(self, worker_id: int) -> RegisterWorkerRecord | None:
         """Return the worker's registration, or its last one if it is unregistered."""
         return self.workers.get(worker_id) or self.departed.get(worker_id)

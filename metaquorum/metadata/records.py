@@ -159,7 +159,7 @@ class RegisterWorkerRecord:
 
     `previous_broker_epoch`: until the worker is unfenced for the first time, the broker epoch that
     the start marks of its log directories may still have although no record is lost; otherwise
-    None.
+    None. `draining`: the worker receives no new replicas, and leads only where no other may.
     """
 
     worker_id: int
@@ -173,6 +173,7 @@ class RegisterWorkerRecord:
     fenced: bool
     in_controlled_shutdown: bool = False
     previous_broker_epoch: int | None = None
+    draining: bool = False
 
 
 @frozen
@@ -200,6 +201,7 @@ class WorkerChangeRecord:
     broker_epoch: int
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
+    draining: bool | None = None
 
 
 @frozen
@@ -544,7 +546,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         6,
-        2,
+        3,
         RegisterWorkerRecord,
         (
             Field("worker_id", _WORKER_ID),
@@ -558,8 +560,9 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("fenced", Boolean()),
             Field("in_controlled_shutdown", Boolean(), since=1, default=False),
             Field("previous_broker_epoch", Nullable(_OFFSET), since=2, default=None),
+            Field("draining", Boolean(), since=3, default=False),
         ),
-        levels=(0, 0, 2),  # all nodes at level 1 read version 1
+        levels=(0, 0, 2, 4),  # all nodes at level 1 read version 1
     ),
     Schema(
         7,
@@ -579,14 +582,16 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         9,
-        0,
+        1,
         WorkerChangeRecord,
         (
             Field("worker_id", _WORKER_ID),
             Field("broker_epoch", _OFFSET),
             Field("fenced", Nullable(Boolean())),
             Field("in_controlled_shutdown", Nullable(Boolean())),
+            Field("draining", Nullable(Boolean()), since=1, default=None),
         ),
+        levels=(0, 4),
     ),
     Schema(
         10,

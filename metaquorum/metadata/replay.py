@@ -324,6 +324,7 @@ class Replay:
         worker = self._workers[record.worker_id]
         assert worker.broker_epoch == record.broker_epoch, "change of an earlier registration"
         fenced, in_shutdown = record.fenced, record.in_controlled_shutdown
+        draining = worker.draining if record.draining is None else record.draining
         self._workers[record.worker_id] = replace(
             worker,
             fenced=worker.fenced if fenced is None else fenced,
@@ -331,6 +332,7 @@ class Replay:
             in_controlled_shutdown=(
                 worker.in_controlled_shutdown if in_shutdown is None else in_shutdown
             ),
+            draining=draining,
         )
         self._worker_ids[record.worker_id] = None
 

@@ -27,6 +27,12 @@ class PartitionState:
     leader: int | None  # None: no leader
     size_bytes: int = 0  # one replica
     bytes_in_per_s: float = 0.0  # produced to it, as compressed in its log
+    is_moving: bool = False  # by another plan or tool
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a plan may move it: it does not move yet, and has a leader to copy from."""
+        return self.leader is not None and not self.is_moving
 
     @property
     def name(self) -> str:

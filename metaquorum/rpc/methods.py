@@ -188,6 +188,15 @@ class UnregisterWorker:
 
 
 @frozen
+class AlterWorker:
+    """Request to drain, return or remove a worker; `action` is a `WorkerAction`."""
+
+    context: RequestContext
+    worker_id: int
+    action: int
+
+
+@frozen
 class ElectLeaders:
     context: RequestContext
     specs: Sequence[ElectionSpec]
@@ -473,6 +482,14 @@ UNREGISTER_WORKER: Final[Method[UnregisterWorker, Committed[None]]] = Method(
     _NOTHING,
     lambda controller, request: controller.worker_lifecycle.unregister_worker(request.worker_id),
 )
+ALTER_WORKER: Final[Method[AlterWorker, Committed[None]]] = Method(
+    "alter_worker",
+    AlterWorker,
+    _NOTHING,
+    lambda controller, request: controller.worker_lifecycle.alter_worker(
+        request.worker_id, request.action
+    ),
+)
 REGISTER_WORKER: Final[Method[WorkerRegistration, Committed[int]]] = Method(
     "register_worker",
     WorkerRegistration,
@@ -571,6 +588,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CHANGE_SCRAM_CREDENTIALS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,
+        ALTER_WORKER,
         REGISTER_WORKER,
         REGISTER_CONTROLLER,
         HEARTBEAT,

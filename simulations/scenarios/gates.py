@@ -21,7 +21,7 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(8, 300),
+    "replication": CiShare(7, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(3, 30),
@@ -32,9 +32,10 @@ CI: Final[Mapping[str, CiShare]] = {
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
+    "moving-partitions": CiShare(3, 30),
     "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
-    "cluster": CiShare(8, 150),
+    "cluster": CiShare(7, 150),
     "everything": CiShare(6, 150),
     "planned-moves": CiShare(1, 20),
     "quotas": CiShare(5, 60),
@@ -43,6 +44,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "compaction": CiShare(5, 100),
     "failing-disk": CiShare(5, 60),
     "log-dirs": CiShare(4, 60),
+    "moved-dirs": CiShare(3, 60),
     "administration": CiShare(4, 60),
     "single-node-kill": CiShare(3, 60),
     "hostile": CiShare(3, 60),
@@ -99,6 +101,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
     "planned-moves": (*_OF_ATTACKERS, "LiveWorkersStay"),
+    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.
@@ -117,6 +120,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "administration": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION, *_NO_BROKEN_DEVICE),
     "failing-disk": (*_NO_HOSTILE_CLIENTS, *_NO_BROKEN_DEVICE),
     "log-dirs": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION),
+    "moved-dirs": _NO_HOSTILE_CLIENTS,
 }
 
 

@@ -48,6 +48,7 @@ class ApiKey(IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
@@ -77,6 +78,7 @@ class ApiKey(IntEnum):
     AUTHENTICATE_REPLICA = 10_005
     DESCRIBE_UNREAD_RECORDS = 10_006
     DESCRIBE_GROUP_ACTIVITY = 10_007
+    ALTER_WORKER = 10_008
     START_MOVE_PLAN = 10_010
     ALTER_MOVE_PLAN = 10_011
     DESCRIBE_MOVE_PLANS = 10_012
@@ -211,6 +213,7 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, flexible_from=4),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, flexible_from=2),
+    Api(ApiKey.ALTER_REPLICA_LOG_DIRS, 1, 2, flexible_from=2, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
     Api(ApiKey.SASL_AUTHENTICATE, 0, 2, flexible_from=2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
@@ -253,13 +256,14 @@ _ROWS: Final = (
     ),
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
-    Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_WORKERS, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0, permissions=("DESCRIBE TOPIC",)),
     Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 1, flexible_from=0, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.ALTER_WORKER, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.START_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.ALTER_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.DESCRIBE_MOVE_PLANS, 0, 0, flexible_from=0, permissions=("DESCRIBE CLUSTER",)),

@@ -4,6 +4,7 @@ import click
 
 from cli.admin.moves.change import cancel_command, pause_command, resume_command, throttle_command
 from cli.admin.moves.explain import explain_command
+from cli.admin.moves.plan import plan_command
 from cli.admin.moves.start import start_command
 from cli.admin.moves.status import status_command
 
@@ -17,6 +18,7 @@ def command() -> None:
     """
 
 
+command.add_command(plan_command)
 command.add_command(start_command)
 command.add_command(status_command)
 command.add_command(pause_command)
