@@ -1,5 +1,5 @@
 """Plans of moves that a metaquorum cluster carries out: start, watch, change and explain them.
 
-`admin` asks the cluster, `explanation` has the sentences, and `blocking` needs no event loop. Only
-metaquorum serves these requests.
+Imports the rest of `metaquorum.client`, `metaquorum.moves` and below. I/O: the network, by requests
+that only metaquorum serves. Start with `admin`; `explanation` has the sentences, as pure functions.
 """
