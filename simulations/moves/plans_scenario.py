@@ -13,36 +13,20 @@ from simulations.cluster.cluster_setup import LIVENESS_S, within
 from simulations.cluster.fault_plan import without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
-from simulations.moves.move_checkers import (
-    AddingAreNotBehind,
-    ListedMovesExist,
-    MovesEnd,
-    MovesKeepCopies,
-    WrongMovesAreRefused,
-)
+from simulations.moves.move_checkers import MovesEnd, RemovedAreNoLosses, RemovedLogsAreGone
 from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import draw_settings
+from simulations.moves.moves_scenario import PLAIN_CHECKERS, draw_settings
 from simulations.moves.plan_checkers import PLAN_CHECKERS, PlansEnd
 from simulations.moves.planner import Planner
 from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.replication_scenario import CHECKERS as REPLICATION_CHECKERS
 from simulations.replication.replication_scenario import (
     Clients,
     play_settings,
     replication_clients,
 )
 
-# The logs of removed replicas are the business of `moving-partitions`.
-CHECKERS: Final = (
-    *REPLICATION_CHECKERS,
-    MovesKeepCopies,
-    MovesEnd,
-    WrongMovesAreRefused,
-    ListedMovesExist,
-    AddingAreNotBehind,
-    *PLAN_CHECKERS,
-)
+CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS)
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
@@ -72,6 +56,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 async def look_at_plans(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all plans, moves and throttles have ended; then check."""
     plans, moves = cluster_state.checker(PlansEnd), cluster_state.checker(MovesEnd)
+    logs = cluster_state.checker(RemovedLogsAreGone)
     await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
     if cluster_state.world.violations:
         return
@@ -80,8 +65,13 @@ async def look_at_plans(cluster_state: ReplicatedClusterState) -> None:
         await within(
             cluster_state, LIVENESS_S, "all throttles ended", lambda: not plans.throttles()
         )
+    await within(cluster_state, LIVENESS_S, "removed logs gone", lambda: not logs.strays())
+    if cluster_state.world.violations:
+        return
     moves.finals()
     plans.finals()
+    logs.finals()
+    cluster_state.checker(RemovedAreNoLosses).finals()
 
 
 PLANNED_MOVES: Final = Scenario(

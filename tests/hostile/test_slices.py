@@ -35,6 +35,7 @@ SESSION_AT: Final = 5  # after the correlation id and the tags: throttle time, e
 _WITHOUT_ARRAYS: Final = frozenset(
     (
         "AddOffsetsToTxn",
+        "AlterMovePlan",
         "ApiVersions",
         "AuthenticateReplica",
         "DescribeAcls",

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from dataplane.quotas.replication_quota import UNLIMITED
+from metaquorum.controller.plans.move_plans import NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
+from metaquorum.rpc.methods import CREATE_MOVE_PLAN, CreateMovePlan, RequestContext
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.replication.throttling.test_throttling import (
     BATCH,
@@ -270,5 +272,18 @@ def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
         await cluster.until(lambda: plan_of(cluster, 1, answer.plan_id).has_ended)
         assert plan_of(cluster, 1, answer.plan_id).header.done == count
         assert cluster.state("many", 1).replicas == (2, 1)
+
+    together(scenario)
+
+
+def test_a_plan_whose_sender_died_before_it_was_sent_is_cancelled_after_a_minute() -> None:
+    async def scenario(cluster: Together) -> None:
+        plan = NewMovePlan("User:a", "", None, 1, 5, 0, -1)
+        plan_id = await cluster.worker(2).controller_client.change(
+            CREATE_MOVE_PLAN, CreateMovePlan(RequestContext("User:a"), plan), timeout_s=10.0
+        )
+        await cluster.world.sleep(55)
+        assert plan_of(cluster, 1, plan_id).header.state == "loading"
+        await cluster.until(lambda: plan_of(cluster, 1, plan_id).header.state == "cancelled")
 
     together(scenario)
