@@ -119,7 +119,7 @@ def test_the_log_of_a_cancelled_move_is_deleted() -> None:
         assert folders(cluster, 3, "t") == ["t-0"]
         await start(cluster, "t")
         await cluster.until(lambda: is_gone(cluster, 3, "t") and not holds(cluster, 3))
-        assert cluster.state("t", 3).replicas == (2, 1)
+        await cluster.until(lambda: cluster.state("t", 3).replicas == (2, 1))
         await cluster.restart(2)
         await cluster.until(lambda: cluster.state("t", 3).isr == (2, 1))
         check_no_ledger_entry(cluster)
