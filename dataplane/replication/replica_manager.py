@@ -464,15 +464,14 @@ class ReplicaManager:
             partition = self._take_out(topic, index)
             gone.append((topic.name, index))
             if partition is not None:
-                try:
-                    partition.assign(state)
-                except StorageError as error:
-                    log.error("cannot end the replica of partition %s: %s", partition, error)
-                partition.wake_waiters()  # also if the leader is the same: consumers read here
+                async with partition.appending:  # the pending append belongs to the previous epoch
+                    try:
+                        partition.assign(state)
+                    except StorageError as error:
+                        log.error("cannot end the replica of partition %s: %s", partition, error)
+                    partition.wake_waiters()  # also if the leader is the same: consumers read here
                 self.departed = self.departed.plus(partition.traffic)
                 self.replication.removed(partition)
-                async with partition.appending:  # wait for a pending append
-                    pass
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
         if gone:

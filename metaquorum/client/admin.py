@@ -15,6 +15,10 @@ from metaquorum.client.connection import VersionRange
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.health import ClusterHealth, PartitionHealth
 from metaquorum.client.quorum import (
+    DRAIN,
+    REMOVE,
+    RETURN,
+    alter_worker,
     describe_quorum,
     describe_workers,
     raise_features,
@@ -127,6 +131,25 @@ class AdminClient:
     async def unregister_worker(self, worker_id: int) -> None:
         """Remove the registration of a worker. Raises BrokerError if the cluster refuses."""
         await unregister_worker(self.cluster, worker_id)
+
+    async def drain_worker(self, worker_id: int) -> None:
+        """Keep new replicas and leaderships away from a worker, until it returns.
+
+        Other workers lead its partitions where they may; its replicas stay. Raises BrokerError if
+        the cluster refuses.
+        """
+        await alter_worker(self.cluster, worker_id, DRAIN)
+
+    async def return_worker(self, worker_id: int) -> None:
+        """End the drain of a worker. Raises BrokerError if the cluster refuses."""
+        await alter_worker(self.cluster, worker_id, RETURN)
+
+    async def remove_worker(self, worker_id: int) -> None:
+        """Remove the registration of a stopped worker that has no replica.
+
+        Raises BrokerError if the cluster refuses.
+        """
+        await alter_worker(self.cluster, worker_id, REMOVE)
 
     async def raise_features(
         self, levels: Mapping[str, int], *, validate_only: bool = False

@@ -112,17 +112,18 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
     for partition in await describe_health(cluster, ill):
         counts.update(partition.troubles)
     live = [worker.worker_id for worker in workers if not worker.is_fenced]
+    draining = sum(bool(each.is_draining) and not each.is_fenced for each in workers)
     return ClusterHealth(
         len(live),
         len(workers),
         sum(len(topic.partitions) for topic in topics),
         {trouble: counts[trouble] for trouble in Trouble},
-        await _warnings(cluster, topics, live),
+        await _warnings(cluster, topics, live, draining),
     )
 
 
 async def _warnings(
-    cluster: Cluster, topics: Sequence[Topic], live: Sequence[int]
+    cluster: Cluster, topics: Sequence[Topic], live: Sequence[int], draining: int
 ) -> Sequence[str]:
     warnings: list[str] = []
     for topic in topics:
@@ -136,7 +137,7 @@ async def _warnings(
         factor = of_worker.get(str(live[0]), "")
         warnings += internal_topic_warnings(
             topic,
-            len(live),
+            len(live) - draining,
             int(factor) if factor.isdigit() else None,
             of_topic.get(topic.name),
         )

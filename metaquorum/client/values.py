@@ -148,6 +148,7 @@ class WorkerDescription:
     is_shutting_down: bool | None
     metadata_offset: int | None  # end offset of the metadata that it has applied
     heard_ms_ago: int | None  # milliseconds since its last heartbeat
+    is_draining: bool | None = None
 
 
 @frozen
