@@ -13,7 +13,7 @@ async def start(
 ) -> None:
     """Ask the controller to move the partition; without a target, to cancel its move.
 
-    Asks again if it has just failed.
+    Retries while the request times out, as after the loss of the active controller.
     """
     error: object = None
     for _ in range(10):
