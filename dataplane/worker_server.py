@@ -230,6 +230,7 @@ class WorkerRole:
             serving.start_soon(worker.timers.run)
             serving.start_soon(worker.isr_manager.context.wakes.run)
             serving.start_soon(worker.leadership_check.run)
+            serving.start_soon(worker.log_dir_mover.run)
             serving.start_soon(worker.groups.run)
             serving.start_soon(worker.transactions.run)
             serving.start_soon(worker.isr_manager.earlier_followers.run)

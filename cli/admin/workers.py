@@ -110,8 +110,8 @@ def drain(session: Session, worker: int) -> None:
 def return_worker(session: Session, worker: int) -> None:
     """End the drain of a worker: it may receive new replicas and leaderships again.
 
-    Moves that are under way continue. The preferred leader election, automatic or requested, gives it
-    its leaderships back.
+    Moves that are under way continue. The preferred leader election, automatic or requested, gives
+    it its leaderships back.
 
     \b
     Examples:

@@ -103,6 +103,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: partitions_api.handle_describe_topic_partitions,
     ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
     ApiKey.DELETE_RECORDS: records.handle_delete_records,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: log_dirs.handle_alter_replica_log_dirs,
     ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
     ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
     ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,

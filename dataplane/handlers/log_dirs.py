@@ -1,4 +1,4 @@
-"""DescribeLogDirs: the log directories of this worker, and the sizes of their logs.
+"""DescribeLogDirs and AlterReplicaLogDirs: the log directories of this worker, and their logs.
 
 While the worker drains, all of its directories are cordoned in the words of Kafka (KIP-1066): they
 receive no new replicas.
@@ -11,10 +11,19 @@ import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir
 from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.partition_log import PartitionLog
 from dataplane.partition.partition import Partition
+from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
+from wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+    AlterReplicaLogDirTopicResult,
+)
 from wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsPartition,
@@ -27,6 +36,8 @@ from wire.primitives.errors import ErrorCode
 
 # Partitions described before other tasks run.
 SLICE_PARTITIONS: Final = 500
+# Future replicas created before other tasks run: some file operations each.
+MOVES_AT_ONCE: Final = 8
 
 
 class KnownLogDirs(Protocol):
@@ -42,6 +53,8 @@ class KnownLogDirs(Protocol):
     def absent(self) -> Iterable[AbsentDir]: ...
 
     def dir_of(self, partition: tuple[str, int]) -> LogDir | None: ...
+
+    def future(self, partition: tuple[str, int]) -> tuple[LogDir, PartitionLog] | None: ...
 
 
 class HostedLogs(Protocol):
@@ -72,23 +85,38 @@ async def handle_describe_log_dirs(
     for online in usable.values():
         online.is_cordoned = worker.image.is_draining(worker.worker_id)
     async for log_dir, partition in _wanted(worker, message.topics):
-        if (result := usable.get(log_dir.path)) is None or result.error_code:
-            continue
-        if not result.topics or result.topics[-1].name != partition.topic:
-            result.topics.append(DescribeLogDirsTopic(name=partition.topic))
-        result.topics[-1].partitions.append(
-            DescribeLogDirsPartition(
-                partition_index=partition.index,
-                partition_size=partition.log.size_bytes,
-                offset_lag=max(partition.log.log_end_offset - partition.high_watermark, 0),
-            )
+        log = partition.log
+        row = DescribeLogDirsPartition(
+            partition_index=partition.index,
+            partition_size=log.size_bytes,
+            offset_lag=max(log.log_end_offset - partition.high_watermark, 0),
         )
+        _add(usable.get(log_dir.path), partition, row)
+        if (moving := log_dirs.future((partition.topic, partition.index))) is not None:
+            target, future = moving
+            row = DescribeLogDirsPartition(
+                partition_index=partition.index,
+                partition_size=future.size_bytes,
+                offset_lag=log.log_end_offset - future.log_end_offset,
+                is_future_key=True,
+            )
+            _add(usable.get(target.path), partition, row)
     lost = [one.path for one in log_dirs.failed]
     lost += [one.path for one in log_dirs.absent if one.is_configured]
     return DescribeLogDirsResponse(
         results=[result for path, result in usable.items() if path not in lost]
         + [_lost(path) for path in lost]
     )
+
+
+def _add(
+    result: DescribeLogDirsResult | None, partition: Partition, row: DescribeLogDirsPartition
+) -> None:
+    if result is None or result.error_code:
+        return
+    if not result.topics or result.topics[-1].name != partition.topic:
+        result.topics.append(DescribeLogDirsTopic(name=partition.topic))
+    result.topics[-1].partitions.append(row)
 
 
 def _lost(path: str) -> DescribeLogDirsResult:
@@ -145,3 +173,31 @@ def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list
 
     yield from in_pieces(asked, take)
     return partitions
+
+
+class MovesReplicas(HasSlicer, Protocol):
+    @property
+    def log_dir_mover(self) -> LogDirMover: ...
+
+
+def handle_alter_replica_log_dirs(
+    worker: MovesReplicas, request: Request, message: AlterReplicaLogDirsRequest
+) -> Work[AlterReplicaLogDirsResponse]:
+    """Begin, redirect or cancel moves; a partition in several directories takes the last one."""
+    asked: dict[tuple[str, int], str] = {}
+    topics = [(each.path, topic) for each in message.dirs for topic in each.topics]
+
+    def note(row: tuple[str, AlterReplicaLogDirTopic], index: int) -> None:
+        asked[row[1].name, index] = row[0]
+
+    yield from for_each_of(topics, lambda row: row[1].partitions, note)
+    results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    for number, ((topic, index), path) in enumerate(asked.items(), 1):
+        code = worker.log_dir_mover.alter(topic, index, path)
+        result = results.setdefault(topic, AlterReplicaLogDirTopicResult(topic_name=topic))
+        result.partitions.append(
+            AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+        )
+        if number % MOVES_AT_ONCE == 0:
+            yield
+    return AlterReplicaLogDirsResponse(results=list(results.values()))

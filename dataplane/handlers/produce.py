@@ -479,9 +479,9 @@ async def _append_slowly(
     verified: Verification | None,
 ) -> Answer:
     """Append a batch in a worker thread, in the order of the partition."""
-    plog = partition.log
     try:
         async with partition.appending:
+            plog = partition.log  # a move to another directory replaces it
             batch: Batch = records
             if is_slow(partition.config, records):
                 batch, header = await _validated(worker, request.client, partition, records, header)

@@ -39,6 +39,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 logger = logging.getLogger(__name__)
 
 NO_TIMESTAMP: Final = -1
+NO_CUT: Final = 2**63
 
 
 class SegmentSpan(NamedTuple):
@@ -70,6 +71,7 @@ class LocalLog:
         "_truncations",
         "_unsynced_segments",
         "_writing",
+        "least_cut",
         "least_noted_recovery_point",
         "log_end_offset",
         "noted_recovery_point",
@@ -124,6 +126,8 @@ class LocalLog:
         self._retired: list[Segment] = []
         self._tail_dirty = False
         self._truncations = 0
+        # Least offset of all truncations since a copy of this log was last adjusted to them.
+        self.least_cut = NO_CUT
         self._cut_unsynced = False  # a loss of power may restore truncated records
         self._replacements = 0
         self._swapping: int | None = None  # base offset of a .swap that is not in place yet
@@ -202,6 +206,15 @@ class LocalLog:
                 segment.size_bytes,
                 newest_ms if newest_ms >= 0 else segment.created_ms,
             )
+
+    @property
+    def is_flushing(self) -> bool:
+        return self._flushing is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether an append is being written in a worker thread."""
+        return self._writing
 
     @property
     def failure(self) -> str | None:
@@ -348,6 +361,7 @@ class LocalLog:
     def _end_files_at(self, offset: int) -> None:
         """Set the log end offset, and forget what refers to later offsets."""
         self._cut_unsynced = True
+        self.least_cut = min(self.least_cut, offset)
         self.log_end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         self._tail_dirty = False

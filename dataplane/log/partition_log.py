@@ -602,6 +602,7 @@ class PartitionLog(LocalLog):
         self._truncations += 1
         with self._failing("truncate"):
             self._cut_all(offset)
+            self.least_cut = 0
             self.log_start_offset = offset
             self.epochs.truncate_from_end(0)
             self._folder.epochs_changed()
@@ -686,6 +687,40 @@ class PartitionLog(LocalLog):
     def expire_producers(self, now_ms: int) -> int:
         """Remove producers that were idle for producer.id.expiration.ms. Return their number."""
         return self.producers.expire(now_ms, self._config.producer_id_expiration_ms)
+
+    # Moves between log directories
+
+    def make_folder(self) -> None:
+        """Create the folder of a new log before its first append. Raises StorageError."""
+        self._folder.make(self.topic_id)
+
+    def keep_producers(self, producers: ProducerStateTable) -> None:
+        """Take producer state from before the first record, also for later recoveries.
+
+        Raises StorageError.
+        """
+        self.producers = producers
+        if producers.entries:
+            self._folder.write_snapshot(self.log_end_offset, producers)
+
+    def write_small_file(self, name: str, data: bytes) -> None:
+        """Write a small file in the folder; the next flush syncs it. Raises StorageError."""
+        self._folder.write(name, data)
+
+    def take_over(self, log: "PartitionLog") -> None:
+        """Take the epochs and the producer state of `log`, of which this log is a full copy.
+
+        The copied records do not show epochs without records, nor producers whose records were
+        deleted. Raises StorageError.
+        """
+        if self.epochs.entries != log.epochs.entries:
+            self.epochs.truncate_from_end(0)
+            for epoch, start in log.epochs.entries:
+                self.epochs.assign(epoch, start)
+            self._folder.epochs_changed()
+            self._folder.write_epochs()
+        self.producers = log.producers
+        self.configure(log.config)
 
     # Closing
 

@@ -155,9 +155,14 @@ class LogCleaner:
             partition.config.compacts
             and partition.offline is None
             and partition.log.segment_count > 1
+            and not self._is_moving(partition)
             and partition not in self._cleaning
             and partition not in self._uncleanable
         )
+
+    def _is_moving(self, partition: Partition) -> bool:
+        """Return whether the log moves to another directory: it is not cleaned then."""
+        return self._log_dirs.future((partition.topic, partition.index)) is not None
 
     def _cleanable(self, partition: Partition, now_ms: int) -> Cleanable:
         plog = partition.log
@@ -189,7 +194,11 @@ class LogCleaner:
             self._disk,
             self._order(found),
             self._pause,
-            lambda: partition.config.compacts and partition.offline is None,
+            lambda: (
+                partition.config.compacts
+                and partition.offline is None
+                and not self._is_moving(partition)
+            ),
         )
         try:
             result = await cleaning.run()

@@ -662,7 +662,11 @@ class Partition:
         """
         context = self._context
         began = context.monotonic()
-        await self.log.flush(disk, now_ms)
+        while True:
+            log = self.log
+            await log.flush(disk, now_ms)
+            if log is self.log:  # otherwise it was replaced by its copy in another directory
+                break
         now = context.monotonic()
         context.flush_times.record(now - began, now)
 

@@ -330,6 +330,44 @@ _ROWS: Final = (
         "Committed records not fetched yet, sum over the follower replicas of this worker"
         " (SumReplicaLag). If it stops decreasing during a move, a throttle is too low.",
     ),
+    Metric(
+        "kafka_server_alterlogdirsreplication_byte_rate",
+        _GAUGE,
+        (),
+        "Bytes a second that this worker copied between its log directories, over the window"
+        " (AlterLogDirsReplication).",
+    ),
+    Metric(
+        "kafka_server_replicaalterlogdirsmanager_maxlag",
+        _GAUGE,
+        (),
+        "Largest number of records that a future replica is behind its log"
+        " (ReplicaAlterLogDirsManager).",
+    ),
+    Metric(
+        "kafka_server_replicaalterlogdirsmanager_failedpartitionscount",
+        _GAUGE,
+        (),
+        "Moves of replicas between log directories that ended by an error.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moves",
+        _GAUGE,
+        (),
+        "Replicas that move to another log directory of this worker.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moved_total",
+        _COUNTER,
+        (),
+        "Replicas that were moved to another log directory of this worker.",
+    ),
+    Metric(
+        "metaquorum_log_dir_moved_bytes_total",
+        _COUNTER,
+        (),
+        "Bytes that this worker copied between its log directories.",
+    ),
     # Quotas of users and client ids that were active within the quota window
     Metric(
         "kafka_server_quota_byte_rate",

@@ -24,6 +24,7 @@ from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, label_text
 from dataplane.prometheus.group_lags import GroupLags
 from dataplane.prometheus.groups import add_groups
+from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from dataplane.prometheus.replication_quotas import add_replication_quotas
 from dataplane.prometheus.requests import RequestMeter
 from dataplane.prometheus.slices import Slices
@@ -127,6 +128,7 @@ class Collector:
             self._add_logs(page, self.parts)
             await add_partitions(page, self.parts.worker, slices)
             add_replication_quotas(page, self.parts.worker.isr_manager)
+            add_log_dir_moves(page, self.parts.worker.log_dir_mover)
             await _add_quotas(page, self.parts.worker, slices)
             await add_groups(page, self.parts.worker, self.parts.group_lags, slices)
             add_transactions(page, self.parts.worker)

@@ -93,15 +93,22 @@ class ReplicationQuotas:
     def __init__(self, configs: Configs, monotonic: Callable[[], float]) -> None:
         samples = configs.integer("replication.quota.window.num")
         sample_s = float(configs.integer("replication.quota.window.size.seconds"))
+        moves_samples = configs.integer("alter.log.dirs.replication.quota.window.num")
+        moves_sample_s = configs.integer("alter.log.dirs.replication.quota.window.size.seconds")
         self.monotonic: Final = monotonic
         self.leader: Final = ReplicationQuota(samples, sample_s)
         self.follower: Final = ReplicationQuota(samples, sample_s)
+        # Copies between the log directories of the worker.
+        self.alter_log_dirs: Final = ReplicationQuota(moves_samples, float(moves_sample_s))
         self._plan_rates = UNLIMITED, UNLIMITED  # as leader, as follower
         self._operator_rates = UNLIMITED, UNLIMITED
         self.limit(configs)
 
     def limit(self, configs: Configs) -> None:
         """Apply the rates in `configs`, those of an operator."""
+        rate = configs.integer("replica.alter.log.dirs.io.max.bytes.per.second")
+        if rate != self.alter_log_dirs.rate_limit:
+            self.alter_log_dirs.limit(rate, self.monotonic())
         self._operator_rates = (
             configs.integer("leader.replication.throttled.rate"),
             configs.integer("follower.replication.throttled.rate"),

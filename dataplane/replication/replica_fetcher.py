@@ -468,13 +468,13 @@ class ReplicaFetcher:
 
     async def _append_and_flush(self, each: _Row) -> None:
         partition = each.followed.partition
-        plog = partition.log
         start = _begins_within(partition, each.row)
         if start is not None and not await self._begin_anew(each.key, each.followed, start):
             return
         if not self._append(each, start):
             return
         try:
+            plog = partition.log
             if plog.config.flush_messages <= plog.unflushed_records:
                 await partition.flush(self._runtime.disk)
             else:

@@ -22,6 +22,7 @@ from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.replication.isr_manager import IsrManager
+from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_manager import ReplicaManager
 from dataplane.scheduling.time_slices import TimeSlicer
@@ -111,6 +112,13 @@ class Worker:
         )
         self.cleaner = CleanerStatistics()
         self.pending_deletes = PendingDeletes(runtime.clock)
+        concurrent = self.configs["num.replica.alter.log.dirs.threads"]
+        self.log_dir_mover = LogDirMover(
+            runtime,
+            partitions,
+            partitions.replication.quotas.alter_log_dirs,
+            concurrent if isinstance(concurrent, int) else len(partitions.log_dirs.ids),
+        )
         random = runtime.random
         group_configs = CoordinatorConfigs()
         configs.call(group_configs.update)

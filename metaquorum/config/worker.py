@@ -292,6 +292,39 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         " throttles by the lowest of all workers. Empty: not known.",
     ),
     worker_config(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        LONG,
+        LONG_MAX,
+        Range(0),
+        "Bytes per second that this worker copies when replicas move between its log directories."
+        " Can be set dynamically only.",
+        dynamic_only=True,
+    ),
+    worker_config(
+        "alter.log.dirs.replication.quota.window.num",
+        INT,
+        11,
+        Range(1),
+        "Number of samples in memory from which the rate of copies between log directories is"
+        " computed.",
+    ),
+    worker_config(
+        "alter.log.dirs.replication.quota.window.size.seconds",
+        INT,
+        1,
+        Range(1),
+        "Duration of each sample of copies between log directories. They may use at once what the"
+        " rate allows in one sample.",
+    ),
+    worker_config(
+        "num.replica.alter.log.dirs.threads",
+        INT,
+        None,
+        Range(1),
+        "Number of replicas that are copied to another log directory at the same time. If not set:"
+        " the number of log directories.",
+    ),
+    worker_config(
         "replication.quota.window.num",
         INT,
         11,

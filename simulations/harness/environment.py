@@ -61,6 +61,8 @@ class Settings:
     deletions: float = 0.2
     delete_retention_ms: int = 60_000
     several_log_dirs: bool = False
+    # Number of administrators that move replicas between the log directories.
+    disk_movers: int = 0
     # Faults, in order, and the seconds between them.
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4

@@ -44,6 +44,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "compaction": CiShare(5, 100),
     "failing-disk": CiShare(5, 60),
     "log-dirs": CiShare(4, 60),
+    "moved-dirs": CiShare(3, 60),
     "administration": CiShare(4, 60),
     "single-node-kill": CiShare(3, 60),
     "hostile": CiShare(3, 60),
@@ -118,6 +119,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "administration": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION, *_NO_BROKEN_DEVICE),
     "failing-disk": (*_NO_HOSTILE_CLIENTS, *_NO_BROKEN_DEVICE),
     "log-dirs": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION),
+    "moved-dirs": _NO_HOSTILE_CLIENTS,
 }
 
 

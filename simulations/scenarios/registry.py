@@ -10,6 +10,7 @@ from simulations.checkers.delivery import (
     FailedDirectoriesTakeNothing,
     LongPollsAreWoken,
 )
+from simulations.checkers.log_dir_moves import MovesEnd
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.cluster.cluster_scenario import CLUSTER
@@ -189,6 +190,21 @@ def _log_dirs(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
 
 
+def _moved_dirs(settings: Settings, draw: Random) -> None:
+    """Move replicas between log directories, with faults in any step of a move."""
+    settings.several_log_dirs = True
+    settings.disk_movers = 1
+    settings.big_value = 0.0
+    settings.topics = draw.randint(1, 3)
+    settings.records = draw.choice([80, 160])
+    settings.delete_topics = draw.choice([0.0, 0.0, 0.2])
+    settings.retention = draw.choice([0.0, 0.3])
+    settings.compacted = draw.choice([0.0, 0.0, 0.5])
+    kinds = ["restart", "full", "sync failure", "broken device", *["kill"] * 3, *["power"] * 4]
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
+    settings.node_configs = {"log.segment.delete.delay.ms": "500"}
+
+
 def _long_polls(settings: Settings, draw: Random) -> None:
     """Produce few records, for each of which a fetch waits; no faults."""
     settings.long_pollers = draw.randint(2, 4)
@@ -325,6 +341,20 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 f"fault: {FAILING_LOG}",
             ),
             (*CHECKERS, FailedDirectoriesTakeNothing),
+        ),
+        _single_node(
+            "moved-dirs",
+            "replicas that move between three log directories; kills, power losses, failing disks",
+            _moved_dirs,
+            (
+                *_WORKED,
+                "disk moves: NONE",
+                "disk moves cancelled",
+                "fault: broken device",
+                "fault: sync failure",
+                "fault: disk full",
+            ),
+            (*CHECKERS, MovesEnd),
         ),
         _single_node(
             "long-polls",

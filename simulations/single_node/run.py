@@ -33,6 +33,7 @@ from simulations.kernel.storage import Storage
 from simulations.workloads.admin import Admin
 from simulations.workloads.audit import Auditor, Overseer
 from simulations.workloads.consumer import Consumer
+from simulations.workloads.disk_mover import DiskMover, MoveInspector
 from simulations.workloads.hostile import Hostile, Liar, Prober
 from simulations.workloads.long_poller import LongPoller
 from simulations.workloads.producer import Producer
@@ -64,6 +65,8 @@ async def play(environment: Environment) -> None:
     await fault_context.up()
     await _finish_clients(environment, clients)
     await fault_context.up()
+    if settings.disk_movers:
+        await environment.run("move inspector", MoveInspector(environment).run)
     await environment.run("auditor", Auditor(environment).run)
     if settings.hostiles:
         await environment.run("prober", Prober(environment, world.stream("prober")).run)
@@ -96,6 +99,9 @@ def _start_clients(environment: Environment) -> Clients:
     for number in range(settings.consumers):
         name = f"consumer-{number}"
         start(name, Consumer(environment, name, world.stream(name)).run)
+    for number in range(settings.disk_movers):
+        name = f"disk-mover-{number}"
+        start(name, DiskMover(environment, world.stream(name)).run)
     for number in range(settings.sessions):
         name = f"session-{number}"
         clients.sessions.append(SessionConsumer(environment, name, world.stream(name)))

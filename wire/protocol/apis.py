@@ -48,6 +48,7 @@ class ApiKey(IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
@@ -212,6 +213,7 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, flexible_from=4),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, flexible_from=2),
+    Api(ApiKey.ALTER_REPLICA_LOG_DIRS, 1, 2, flexible_from=2, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
     Api(ApiKey.SASL_AUTHENTICATE, 0, 2, flexible_from=2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),

@@ -7,6 +7,8 @@
                                   (`sync_failure_marker`)
     *-offset-checkpoint           offsets of all logs (`offset_checkpoints`)
     <topic>-<partition>/          one log
+    <topic>-<p>.<unique>-future/  a copy of a log in another directory, to which it moves
+                                  (`moved_logs`)
     <topic>-<p>.<unique>-delete/  a log being deleted; reads in progress may still use it
     <topic>-<p>.<unique>-stray/   a log that the cluster does not know: not served, kept for a week
 
@@ -26,6 +28,7 @@ from typing import Final
 
 import trio
 
+from dataplane.log.dirs.moved_logs import future_folder, new_unique
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks, OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.boot_markers import BootMarkers
@@ -91,6 +94,9 @@ class LogDir:
         # Offsets in the checkpoints for logs without a folder.
         self.missing: dict[Partition, int] = {}
         self.offline: dict[Partition, StorageError] = {}
+        self.futures: dict[Partition, PartitionLog] = {}  # copies of logs in other directories
+        # Those of which the checkpoints have the offsets: they may replace their logs.
+        self._noted_futures: dict[Partition, PartitionLog] = {}
         self.checkpoints: Final = OffsetCheckpoints(disk, path)
         self.was_clean = False
         self.last_broker_epoch = -1  # broker epoch of the last clean shutdown, if there was one
@@ -163,7 +169,7 @@ class LogDir:
         for partition in recreated:
             self.checkpoints.forget(partition)
         known = self.checkpoints.high_watermarks
-        await self.checkpoints.write(self.partitions, lambda: known)
+        await self.checkpoints.write(self.noted_logs, lambda: known)
         self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:
@@ -308,7 +314,7 @@ class LogDir:
         create topics cause these writes.
         """
         try:
-            await self.checkpoints.write_deletions(self.partitions)
+            await self.checkpoints.write_deletions(self.noted_logs)
             self._has_stale_checkpoints = False
         except DirectoryFailedError:
             raise
@@ -401,6 +407,105 @@ class LogDir:
         self.checkpoints.forget((topic, partition))
         return name if has_folder else None
 
+    # Moves between directories
+
+    @property
+    def noted_logs(self) -> Mapping[Partition, PartitionLog]:
+        """Logs whose offsets are in the checkpoints."""
+        if not self._noted_futures:
+            return self.partitions
+        return self.partitions | self._noted_futures
+
+    def create_future(
+        self, log: PartitionLog, start_offset: int, rng: random.Random, now_ms: int
+    ) -> PartitionLog | None:
+        """Create the future replica of `log`, empty, with its folder. Raises StorageError.
+
+        Return None if the topic's name is too long for the folder's name.
+        """
+        at = (log.topic, log.partition)
+        name = future_folder(*at, new_unique(rng))
+        if name is None:
+            return None
+        loaded = LoadedLog(
+            self._path(name),
+            log.topic_id,
+            segments=[SegmentState(start_offset)],
+            is_made=False,
+            log_start_offset=start_offset,
+            log_end_offset=start_offset,
+            recovery_point=start_offset,
+        )
+        future = PartitionLog(self.files, log.config, *at, loaded, now_ms)
+        future.make_folder()
+        self.futures[at] = future
+        return future
+
+    def note_future(self, future: PartitionLog) -> None:
+        """Add the future replica to the next checkpoints."""
+        self._noted_futures[future.topic, future.partition] = future
+
+    def drop_future(self, future: PartitionLog, rng: random.Random) -> None:
+        """Give up a future replica and delete its folder. Raises StorageError."""
+        at = (future.topic, future.partition)
+        if self.futures.get(at) is future:
+            del self.futures[at]
+        if self._noted_futures.get(at) is future:
+            del self._noted_futures[at]
+            self.checkpoints.forget(at)
+        if self.failure is not None:  # leave the folder for the next start
+            return
+        name = retired_folder(*at, new_unique(rng), DELETED_FOLDER)
+        with storage_errors("rename", future.folder):
+            self._disk.rename(future.folder, self._path(name))
+        future.moved(self._path(name))
+        self._deleted.append(name)
+
+    def promote_future(self, future: PartitionLog) -> None:
+        """Make the future replica the log of its partition. Raises StorageError."""
+        at = (future.topic, future.partition)
+        folder = self._path(partition_folder(*at))
+        with storage_errors("rename", future.folder):
+            self._disk.rename(future.folder, folder)
+        future.moved(folder)
+        del self.futures[at]
+        self._noted_futures.pop(at, None)
+        self.partitions[at] = future
+
+    def replaced(self, log: PartitionLog, rng: random.Random, now_ms: int) -> str | None:
+        """Take a log out of service that another directory has now, as a stray.
+
+        Return the new name of its folder, for `delete_replaced`; None without a folder. Raises
+        StorageError after the log was taken out of service, if its folder keeps its name.
+        """
+        at = (log.topic, log.partition)
+        del self.partitions[at]
+        self.checkpoints.forget(at)
+        if not log.has_folder or self.failure is not None:
+            return None
+        name = retired_folder(*at, stray_unique(now_ms, rng.getrandbits(128)), STRAY_FOLDER)
+        with storage_errors("rename", log.folder):
+            self._disk.rename(log.folder, self._path(name))
+        log.moved(self._path(name))
+        self._strays.append(name)
+        return name
+
+    def delete_replaced(self, log: PartitionLog, name: str) -> None:
+        """Delete the folder `name` of a replaced log. Raises StorageError."""
+        if self.failure is not None or name not in self._strays:
+            return
+        deleted = name.removesuffix(STRAY_FOLDER) + DELETED_FOLDER
+        with storage_errors("rename", self._path(name)):
+            self._disk.rename(self._path(name), self._path(deleted))
+        log.moved(self._path(deleted))
+        self._strays.remove(name)
+        self._deleted.append(deleted)
+
+    async def sync_names(self) -> None:
+        """Sync the names of the folders in this directory. Raises StorageError."""
+        with storage_errors("sync", self.path):
+            await self._disk.run(lambda: self._disk.sync_dir(self.path))
+
     def take_offline(self, partition: Partition, error: StorageError) -> None:
         """Close the log and move it to `offline`; its files are not changed."""
         log = self.partitions.pop(partition)
@@ -442,7 +547,7 @@ class LogDir:
 
         Raises StorageError.
         """
-        await self.checkpoints.write(self.partitions, high_watermarks)
+        await self.checkpoints.write(self.noted_logs, high_watermarks)
 
     @asynccontextmanager
     async def cutting(self, kept: Mapping[Partition, LogOffsets]) -> AsyncIterator[None]:
@@ -450,7 +555,7 @@ class LogDir:
 
         Raises StorageError if the checkpoints cannot be written.
         """
-        async with self.checkpoints.cutting(self.partitions, kept):
+        async with self.checkpoints.cutting(self.noted_logs, kept):
             yield
 
     # Stop

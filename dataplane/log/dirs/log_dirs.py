@@ -17,6 +17,7 @@ online directories cannot rule that out: they may be older than records in the o
 
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -27,10 +28,16 @@ import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
 from dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
+from dataplane.log.dirs.moved_logs import settle_moves
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
-from dataplane.log.segments.files import MAX_OPEN_FILES, DirectoryFailedError, UnreadableError
+from dataplane.log.segments.files import (
+    MAX_OPEN_FILES,
+    DirectoryFailedError,
+    UnreadableError,
+    storage_errors,
+)
 from dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.storage.data_dir import Storage
@@ -53,13 +60,25 @@ class LogDirs:
     """All log directories of one worker. Created by `LogDirs.open`; call `load` first."""
 
     def __init__(
-        self, online: list[LogDir], absent: Sequence[AbsentDir], storages: Sequence[Storage]
+        self,
+        online: list[LogDir],
+        absent: Sequence[AbsentDir],
+        storages: Sequence[Storage],
+        disk: Disk,
+        random: Random,
     ) -> None:
         self.online: Final = online
         self.failed: Final[list[LogDir]] = []
         self.absent: Final = absent
         self.listener: FailureListener | None = None
+        # Directory for a replica that this worker does not have yet.
+        self.preferred: Final[dict[Partition, str]] = {}
+        # Unfinished moves of an earlier process: partitions with the paths of their targets.
+        self.unfinished_moves: list[tuple[Partition, str]] = []
         self._all: Final = tuple(online)
+        self._random = random
+        self._disk = disk
+        self._cutting: Counter[Partition] = Counter()
         self._storages = storages  # with locks; the data directory's lock belongs to the node
         self._suspects: dict[LogDir, None] = {}
         self._unfound: dict[Partition, StorageError] = {}
@@ -83,7 +102,8 @@ class LogDirs:
         operator has to correct `log.dirs` (a directory of another node, or one named twice),
         StorageError if no directory is usable. Blocking: call it in a worker thread.
         """
-        return cls(*open_dirs(disk, storage, paths, random, owner, max_open_files))
+        opened = open_dirs(disk, storage, paths, random, owner, max_open_files)
+        return cls(*opened, disk, random)
 
     # State
 
@@ -170,11 +190,24 @@ class LogDirs:
                 self.fail(log_dir, error)
             log_dir.files.on_unreadable = self._unreadable
 
+        await self._settle_moves()
         async with trio.open_nursery() as nursery:
             for log_dir in self._all:
                 nursery.start_soon(load, log_dir)
         if not self.online:
             raise self._nothing_left()
+
+    async def _settle_moves(self) -> None:
+        """Finish or undo moves between the directories that the last process had begun."""
+        if len(self._all) < 2 and not self.absent:
+            return
+        paths = [log_dir.path for log_dir in self._all]
+        settle = partial(settle_moves, self._disk, paths, are_all=not self.absent, rng=self._random)
+        try:
+            with storage_errors("settle moves between", ", ".join(paths)):
+                self.unfinished_moves = await self._disk.run(settle)
+        except StorageError as error:  # `load` reports the directory that fails
+            logger.error("%s; partitions that are in two directories are offline", error)
 
     def note_start(self, broker_epoch: int) -> None:
         """Write start markers, before the first writes in `broker_epoch`."""
@@ -266,13 +299,18 @@ class LogDirs:
             )
 
     def _place(self, new: list[NewPartition]) -> list[tuple[LogDir, list[NewPartition]]]:
-        """Assign each new partition to the directory with the fewest partitions."""
+        """Assign each new partition to the preferred directory, or that with the fewest."""
         if len(self.online) == 1:
             return [(self.online[0], new)]
         placed: list[tuple[LogDir, list[NewPartition]]] = [(one, []) for one in self.online]
         counts = [len(one.partitions) + len(one.offline) for one in self.online]
+        paths = [log_dir.path for log_dir in self.online]
         for one in new:
-            number = counts.index(min(counts))
+            preferred = self.preferred.pop((one.topic, one.partition), None)
+            if preferred is not None and preferred in paths:
+                number = paths.index(preferred)
+            else:
+                number = counts.index(min(counts))
             counts[number] += 1
             placed[number][1].append(one)
         return [(log_dir, some) for log_dir, some in placed if some]
@@ -402,14 +440,90 @@ class LogDirs:
             if (log_dir := self.dir_of(at)) is not None:
                 by_dir.setdefault(log_dir, {})[at] = offsets
         failures: dict[Partition, StorageError] = {}
-        async with AsyncExitStack() as stack:
-            for log_dir, some in by_dir.items():
-                try:
-                    with self._watched(log_dir):
-                        await stack.enter_async_context(log_dir.cutting(some))
-                except StorageError as error:
-                    failures |= dict.fromkeys(some, error)
-            yield failures
+        self._cutting.update(kept.keys())
+        try:
+            async with AsyncExitStack() as stack:
+                for log_dir, some in by_dir.items():
+                    try:
+                        with self._watched(log_dir):
+                            await stack.enter_async_context(log_dir.cutting(some))
+                    except StorageError as error:
+                        failures |= dict.fromkeys(some, error)
+                yield failures
+        finally:
+            self._cutting.subtract(kept.keys())
+            for partition in kept:
+                if not self._cutting[partition]:
+                    del self._cutting[partition]
+
+    @asynccontextmanager
+    async def cutting_future(
+        self, log_dir: LogDir, kept: LogOffsets, at: Partition
+    ) -> AsyncIterator[None]:
+        """Hold the checkpoints at or below `kept` while the block truncates a future replica."""
+        with self._watched(log_dir):
+            async with log_dir.cutting({at: kept}):
+                yield
+
+    # Moves between directories
+
+    def future(self, partition: Partition) -> tuple[LogDir, PartitionLog] | None:
+        """Return the future replica of the partition with its directory, if it moves."""
+        for log_dir in self._all:
+            if (future := log_dir.futures.get(partition)) is not None:
+                return log_dir, future
+        return None
+
+    def swap(
+        self,
+        log: PartitionLog,
+        target: LogDir,
+        future: PartitionLog,
+        now_ms: int,
+        cleaned_to: int | None,
+    ) -> str | None:
+        """Replace the log by its future replica, in one step; return the former folder's new name.
+
+        `cleaned_to`: offset up to which the copied segments are compacted.
+        The caller has synced the future replica and its `.metaquorum_moved`, and calls
+        `finish_swap` next. Raises StorageError if nothing was changed.
+        """
+        at = (log.topic, log.partition)
+        source = self.dir_of(at)
+        assert source is not None
+        assert source is not target
+        assert not self.is_cutting(at)
+        with self._watched(target):
+            target.promote_future(future)
+        if cleaned_to is not None:
+            target.checkpoints.cleaner_offsets[at] = cleaned_to
+        try:
+            with self._watched(source):
+                return source.replaced(log, self._random, now_ms)
+        except StorageError as error:
+            logger.error(
+                "cannot rename the former log of %s-%d in %s: %s; the next start deletes it",
+                *at,
+                source.path,
+                error,
+            )
+            return None
+
+    async def finish_swap(
+        self, source: LogDir, log: PartitionLog, target: LogDir, name: str | None
+    ) -> None:
+        """Sync the renames of `swap`, then delete the former log. Raises StorageError."""
+        with self._watched(target):
+            await target.sync_names()
+        if source.failure is None:
+            with self._watched(source):
+                if name is not None:
+                    source.delete_replaced(log, name)
+                await source.write_deletions()
+
+    def is_cutting(self, partition: Partition) -> bool:
+        """Return whether the partition's log is about to be truncated."""
+        return partition in self._cutting
 
     async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
         """Write and sync high watermarks. Raises the first StorageError, after all directories."""
@@ -477,4 +591,4 @@ class LogDirs:
 
 def _of_dir(log_dir: LogDir, high_watermarks: HighWatermarks) -> Mapping[Partition, int]:
     offsets = high_watermarks()
-    return {at: offsets[at] for at in log_dir.partitions if at in offsets}
+    return {at: offsets[at] for at in log_dir.noted_logs if at in offsets}

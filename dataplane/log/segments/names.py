@@ -27,14 +27,18 @@ LAST_START: Final = ".metaquorum_started"
 SYNCING: Final = ".metaquorum_syncing"
 # In a partition's folder: recovery removed damaged batches, and the controller may not know yet.
 DAMAGED: Final = ".metaquorum_damaged"
+# In a partition's folder: the log's id, and the ids of the logs that it replaces (`moved_logs`).
+MOVED: Final = ".metaquorum_moved"
 LOCK: Final = ".lock"
 
 DELETED_FOLDER: Final = "-delete"
 STRAY_FOLDER: Final = "-stray"
+FUTURE_FOLDER: Final = "-future"
 MAX_FOLDER_NAME: Final = 255
 
 _NUMBERED: Final = re.compile(r"(\d{20})(\.[a-z]+)\Z")
 _STRAY: Final = re.compile(r"-\d{1,10}\.([0-9a-f]{12})[0-9a-f]{20}-stray\Z")
+_FUTURE: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\.[0-9A-Za-z_]+-future\Z")
 _PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\Z")
 
 
@@ -54,6 +58,12 @@ def partition_folder(topic: str, partition: int) -> str:
 
 def parse_partition_folder(name: str) -> tuple[str, int] | None:
     match = _PARTITION.match(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def parse_future_folder(name: str) -> tuple[str, int] | None:
+    """Return topic and partition of a log that is being copied here; None for any other name."""
+    match = _FUTURE.match(name)
     return (match[1], int(match[2])) if match else None
 
 

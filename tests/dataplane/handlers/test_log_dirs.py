@@ -33,14 +33,17 @@ OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
 
 @asynccontextmanager
 async def two_dirs(
-    tmp_path: Path, disk: FaultyDisk | None = None, **configs: object
+    tmp_path: Path,
+    disk: FaultyDisk | None = None,
+    segment_bytes: int = 1 << 20,
+    **configs: object,
 ) -> AsyncIterator[tuple[Served, RawClient]]:
     """Serve a node with log directories a and b; topic t has partition 0 in a and 1 in b."""
     folders = (tmp_path / "a", tmp_path / "b")
     async with serving(tmp_path / "data", disk=disk, log_dirs=folders, **configs) as served:
         client = await served.connect()
         if served.worker.image.topic("t") is None:
-            await client.create("t", 2)
+            await client.create("t", 2, internal_segment_bytes=segment_bytes)
             for index in range(2):
                 await client.produce("t", batch_of(b"%d" % index), partition=index)
         yield served, client

@@ -196,7 +196,7 @@ def test_a_directory_that_cannot_write_checkpoints_says_which_logs_must_not_be_c
     async def main() -> None:
         disk = CrashDisk()
         log_dir = await written(disk, ONE_SEGMENT)
-        dirs = LogDirs([log_dir], (), ())
+        dirs = LogDirs([log_dir], (), (), disk, Random(0))
         log = log_dir.partitions[AT]
         disk.full_at_bytes = disk.used_bytes()
         async with dirs.cutting({AT: log.offsets_after_truncation(8)}) as uncut:

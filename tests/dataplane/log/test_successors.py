@@ -76,7 +76,7 @@ async def begun_anew_in_place_of_a_lost_one(path: Path) -> LogDirs:
     await log_dir.checkpoint(lambda: {AT: 40})
     log_dir.abandon()
     shutil.rmtree(path / "t-0")
-    dirs = LogDirs([await opened(path)], (), ())
+    dirs = LogDirs([await opened(path)], (), (), UnsyncedDisk(), Random(0))
     assert dirs.noted_end(AT) == 40
     await dirs.create([NewPartition(*AT, FIRST, SMALL)], 0)
     return dirs

@@ -21,6 +21,7 @@ from wire.messages import (
     alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     alter_user_scram_credentials,
     api_versions,
     create_acls,
@@ -624,6 +625,23 @@ def ask_elect_leaders(peer: Peer) -> None:
             peer.ask(ApiKey.ELECT_LEADERS, version, request)
 
 
+def ask_alter_replica_log_dirs(peer: Peer) -> None:
+    request = describe_log_dirs.DescribeLogDirsRequest(topics=[])
+    described = peer.ask(ApiKey.DESCRIBE_LOG_DIRS, 1, request)
+    for version in versions(ApiKey.ALTER_REPLICA_LOG_DIRS):
+        for path in (*(result.log_dir for result in described.results), "/golden/missing"):
+            topics = [
+                alter_replica_log_dirs.AlterReplicaLogDirTopic(name=name, partitions=[0, 99])
+                for name in (TOPIC, MISSING)
+            ]
+            asked = alter_replica_log_dirs.AlterReplicaLogDir(path=path, topics=topics)
+            peer.ask(
+                ApiKey.ALTER_REPLICA_LOG_DIRS,
+                version,
+                alter_replica_log_dirs.AlterReplicaLogDirsRequest(dirs=[asked]),
+            )
+
+
 def ask_reassignments(peer: Peer) -> None:
     described = peer.ask(ApiKey.DESCRIBE_CLUSTER, 0, describe_cluster.DescribeClusterRequest())
     (node_id,) = [broker.broker_id for broker in described.brokers]
@@ -783,6 +801,7 @@ def main() -> None:
         ask_describe_quorum,
         ask_update_features,
         ask_elect_leaders,
+        ask_alter_replica_log_dirs,
         ask_reassignments,
         ask_client_quotas,
         ask_unregister_broker,

@@ -57,6 +57,7 @@ CHOSEN = {
     ApiKey.DELETE_ACLS: (2, 3),
     ApiKey.DESCRIBE_CONFIGS: (1, 4),
     ApiKey.ALTER_CONFIGS: (2, 2),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: (2, 2),
     ApiKey.DESCRIBE_LOG_DIRS: (5, 5),
     ApiKey.SASL_AUTHENTICATE: (0, 2),
     ApiKey.CREATE_PARTITIONS: (1, 3),

@@ -1,0 +1,191 @@
+"""Logs that move between the log directories of a worker: their files, and what a start finds.
+
+A future replica, `<topic>-<partition>.<unique>-future`, is copied from the current log and then
+replaces it. Two renames in two directories cannot be atomic, so a file in the log's folder,
+`.metaquorum_moved`, says which of two logs is the later one:
+
+    <id of this log>
+    <id of a log that this one replaces>    any number of lines, newest first
+
+    1  the current log gets a file with its id, the future one a file that names it; both are synced
+    2  future → <topic>-<partition>         and then
+    3  the former log → stray               in one step of the event loop
+    4  sync of both directories, former log → deleted
+
+A process that was killed has done 2 and 3, only 2, or neither. A loss of power may also keep 3
+without 2, until 4. At the start:
+
+    two logs, one names the other's id              the one that is named is deleted
+    no log, and a future replica with the file      3 without 2: the future replica is the log
+      if a directory is absent                      it may have the log: nothing is changed
+    any other future replica                        unfinished: removed, and copied again
+
+All functions are blocking: call them in a worker thread.
+"""
+
+import logging
+import os
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from dataplane.log.recovery.checkpoints import Partition, decode_partition_metadata
+from dataplane.log.segments.names import (
+    DELETED_FOLDER,
+    FUTURE_FOLDER,
+    MAX_FOLDER_NAME,
+    MOVED,
+    PARTITION_METADATA,
+    STRAY_FOLDER,
+    parse_future_folder,
+    parse_partition_folder,
+    partition_folder,
+    retired_folder,
+)
+from metaquorum.runtime.interfaces import Disk
+from wire.primitives.frozen import frozen
+
+logger = logging.getLogger(__name__)
+
+# Replaced logs that a file names. A log that was replaced before that many moves, and is found
+# again, is not recognized: both logs are offline then.
+MAX_REPLACED: Final = 64
+
+
+@frozen
+class LogId:
+    """Content of `.metaquorum_moved`: the id of a log, and the ids of the logs that it replaces."""
+
+    own: str
+    replaced: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        return "".join(f"{each}\n" for each in (self.own, *self.replaced)).encode()
+
+    def successor(self, own: str) -> "LogId":
+        """Return the id of a log that replaces this one."""
+        return LogId(own, (self.own, *self.replaced)[:MAX_REPLACED])
+
+
+def new_unique(rng: random.Random) -> str:
+    return f"{rng.getrandbits(128):032x}"
+
+
+def future_folder(topic: str, partition: int, unique: str) -> str | None:
+    """Return the name of a future replica's folder; None if it would be too long (as in Kafka)."""
+    name = f"{topic}-{partition}.{unique}{FUTURE_FOLDER}"
+    return name if len(name) <= MAX_FOLDER_NAME else None
+
+
+def read_log_id(disk: Disk, folder: str) -> LogId | None:
+    """Return the id of the log in `folder`; None if it never moved. Raises OSError."""
+    path = os.path.join(folder, MOVED)
+    if not disk.exists(path):
+        return None
+    own, *replaced = disk.read_file(path).decode("ascii", "replace").split("\n")
+    return LogId(own, tuple(each for each in replaced if each)) if own else None
+
+
+def settle_moves(
+    disk: Disk, paths: Sequence[str], *, are_all: bool, rng: random.Random
+) -> list[tuple[Partition, str]]:
+    """Finish or undo the moves that were in progress, as the table above says.
+
+    `are_all`: the directories at `paths` are all that this worker has. Return the partitions whose
+    copy is to begin again, each with the path of its target. Raises OSError.
+    """
+    logs: dict[Partition, list[str]] = {}  # paths of directories
+    futures: list[tuple[Partition, str, str]] = []  # with path and folder name
+    strays: list[tuple[str, str]] = []
+    for path in paths:
+        for name in disk.list(path):
+            if (partition := parse_partition_folder(name)) is not None:
+                logs.setdefault(partition, []).append(path)
+            elif (partition := parse_future_folder(name)) is not None:
+                futures.append((partition, path, name))
+            elif name.endswith(STRAY_FOLDER):
+                strays.append((path, name))
+    for partition, holders in logs.items():
+        if len(holders) > 1:
+            _delete_replaced(disk, partition, holders, rng)
+    again: list[tuple[Partition, str]] = []
+    for partition, path, name in futures:
+        holders = logs.get(partition, [])
+        folder = os.path.join(path, name)
+        if not holders and read_log_id(disk, folder) is not None:
+            if are_all:
+                logger.warning(
+                    "%s-%d: the move to %s is complete, but a loss of power undid the last rename;"
+                    " renaming it again",
+                    *partition,
+                    path,
+                )
+                disk.rename(folder, os.path.join(path, partition_folder(*partition)))
+                disk.sync_dir(path)
+                logs[partition] = [path]
+            continue
+        if (
+            holders
+            and path not in holders
+            and _have_same_topic(disk, partition, holders[0], folder)
+        ):
+            again.append((partition, path))
+        _delete(disk, path, name, partition, rng)
+    _delete_replaced_strays(disk, logs, strays)
+    return again
+
+
+def _delete_replaced(
+    disk: Disk, partition: Partition, holders: list[str], rng: random.Random
+) -> None:
+    name = partition_folder(*partition)
+    ids = {path: read_log_id(disk, os.path.join(path, name)) for path in holders}
+    for path, log_id in ids.items():
+        if log_id is None:
+            continue
+        if any(each is not None and log_id.own in each.replaced for each in ids.values()):
+            logger.warning(
+                "%s-%d: deleting the log in %s: it was moved to another directory",
+                *partition,
+                path,
+            )
+            _delete(disk, path, name, partition, rng)
+            holders.remove(path)
+
+
+def _delete_replaced_strays(
+    disk: Disk, logs: dict[Partition, list[str]], strays: list[tuple[str, str]]
+) -> None:
+    """Delete the folders of former logs whose moves were completed."""
+    ids = {(path, name): read_log_id(disk, os.path.join(path, name)) for path, name in strays}
+    if not any(ids.values()):
+        return
+    replaced: set[str] = set()
+    for partition, holders in logs.items():
+        for path in holders:
+            log_id = read_log_id(disk, os.path.join(path, partition_folder(*partition)))
+            if log_id is not None:
+                replaced.update(log_id.replaced)
+    for (path, name), log_id in ids.items():
+        if log_id is not None and log_id.own in replaced:
+            deleted = name.removesuffix(STRAY_FOLDER) + DELETED_FOLDER
+            disk.rename(os.path.join(path, name), os.path.join(path, deleted))
+
+
+def _delete(disk: Disk, path: str, name: str, partition: Partition, rng: random.Random) -> None:
+    """Rename the folder; `LogDir.load` finds it and has it removed."""
+    deleted = retired_folder(*partition, new_unique(rng), DELETED_FOLDER)
+    disk.rename(os.path.join(path, name), os.path.join(path, deleted))
+
+
+def _have_same_topic(disk: Disk, partition: Partition, path: str, folder: str) -> bool:
+    """Return whether the log in `path` belongs to the topic of the future replica in `folder`."""
+    current = os.path.join(path, partition_folder(*partition))
+    ids = []
+    for each in (current, folder):
+        metadata = os.path.join(each, PARTITION_METADATA)
+        try:
+            ids.append(decode_partition_metadata(disk.read_file(metadata)))
+        except (FileNotFoundError, ValueError):
+            return False
+    return ids[0] == ids[1]

@@ -1,0 +1,569 @@
+"""Moves of replicas between the log directories of this worker (KIP-113; AlterReplicaLogDirs).
+
+    requested   the future replica is created in the target directory, and waits for its turn
+    copying     batches from the current log are appended to it, some at a time; what happens to the
+                current log meanwhile (truncation, log start offset) happens to it, too
+    noted       nearly caught up: both logs have their ids on disk, and the checkpoints of the
+                target have the offsets of the future replica (`dataplane.log.dirs.moved_logs`)
+    swapped     with the end of both logs equal, in one step of the event loop
+
+Before the swap the future replica has synced all that the current log has synced, so that the move
+weakens no guarantee. The log is not compacted while it moves, as in Kafka. A move ends without a
+swap if the replica or one of the directories goes offline, if the replica is deleted, or if it is
+requested for another directory.
+
+The bytes of all moves count for one quota, replica.alter.log.dirs.io.max.bytes.per.second.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.dirs.moved_logs import LogId, future_folder, new_unique, read_log_id
+from dataplane.log.local_log import NO_CUT
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.files import (
+    ColdError,
+    DirectoryFailedError,
+    DiskFullError,
+    UnreadableError,
+    storage_errors,
+)
+from dataplane.log.segments.names import MOVED
+from dataplane.log.segments.slices import LogSlice
+from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from dataplane.partition.partition import Partition
+from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.runtime import File, Runtime, StorageError, sleep
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
+
+logger = logging.getLogger(__name__)
+
+STEP_BYTES: Final = 128 << 10  # read in a worker thread at a time
+APPENDED_BATCHES: Final = 200  # appended without yielding to the event loop
+SWAP_BYTES: Final = 64 << 10  # copied in the step of the swap, at most
+FLUSHED_BYTES: Final = 64 << 20  # copied between two syncs
+LEAST_PAUSE_S: Final = 0.01  # meanwhile the quota accumulates, so the rate is the same
+MOST_PAUSE_S: Final = 1.0  # then a waiting move is examined again
+RETRY_S: Final = 5.0  # after an error that may be temporary, such as a full disk
+SWAP_RETRY_S: Final = 0.01
+MAX_PREFERRED: Final = 100_000
+
+
+class _EndedError(Exception):
+    """Raised if a move is over without a swap."""
+
+
+class _SourceError(Exception):
+    """Raised if the current log cannot be read."""
+
+    def __init__(self, error: StorageError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Move:
+    """One replica that moves to another directory."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        source: LogDir,
+        target: LogDir,
+        future: PartitionLog,
+        cleaned_to: int | None,
+    ) -> None:
+        self.partition = partition
+        self.log = partition.log
+        self.source = source
+        self.target = target
+        self.future = future
+        self.cleaned_to = cleaned_to  # when the copy began
+        self.scope = trio.CancelScope()
+        # Log start offset for which the future replica was started; -1 before.
+        self.started_for = -1
+        self.is_noted = False
+        self.is_full = False  # a full disk was logged
+        self.unsynced_bytes = 0
+        self.log.least_cut = NO_CUT
+
+    @property
+    def at(self) -> tuple[str, int]:
+        return self.partition.topic, self.partition.index
+
+    @property
+    def lag(self) -> int:
+        """Number of offsets that the future replica is behind the current log."""
+        return max(0, self.log.log_end_offset - self.future.log_end_offset)
+
+
+class LogDirMover:
+    """The moves of one worker; `run` carries them out."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        partitions: ReplicaManager,
+        quota: ReplicationQuota,
+        concurrent: int,
+    ) -> None:
+        """`concurrent`: number of replicas that are copied at the same time."""
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._partitions = partitions
+        self._log_dirs: LogDirs = partitions.log_dirs
+        self.quota: Final = quota
+        self.monotonic: Final = runtime.clock.monotonic
+        self.moves: Final[dict[tuple[str, int], Move]] = {}
+        self.failed_count = 0  # moves that ended by an error
+        self.moved_count = 0
+        self._slots = trio.Semaphore(concurrent)
+        self._waiting: list[Move] = []
+        self._requested = trio.Event()
+
+    # Requests
+
+    def alter(self, topic: str, index: int, path: str) -> ErrorCode:
+        """Move the replica to the log directory at `path`, and return an error code.
+
+        A replica that this worker does not have is created there later. A request for the directory
+        that has the replica cancels its move. Source: Kafka's ReplicaManager.alterReplicaLogDirs.
+        """
+        at = topic, index
+        if future_folder(topic, index, "0" * 32) is None:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        log_dirs = self._log_dirs
+        target = next((one for one in log_dirs.online if one.path == path), None)
+        if target is None:
+            lost = [one.path for one in log_dirs.failed]
+            lost += [one.path for one in log_dirs.absent if one.is_configured]
+            known = path in lost
+            return ErrorCode.KAFKA_STORAGE_ERROR if known else ErrorCode.LOG_DIR_NOT_FOUND
+        try:
+            partition = self._partitions.by_name(topic, index)
+        except KafkaError as error:
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                return error.code
+            if len(log_dirs.preferred) < MAX_PREFERRED:
+                log_dirs.preferred[at] = path
+            if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                return ErrorCode.REPLICA_NOT_AVAILABLE
+            return error.code
+        source = log_dirs.dir_of(at)
+        if partition.offline is not None or source is None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        move = self.moves.get(at)
+        if move is not None:
+            if move.target is target and move.log is partition.log:
+                return ErrorCode.NONE
+            self._end(move, "another directory was requested")
+        if source is target:
+            return ErrorCode.NONE
+        if log_dirs.failed or log_dirs.absent:  # as in Kafka: the replica may be there, too
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return self._begin(partition, source, target)
+
+    def _begin(self, partition: Partition, source: LogDir, target: LogDir) -> ErrorCode:
+        log, now_ms, rng = partition.log, self._clock.now_ms(), self._runtime.random
+        try:
+            future = target.create_future(log, log.log_start_offset, rng, now_ms)
+        except StorageError as error:
+            logger.error("cannot move %s to %s: %s", partition, target.path, error)
+            self._target_failed(target, error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        assert future is not None
+        cleaned_to = source.checkpoints.cleaner_offsets.get((partition.topic, partition.index))
+        move = Move(partition, source, target, future, cleaned_to)
+        self.moves[move.at] = move
+        self._waiting.append(move)
+        self._requested.set()
+        logger.info("%s: moving the replica from %s to %s", partition, source.path, target.path)
+        return ErrorCode.NONE
+
+    def _end(self, move: Move, reason: str) -> None:
+        """End a move without a swap, and delete its future replica."""
+        if self.moves.get(move.at) is not move:
+            return
+        del self.moves[move.at]
+        move.scope.cancel()
+        logger.info("%s: the move to %s ended: %s", move.partition, move.target.path, reason)
+        try:
+            move.target.drop_future(move.future, self._runtime.random)
+        except StorageError as error:
+            logger.error("cannot delete the copy of %s: %s", move.partition, error)
+            self._target_failed(move.target, error)
+
+    def _target_failed(self, target: LogDir, error: StorageError) -> None:
+        if isinstance(error, DirectoryFailedError):
+            self._log_dirs.fail(target, error)
+
+    # Running
+
+    async def run(self) -> None:
+        """Run moves until cancelled; those that an earlier process had begun first."""
+        for (topic, index), path in self._log_dirs.unfinished_moves:
+            if code := self.alter(topic, index, path):
+                logger.warning(
+                    "%s-%d: the move to %s is not continued: %s", topic, index, path, code.name
+                )
+        self._log_dirs.unfinished_moves = []
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._requested.wait()
+                self._requested = trio.Event()
+                for move in self._waiting:
+                    nursery.start_soon(self._run_one, move)
+                self._waiting = []
+
+    async def _run_one(self, move: Move) -> None:
+        with move.scope:
+            async with self._slots:
+                await self._move(move)
+
+    async def _move(self, move: Move) -> None:
+        while True:
+            try:
+                self._check(move)
+                await self._copy(move)
+                if await self._swap(move):
+                    return
+                await sleep(self._clock, SWAP_RETRY_S)
+            except _EndedError as ended:
+                self._end(move, str(ended))
+                return
+            except _SourceError as failure:
+                self._partitions.fail(move.partition, failure.error)
+                if isinstance(failure.error, UnreadableError):
+                    self.failed_count += 1
+                    self._end(move, f"the log cannot be read: {failure.error}")
+                    return
+                await sleep(self._clock, RETRY_S)
+            except KafkaError as error:
+                self.failed_count += 1
+                logger.error("cannot move %s: %s", move.partition, error.message)
+                self._end(move, "the log is damaged")
+                return
+            except StorageError as error:
+                if not await self._retries(move, error):
+                    return
+
+    async def _retries(self, move: Move, error: StorageError) -> bool:
+        """Return whether to try again, after a pause; else the move has ended."""
+        if isinstance(error, DirectoryFailedError) or move.future.failure is not None:
+            self.failed_count += 1
+            logger.error("cannot move %s to %s: %s", move.partition, move.target.path, error)
+            self._target_failed(move.target, error)
+            self._end(move, "the directory failed")
+            return False
+        if not (isinstance(error, DiskFullError) and move.is_full):
+            logger.warning(
+                "cannot copy %s to %s: %s; the move tries again every %d s",
+                move.partition,
+                move.target.path,
+                error,
+                RETRY_S,
+            )
+        move.is_full = isinstance(error, DiskFullError)
+        await sleep(self._clock, RETRY_S)
+        return True
+
+    def _check(self, move: Move) -> None:
+        """Raise _EndedError if the move must not continue."""
+        if move.target.failure is not None or move.source.failure is not None:
+            raise _EndedError("a directory is offline")
+        if move.partition.offline is not None:
+            raise _EndedError("the replica is offline")
+        if move.partition.log is not move.log or self._log_dirs.log(move.at) is not move.log:
+            raise _EndedError("the replica was deleted")
+
+    # Copying
+
+    async def _copy(self, move: Move) -> None:
+        """Copy until about SWAP_BYTES are left."""
+        while not self._is_near(move):
+            await self._wait_for_quota(move)
+            self._check(move)
+            if not await self._follow(move):
+                await self._copy_some(move)
+            self._check(move)
+
+    def _is_near(self, move: Move) -> bool:
+        log, future = move.log, move.future
+        return (
+            move.started_for >= 0
+            and log.least_cut == NO_CUT
+            and log.log_start_offset <= future.log_end_offset <= log.log_end_offset
+            and self._rest_bytes(move) <= SWAP_BYTES
+        )
+
+    def _rest_bytes(self, move: Move) -> int:
+        if move.future.log_end_offset == move.log.log_end_offset:
+            return 0
+        try:
+            return move.log.rest_hot(move.future.log_end_offset)[0]
+        except (ColdError, StorageError):
+            return SWAP_BYTES + 1
+
+    async def _wait_for_quota(self, move: Move) -> None:
+        while (delay_s := self.quota.delay_s(self._clock.monotonic())) > 0:
+            await sleep(self._clock, min(max(delay_s, LEAST_PAUSE_S), MOST_PAUSE_S))
+            self._check(move)
+
+    async def _follow(self, move: Move) -> bool:
+        """Truncate or start the future replica as the log was; return whether that was due."""
+        log, future = move.log, move.future
+        cut, log.least_cut = log.least_cut, NO_CUT
+        end, start = future.log_end_offset, log.log_start_offset
+        try:
+            is_behind = start > end and start != move.started_for
+            if move.started_for < 0 or cut <= future.log_start_offset or is_behind:
+                await self._start(move)
+            elif cut < end:
+                kept = future.offsets_after_truncation(cut)
+                async with self._log_dirs.cutting_future(move.target, kept, move.at):
+                    future.truncate_to(cut)
+                    await future.flush(self._disk)
+            else:
+                return False
+        except BaseException:
+            log.least_cut = min(log.least_cut, cut)
+            raise
+        return True
+
+    async def _start(self, move: Move) -> None:
+        """Start the future replica, empty, at the first batch of the log.
+
+        After DeleteRecords the log may start within that batch. Producers whose records were all
+        deleted are known only from the log's own state.
+        """
+        log, future = move.log, move.future
+        truncations = log.truncations
+        base = start = log.log_start_offset
+        piece = await self._piece(log, base, 1)
+        if piece.size_bytes:
+            _, headers = await self._read(piece, str(log))
+            base = min(base, headers[0].base_offset)
+        if log.truncations != truncations:
+            return  # then `_copy` follows that truncation first
+        producers = decode_snapshot(
+            encode_snapshot(
+                entry
+                for entry in log.producers.entries.values()
+                if not entry.batches or entry.batches[-1].last_offset < base
+            )
+        )
+        if move.started_for >= 0 or base != future.log_start_offset:
+            kept = future.offsets_after_full_truncation(base)
+            async with self._log_dirs.cutting_future(move.target, kept, move.at):
+                future.truncate_fully_and_start_at(base)
+                await future.flush(self._disk)
+        future.keep_producers(producers)
+        move.started_for = start
+
+    async def _copy_some(self, move: Move) -> None:
+        log = move.log
+        truncations = log.truncations
+        piece = await self._piece(log, move.future.log_end_offset, self._step_bytes())
+        if not piece.size_bytes:
+            await trio.lowlevel.checkpoint()
+            return
+        self.quota.record(piece.size_bytes, self._clock.monotonic())
+        try:
+            data, headers = await self._read(piece, str(log))
+        except EOFError:  # compaction or retention removed the file
+            return
+        at = 0
+        for first in range(0, len(headers), APPENDED_BATCHES):
+            if log.truncations != truncations:
+                return
+            some = headers[first : first + APPENDED_BATCHES]
+            size = sum(header.batch_bytes for header in some)
+            self._append(move, data[at : at + size], some)
+            at += size
+            await trio.lowlevel.checkpoint()
+        move.is_full = False
+        await self._settle(move, at)
+
+    async def _read(self, piece: LogSlice, name: str) -> tuple[memoryview, list[BatchHeader]]:
+        """Return the piece and the headers of its complete batches, read in a worker thread.
+
+        Raises _SourceError, KafkaError (CORRUPT_MESSAGE), EOFError if the file was removed.
+        """
+        size, position = piece.size_bytes, piece.position
+
+        def read(file: File) -> tuple[memoryview, list[BatchHeader]]:
+            data = file.read(size, position)
+            return memoryview(data), _checked(data, name)
+
+        try:
+            with piece.pinned() as file, piece.reading():
+                return await self._disk.run(partial(read, file))
+        except StorageError as error:
+            raise _SourceError(error) from error
+
+    def _step_bytes(self) -> int:
+        return min(STEP_BYTES, max(self.quota.rate_limit // 8, 1))
+
+    async def _piece(self, log: PartitionLog, offset: int, most: int) -> LogSlice:
+        while True:
+            try:
+                offset = max(offset, log.log_start_offset)
+                return log.read_hot(offset, most, log.log_end_offset, min_one=True)
+            except ColdError as cold:
+                try:
+                    await cold.warm(self._disk)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise _SourceError(StorageError(str(error))) from error
+                except StorageError as error:
+                    raise _SourceError(error) from error
+            except StorageError as error:
+                raise _SourceError(error) from error
+
+    def _append(self, move: Move, data: memoryview, headers: Sequence[BatchHeader]) -> None:
+        future = move.future
+        if headers[0].base_offset < future.log_end_offset:  # read again after a truncation
+            return
+        future.append_as_follower(data, headers, self._clock.now_ms())
+        self._raise_log_start(move)
+
+    def _raise_log_start(self, move: Move) -> None:
+        future = move.future
+        future.advance_log_start(min(move.log.log_start_offset, future.log_end_offset))
+
+    async def _settle(self, move: Move, size_bytes: int) -> None:
+        """Delete old segments of the future replica, and sync it from time to time."""
+        future = move.future
+        if future.segment_count > 1 and await future.delete_old_segments(self._disk):
+            await self._disk.run(future.remove_deleted)
+        move.unsynced_bytes += size_bytes
+        if move.unsynced_bytes >= FLUSHED_BYTES:
+            move.unsynced_bytes = 0
+            await future.flush(self._disk)
+
+    # The swap
+
+    async def _swap(self, move: Move) -> bool:
+        """Replace the log by its future replica. Return False if the copy must continue before."""
+        if not move.is_noted:
+            await self._note(move)
+        await move.future.flush(self._disk)
+        async with move.partition.appending:
+            self._check(move)
+            if not self._copy_rest(move):
+                return False
+            if move.future.recovery_point < move.log.recovery_point:
+                await move.future.flush(self._disk)
+                self._check(move)
+            if not self._may_swap(move):
+                return False
+            name = self._swap_nowait(move)
+        with trio.CancelScope(shield=True):
+            try:
+                await self._log_dirs.finish_swap(move.source, move.log, move.target, name)
+            except StorageError as error:
+                logger.error("after the move of %s: %s", move.partition, error)
+        return True
+
+    async def _note(self, move: Move) -> None:
+        """Write the ids of both logs, and the checkpoints of the target, and sync them."""
+        log, future, rng = move.log, move.future, self._runtime.random
+        log_id: LogId | None = None
+        if log.has_folder:
+            with storage_errors("read", log.folder):
+                log_id = await self._disk.run(lambda: read_log_id(self._disk, log.folder))
+        if log_id is None:
+            log_id = LogId(new_unique(rng))
+            if log.has_folder:
+                log.write_small_file(MOVED, log_id.encode())
+                await log.flush(self._disk)
+        future.write_small_file(MOVED, log_id.successor(new_unique(rng)).encode())
+        await future.flush(self._disk)
+        self._check(move)
+        move.target.note_future(future)
+        await self._log_dirs.checkpoint_one(move.target, self._high_watermarks)
+        move.is_noted = True
+
+    def _high_watermarks(self) -> Mapping[tuple[str, int], int]:
+        return {(each.topic, each.index): each.high_watermark for each in self._partitions}
+
+    def _copy_rest(self, move: Move) -> bool:
+        """Copy what is left, without yielding; return whether nothing is left."""
+        log, future = move.log, move.future
+        if not self._is_near(move):
+            return False
+        while future.log_end_offset < log.log_end_offset:
+            offset = future.log_end_offset
+            try:
+                piece = log.read_hot(offset, SWAP_BYTES, log.log_end_offset, min_one=True)
+            except ColdError:
+                return False
+            data = piece.read_cached() if piece.size_bytes else None
+            if not data:
+                return False
+            headers = _checked(data, str(log))
+            size = sum(header.batch_bytes for header in headers)
+            self.quota.record(size, self._clock.monotonic())
+            self._append(move, memoryview(data)[:size], headers)
+            if future.log_end_offset == offset:
+                return False
+        self._raise_log_start(move)
+        return True
+
+    def _may_swap(self, move: Move) -> bool:
+        log, future = move.log, move.future
+        return (
+            log.least_cut == NO_CUT
+            and not (log.is_flushing or log.is_writing)
+            and log.failure is None
+            and future.failure is None
+            and not self._log_dirs.is_cutting(move.at)
+            and _is_caught_up(log, future)
+            and future.recovery_point >= log.recovery_point
+        )
+
+    def _swap_nowait(self, move: Move) -> str | None:
+        move.future.take_over(move.log)
+        name = self._log_dirs.swap(
+            move.log, move.target, move.future, self._clock.now_ms(), move.cleaned_to
+        )
+        move.partition.log = move.future
+        del self.moves[move.at]
+        self.moved_count += 1
+        logger.info("%s: moved from %s to %s", move.partition, move.source.path, move.target.path)
+        return name
+
+
+def _is_caught_up(log: PartitionLog, future: PartitionLog) -> bool:
+    """Return whether the future replica has all records of the log."""
+    return (
+        future.log_end_offset == log.log_end_offset
+        and future.log_start_offset == log.log_start_offset
+    )
+
+
+def _checked(data: bytes, name: str) -> list[BatchHeader]:
+    """Return the headers of the complete batches. Raises KafkaError (CORRUPT_MESSAGE)."""
+    headers = []
+    for position, header in batches(data):
+        problem = (
+            "its checksum is wrong"
+            if batch_crc(data, position, header.batch_bytes) != header.crc
+            else stored_problem(header)
+        )
+        if problem:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{name}: the batch at offset {header.base_offset}: {problem}",
+            )
+        headers.append(header)
+    return headers

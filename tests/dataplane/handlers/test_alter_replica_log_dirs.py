@@ -1,0 +1,309 @@
+"""Replicas that move between the log directories of a node (AlterReplicaLogDirs)."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.handlers import log_dirs as handlers
+from dataplane.prometheus.exposition import Page
+from dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from tests.dataplane.handlers.test_admin_changes import BROKER, change
+from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
+from tests.dataplane.serving import (
+    FaultyDisk,
+    RawClient,
+    Served,
+    Simulated,
+    batch_of,
+    in_trio,
+    serving,
+    simulated,
+)
+from wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
+
+
+async def move(client: RawClient, path: Path | str, topic: str = "t", index: int = 0) -> int:
+    """Ask for a move; return the error code of the partition."""
+    topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index])]
+    message = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=str(path), topics=topics)])
+    answer = await client.call(ApiKey.ALTER_REPLICA_LOG_DIRS, message)
+    (result,) = answer.results
+    assert result.topic_name == topic
+    (row,) = result.partitions
+    assert row.partition_index == index
+    return int(row.error_code)
+
+
+def partition(served: Served, index: int = 0) -> Any:
+    return served.worker.replica_manager.by_name("t", index)
+
+
+async def wait_moved(served: Served, log_dir: str, index: int = 0) -> None:
+    dirs = served.worker.replica_manager.log_dirs
+    while served.worker.log_dir_mover.moves or Path(dirs.dir_of(("t", index)).path).name != log_dir:
+        await trio.sleep(0.001)
+
+
+async def rows(client: RawClient) -> dict[str, list[tuple[int, bool]]]:
+    """Return the partitions in each directory, and whether they are future replicas."""
+    return {
+        name: [(row.partition_index, row.is_future_key) for row in topic.partitions]
+        for name, result in (await log_dirs(client)).items()
+        for topic in result.topics or [handlers.DescribeLogDirsTopic()]
+    }
+
+
+def stop_copying(served: Served) -> None:
+    """Let all later moves wait for the quota."""
+    quota = served.worker.log_dir_mover.quota
+    quota.limit(1, quota_now(served))
+    quota.record(1 << 40, quota_now(served))
+
+
+def quota_now(served: Served) -> float:
+    return float(served.worker.clock.monotonic())
+
+
+@in_trio
+async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path, segment_bytes=2000) as (served, client):
+        for number in range(50):
+            batch = batch_of(
+                b"%d" % number * 30, producer_id=7, producer_epoch=0, base_sequence=number
+            )
+            await client.produce("t", batch)
+        before = partition(served).log
+        state = before.epochs.entries, set(before.producers.entries), before.log_end_offset
+        values = await client.values("t")
+        assert await move(client, tmp_path / "b") == 0
+        await wait_moved(served, "b")
+        after = partition(served).log
+        assert after is not before
+        assert (after.epochs.entries, set(after.producers.entries), after.log_end_offset) == state
+        assert after.segment_count > 1
+        assert await client.values("t") == values
+        assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+        # A duplicate of the last batch is recognized, and the next one is appended.
+        again = batch_of(b"49" * 30, producer_id=7, producer_epoch=0, base_sequence=49)
+        assert (await client.produce("t", again)).base_offset == 50
+        assert after.log_end_offset == 51
+        await client.produce("t", batch_of(b"new"))
+    assert not list((tmp_path / "a").glob("t-0"))
+    async with two_dirs(tmp_path) as (served, client):
+        assert await client.values("t") == [*values, b"new"]
+        assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+        assert await move(client, tmp_path / "a") == 0
+        await wait_moved(served, "a")
+        assert await client.values("t") == [*values, b"new"]
+    async with two_dirs(tmp_path) as (served, client):
+        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
+        assert await client.values("t") == [*values, b"new"]
+
+
+@in_trio
+async def test_a_replica_moves_while_records_are_appended(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path, **{"log.flush.interval.messages": 5}) as (served, client):
+        other = await served.connect()
+        assert await move(client, tmp_path / "b") == 0
+        count = 0
+        while served.worker.log_dir_mover.moves or count < 20:
+            count += 1
+            await other.produce("t", batch_of(b"x" * 1000))
+        await wait_moved(served, "b")
+        for _ in range(5):
+            await other.produce("t", batch_of(b"y"))
+        assert partition(served).log.log_end_offset == count + 6
+        assert len(await client.values("t")) == count + 6
+
+
+@in_trio
+async def test_errors_are_kafkas(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (_, client):
+        a, b = tmp_path / "a", tmp_path / "b"
+        assert await move(client, tmp_path / "c") == ErrorCode.LOG_DIR_NOT_FOUND
+        assert await move(client, b, "missing") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await move(client, b, index=9) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await move(client, b, "t" * 249) == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert await move(client, a) == 0  # no move
+        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
+        disk.fail("write", "/b/t-1/", errno.EIO)
+        await client.produce("t", batch_of(b"x"), partition=1, error=ErrorCode.KAFKA_STORAGE_ERROR)
+        assert await move(client, b) == ErrorCode.KAFKA_STORAGE_ERROR
+        assert await move(client, a, index=1) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@in_trio
+async def test_a_directory_is_preferred_for_a_replica_that_is_created_later(
+    tmp_path: Path,
+) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        for index in range(3):
+            code = await move(client, tmp_path / "b", "later", index)
+            assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await client.create("later", 4)
+        dirs = served.worker.replica_manager.log_dirs
+        found = [Path(dirs.dir_of(("later", index)).path).name for index in range(4)]
+        assert found == ["b", "b", "b", "a"]
+        assert not dirs.preferred
+
+
+@in_trio
+async def test_a_future_replica_is_shown_and_the_old_directory_cancels_the_move(
+    tmp_path: Path,
+) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        stop_copying(served)
+        assert await move(client, tmp_path / "b") == 0
+        assert await move(client, tmp_path / "b") == 0  # the same move
+        assert await rows(client) == {"a": [(0, False)], "b": [(0, True), (1, False)]}
+        described = (await log_dirs(client))["b"].topics[0].partitions
+        assert [row.offset_lag for row in described if row.is_future_key] == [1]
+        assert len(list((tmp_path / "b").glob("t-0.*-future"))) == 1
+        assert await move(client, tmp_path / "a") == 0
+        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
+        assert not list((tmp_path / "b").glob("t-0.*-future"))
+        assert not served.worker.log_dir_mover.moves
+        assert await client.values("t") == [b"0"]
+
+
+@in_trio
+async def test_a_move_begins_again_at_the_next_start(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        stop_copying(served)
+        assert await move(client, tmp_path / "b") == 0
+    assert len(list((tmp_path / "b").glob("t-0.*-future"))) == 1
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        assert await client.values("t") == [b"0"]
+        assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+
+
+@in_trio
+async def test_a_deleted_topic_ends_its_move(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        stop_copying(served)
+        assert await move(client, tmp_path / "b") == 0
+        assert await client.delete("t") == 0
+        await client.create("t", 2)
+        while served.worker.log_dir_mover.moves:
+            await trio.sleep(0.01)
+        assert not list((tmp_path / "b").glob("t-0.*-future"))
+        await client.produce("t", batch_of(b"of the new topic"))
+        assert await client.values("t") == [b"of the new topic"]
+
+
+@in_trio
+async def test_deleted_records_stay_deleted_in_the_other_directory(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path, segment_bytes=1000) as (served, client):
+        for _ in range(10):
+            await client.produce("t", batch_of(b"a" * 100, b"b" * 100, b"c" * 100))
+        rows = [DeleteRecordsPartition(partition_index=0, offset=12)]
+        asked = DeleteRecordsRequest(
+            timeout_ms=9000, topics=[DeleteRecordsTopic(name="t", partitions=rows)]
+        )
+        await client.call(ApiKey.DELETE_RECORDS, asked)  # within a batch
+        values = await client.values("t", 12)
+        assert await move(client, tmp_path / "b") == 0
+        await wait_moved(served, "b")
+        log = partition(served).log
+        assert (log.log_start_offset, log.log_end_offset) == (12, 31)
+        assert await client.values("t", 12) == values
+
+
+@in_trio
+async def test_a_full_target_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dataplane.replication.log_dir_mover.RETRY_S", 0.01)
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        disk.fail("write", "-future/0", errno.ENOSPC)
+        assert await move(client, tmp_path / "b") == 0
+        while not served.worker.log_dir_mover.moves["t", 0].is_full:
+            await trio.sleep(0.001)
+        await client.produce("t", batch_of(b"meanwhile"))
+        disk.faults.clear()
+        await wait_moved(served, "b")
+        assert await client.values("t") == [b"0", b"meanwhile"]
+
+
+@in_trio
+async def test_a_failing_target_ends_the_move(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        disk.fail("write", "-future/0", errno.EIO)
+        assert await move(client, tmp_path / "b") == 0
+        while served.worker.log_dir_mover.moves:
+            await trio.sleep(0.001)
+        assert (await log_dirs(client))["b"].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        await client.produce("t", batch_of(b"on"))
+        assert await client.values("t") == [b"0", b"on"]
+    async with serving(tmp_path / "data", log_dirs=(tmp_path / "a", tmp_path / "b")) as served:
+        client = await served.connect()
+        await wait_moved(served, "b")  # the move begins again
+        assert await client.values("t") == [b"0", b"on"]
+
+
+def test_a_move_keeps_its_rate() -> None:
+    """The limit is changed while replicas move; each rate is kept within one percent."""
+
+    async def rate_is_kept(node: Simulated, rate: int) -> None:
+        quota = node.worker.log_dir_mover.quota
+        await node.world.sleep(3)
+        began, before = node.now, quota.bytes
+        await node.world.sleep(60)
+        assert quota.bytes - before == pytest.approx(rate * (node.now - began), rel=0.01)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create("t", 2)
+        for index in range(2):
+            for _ in range(200):
+                await client.produce("t", batch_of(bytes(20_000)), partition=index)
+        mover, dirs = node.worker.log_dir_mover, node.worker.replica_manager.log_dirs
+        paths = [one.path for one in dirs.online]
+        assert await change(client, BROKER, "", {RATE: 20_000}) == 0
+        await rate_in_force(node, 20_000)
+        for index in range(2):
+            (other,) = [path for path in paths if path != dirs.dir_of(("t", index)).path]
+            assert await move(client, other, index=index) == 0
+        await rate_is_kept(node, 20_000)
+        assert await change(client, BROKER, "", {RATE: 50_000}) == 0
+        await rate_in_force(node, 50_000)
+        await rate_is_kept(node, 50_000)
+        page = Page()
+        add_log_dir_moves(page, mover)
+        shown = b"".join(page.texts()).decode()
+        assert "metaquorum_log_dir_moves 2" in shown
+        assert "kafka_server_replicaalterlogdirsmanager_maxlag" in shown
+        assert await change(client, BROKER, "", {RATE: None}) == 0
+        while mover.moves:
+            await node.world.sleep(0.1)
+        assert mover.moved_count == 2
+        assert partition_of(node).log.log_end_offset == 200
+
+    simulated(scenario, log_dirs=("/data/a", "/data/b"))
+
+
+def partition_of(node: Simulated) -> Any:
+    return node.worker.replica_manager.by_name("t", 0)
+
+
+async def rate_in_force(node: Simulated, rate: int) -> None:
+    while node.worker.log_dir_mover.quota.rate_limit != rate:
+        await node.world.sleep(0.01)

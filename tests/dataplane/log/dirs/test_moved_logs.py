@@ -1,0 +1,133 @@
+"""Starts after a move between log directories was interrupted."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dataplane.log.dirs.moved_logs import LogId, future_folder, read_log_id, settle_moves
+from dataplane.log.recovery.checkpoints import encode_partition_metadata
+from metaquorum.runtime.system import RealDisk
+
+TOPIC_ID = bytes(range(16))
+BEFORE = LogId("before")
+AFTER = BEFORE.successor("after")
+FUTURE = future_folder("t", 0, "0" * 32) or ""
+STRAY = "t-0.0000018f000000000000000000000000-stray"
+
+
+def make(folder: Path, log_id: LogId | None = None, topic_id: bytes = TOPIC_ID) -> None:
+    folder.mkdir(parents=True)
+    (folder / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
+    if log_id is not None:
+        (folder / ".metaquorum_moved").write_bytes(log_id.encode())
+
+
+def settle(path: Path, *, are_all: bool = True) -> list[tuple[tuple[str, int], str]]:
+    paths = [str(path / name) for name in ("a", "b") if (path / name).is_dir()]
+    return settle_moves(RealDisk(), paths, are_all=are_all, rng=random.Random(0))
+
+
+def names(path: Path) -> dict[str, list[str]]:
+    """Return the folders in a and b; those of deleted logs without their unique part."""
+    return {
+        name: sorted(
+            "deleted" if each.endswith("-delete") else each for each in os.listdir(path / name)
+        )
+        for name in ("a", "b")
+        if (path / name).is_dir()
+    }
+
+
+def nothing_renamed(path: Path) -> None:
+    make(path / "a/t-0", BEFORE)
+    make(path / "b" / FUTURE, AFTER)
+
+
+def only_future_renamed(path: Path) -> None:
+    make(path / "a/t-0", BEFORE)
+    make(path / "b/t-0", AFTER)
+
+
+def both_renamed(path: Path) -> None:
+    make(path / "a" / STRAY, BEFORE)
+    make(path / "b/t-0", AFTER)
+
+
+def only_former_renamed(path: Path) -> None:
+    make(path / "a" / STRAY, BEFORE)
+    make(path / "b" / FUTURE, AFTER)
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "begins_again"),
+    [
+        (nothing_renamed, {"a": ["t-0"], "b": ["deleted"]}, True),
+        (only_future_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
+        (both_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
+        (only_former_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
+    ],
+)
+def test_each_step_of_the_swap_leaves_one_log(
+    tmp_path: Path,
+    state: Callable[[Path], None],
+    found: dict[str, list[str]],
+    begins_again: bool,
+) -> None:
+    state(tmp_path)
+    assert settle(tmp_path) == ([(("t", 0), str(tmp_path / "b"))] if begins_again else [])
+    assert names(tmp_path) == found
+    assert settle(tmp_path) == []  # also after a kill during the start
+    assert names(tmp_path) == found
+
+
+def test_a_log_is_not_replaced_while_a_directory_is_absent(tmp_path: Path) -> None:
+    make(tmp_path / "b" / FUTURE, AFTER)
+    assert settle(tmp_path, are_all=False) == []
+    assert names(tmp_path) == {"b": [FUTURE]}
+    make(tmp_path / "a/t-0", BEFORE)  # the directory is back, with later records
+    assert settle(tmp_path) == [(("t", 0), str(tmp_path / "b"))]
+    assert names(tmp_path) == {"a": ["t-0"], "b": ["deleted"]}
+
+
+def test_a_directory_that_comes_back_has_the_former_log(tmp_path: Path) -> None:
+    make(tmp_path / "b/t-0", AFTER.successor("later"))
+    assert settle(tmp_path, are_all=False) == []
+    make(tmp_path / "a/t-0", BEFORE)
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": ["deleted"], "b": ["t-0"]}
+
+
+@pytest.mark.parametrize("log_id", [None, LogId("other")])
+def test_two_logs_that_do_not_know_each_other_stay(tmp_path: Path, log_id: LogId | None) -> None:
+    make(tmp_path / "a/t-0", log_id)
+    make(tmp_path / "b/t-0", AFTER)
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": ["t-0"], "b": ["t-0"]}
+
+
+def test_the_move_of_a_former_topic_does_not_begin_again(tmp_path: Path) -> None:
+    make(tmp_path / "a/t-0", topic_id=bytes(16))
+    make(tmp_path / "b" / FUTURE)
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": ["t-0"], "b": ["deleted"]}
+
+
+def test_an_unfinished_copy_without_a_log_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    make(tmp_path / "b" / FUTURE)
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": [], "b": ["deleted"]}
+
+
+def test_ids_are_written_and_read(tmp_path: Path) -> None:
+    make(tmp_path / "a/t-0", AFTER)
+    assert read_log_id(RealDisk(), str(tmp_path / "a/t-0")) == AFTER
+    assert LogId("after", ("before",)) == AFTER
+    many = BEFORE
+    for number in range(100):
+        many = many.successor(str(number))
+    assert len(many.replaced) == 64
+    assert many.replaced[0] == "98"
