@@ -454,8 +454,8 @@ class ReplicaManager:
             (topic, index, topic.partitions[index])
             for topic in topics
             for index in (
-                *self._by_id.get(topic.topic_id, ()),
-                *self._offline.get(topic.topic_id, _NONE),
+                self._by_id.get(topic.topic_id, {}).keys()
+                | self._offline.get(topic.topic_id, _NONE)
             )
             if self.worker_id not in topic.partitions[index].replicas
         ]

@@ -1,4 +1,4 @@
-"""Three nodes: groups and transactions go on while the partition of their coordinator moves."""
+"""Three nodes: groups and transactions continue while the partition of their coordinator moves."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
