@@ -3,7 +3,7 @@
 from typing import Final, Protocol
 
 from dataplane.fetch.replica_selector import nearest_replica
-from dataplane.fetch.throttled_reads import ThrottledReads
+from dataplane.fetch.throttled_reads import ThrottledReads, may_throttle
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.worker_addresses import live_workers
@@ -236,7 +236,7 @@ class FetchReader:
             answer.high_watermark = partition.high_watermark
         if (
             self.replication_quotas is not None
-            and partition.config.leader_throttled is not None
+            and may_throttle(partition)
             and log.log_start_offset <= asked.fetch_offset < end_offset
             and self._throttled_reads(self.replication_quotas).omits(partition)
         ):
@@ -249,6 +249,7 @@ class FetchReader:
                 end_offset,
                 # The first partition with records returns a batch of any size (KIP-74).
                 min_one=not self.size_bytes,
+                is_whole=self.replica_id >= 0,
             )
             if self.is_committed and piece.size_bytes and log.has_aborted_since(asked.fetch_offset):
                 piece = self._add_aborted(answer, asked, partition, piece, end_offset)

@@ -1,4 +1,8 @@
-"""DescribeLogDirs: the log directories of this worker, and the sizes of their logs."""
+"""DescribeLogDirs: the log directories of this worker, and the sizes of their logs.
+
+While the worker drains, all of its directories are cordoned in the words of Kafka (KIP-1066): they
+receive no new replicas.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final, Protocol
@@ -9,7 +13,7 @@ from dataplane.log.dirs.dir_discovery import AbsentDir
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.capabilities import HasDisk, HasSlicer
+from dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
@@ -56,7 +60,7 @@ class HostsLogs(Protocol):
     def replica_manager(self) -> HostedLogs: ...
 
 
-class DescribesLogDirs(HostsLogs, HasDisk, HasSlicer, Protocol):
+class DescribesLogDirs(HostsLogs, HasDisk, HasImage, HasSlicer, HasWorkerId, Protocol):
     """Capability to read this worker's partitions, and the total and free space of its disks."""
 
 
@@ -65,6 +69,8 @@ async def handle_describe_log_dirs(
 ) -> DescribeLogDirsResponse:
     log_dirs = worker.replica_manager.log_dirs
     usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
+    for online in usable.values():
+        online.is_cordoned = worker.image.is_draining(worker.worker_id)
     async for log_dir, partition in _wanted(worker, message.topics):
         if (result := usable.get(log_dir.path)) is None or result.error_code:
             continue

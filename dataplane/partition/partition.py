@@ -12,7 +12,7 @@ high watermark (`dataplane.partition.leader_state`), and followers get it in fet
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
@@ -184,6 +184,8 @@ class ReplicaContext:
     reassignment_bytes_out: int = 0
     flush_times: Histogram = field(default_factory=Histogram)
     wakes: WatcherNotifier = field(default_factory=WatcherNotifier)
+    # Bytes per second of the plans of moves that have a rate, by plan id.
+    plan_rates: Mapping[int, int] = field(default_factory=dict)
 
 
 class Traffic(NamedTuple):
@@ -337,6 +339,11 @@ class Partition:
         return high_watermark if first is None or first > high_watermark else first
 
     @property
+    def plan_rates(self) -> Mapping[int, int]:
+        """Bytes per second of the plans of moves that have a rate, by plan id."""
+        return self._context.plan_rates
+
+    @property
     def replicas(self) -> Sequence[int]:
         return self.state.replicas
 
@@ -346,7 +353,7 @@ class Partition:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether too few replicas are in sync, by the leader; replicas that a move adds may lack.
+        """Whether too few replicas are in sync, by the leader; those that a move adds do not count.
 
         As in Kafka, in-sync replicas that it adds count (KIP-352).
         """

@@ -559,6 +559,13 @@ _ROWS: Final = (
         _CONTROLLER + "activebrokercount", _GAUGE, (), "Registered workers that are not fenced."
     ),
     Metric(_CONTROLLER + "fencedbrokercount", _GAUGE, (), "Registered workers that are fenced."),
+    Metric("metaquorum_draining_workers", _GAUGE, (), "Workers that an operator drains."),
+    Metric(
+        "metaquorum_draining_replicas",
+        _GAUGE,
+        (),
+        "Replicas on draining workers, also those that a move adds or removes.",
+    ),
     Metric(_CONTROLLER + "globaltopiccount", _GAUGE, (), "Topics in the cluster."),
     Metric(_CONTROLLER + "globalpartitioncount", _GAUGE, (), "Partitions in the cluster."),
     Metric(

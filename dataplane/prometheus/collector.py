@@ -308,7 +308,9 @@ async def _add_cluster(page: Page, image: MetadataImage, slices: Slices) -> None
     fenced = sum(worker.fenced for worker in image.workers.values())
     page.add(_CONTROLLER + "activebrokercount", len(image.workers) - fenced)
     page.add(_CONTROLLER + "fencedbrokercount", fenced)
-    partitions = offline = imbalanced = topics = 0
+    draining = {worker_id for worker_id, worker in image.workers.items() if worker.draining}
+    page.add("metaquorum_draining_workers", len(draining))
+    partitions = offline = imbalanced = topics = leaving = 0
     for topic in image.topics.each():
         topics += 1
         if topics % SLICE_PARTITIONS == 0:
@@ -317,6 +319,9 @@ async def _add_cluster(page: Page, image: MetadataImage, slices: Slices) -> None
             partitions += 1
             offline += state.leader < 0
             imbalanced += state.leader != state.replicas[0]
+            if draining:
+                leaving += sum(replica in draining for replica in state.replicas)
+    page.add("metaquorum_draining_replicas", leaving)
     page.add(_CONTROLLER + "globaltopiccount", topics)
     page.add(_CONTROLLER + "globalpartitioncount", partitions)
     page.add(_CONTROLLER + "offlinepartitionscount", offline)

@@ -96,11 +96,26 @@ class ReplicationQuotas:
         self.monotonic: Final = monotonic
         self.leader: Final = ReplicationQuota(samples, sample_s)
         self.follower: Final = ReplicationQuota(samples, sample_s)
+        self._plan_rates = UNLIMITED, UNLIMITED  # as leader, as follower
+        self._operator_rates = UNLIMITED, UNLIMITED
         self.limit(configs)
 
     def limit(self, configs: Configs) -> None:
-        """Apply the rates in `configs`."""
-        for quota, side in ((self.leader, "leader"), (self.follower, "follower")):
-            rate = configs.integer(f"{side}.replication.throttled.rate")
+        """Apply the rates in `configs`, those of an operator."""
+        self._operator_rates = (
+            configs.integer("leader.replication.throttled.rate"),
+            configs.integer("follower.replication.throttled.rate"),
+        )
+        self._limit()
+
+    def limit_plans(self, leader_rate: int, follower_rate: int) -> None:
+        """Apply the lowest rates of the plans of moves on each side, or UNLIMITED."""
+        self._plan_rates = leader_rate, follower_rate
+        self._limit()
+
+    def _limit(self) -> None:
+        quotas = self.leader, self.follower
+        for quota, *rates in zip(quotas, self._operator_rates, self._plan_rates, strict=True):
+            rate = min(rates)
             if rate != quota.rate_limit:
                 quota.limit(rate, self.monotonic())

@@ -10,18 +10,21 @@ from dataplane.partition.partition import Partition
 from dataplane.replication import replica_manager
 from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.controller import leader_selection, reassignment
+from metaquorum.controller.leader_selection import nobody
 from metaquorum.metadata.image import NO_LEADER
 from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _removed_before_in_sync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
             in_sync = [each for each in partition.target if each in partition.isr]
             if not in_sync or (partition.leader not in in_sync and not is_live(in_sync[0])):
-                return right(partition, is_live, before)
+                return right(partition, is_live, before, is_draining)
             whole = replace(partition, isr=(*in_sync, *partition.target))
-            done = right(whole, lambda each: each in in_sync and is_live(each), before)
+            done = right(whole, lambda each: each in in_sync and is_live(each), before, is_draining)
             return partition if done is whole else replace(done, isr=tuple(in_sync))
 
         return moved
@@ -31,8 +34,8 @@ def _removed_before_in_sync() -> AbstractContextManager[None]:
 
 def _cancel_drops_originals() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def cancelled(partition: Any, is_live: Any, min_isr: int) -> Any:
-            after = right(partition, is_live, min_isr)
+        def cancelled(partition: Any, is_live: Any, min_isr: int, *rest: Any) -> Any:
+            after = right(partition, is_live, min_isr, *rest)
             target = partition.target
             if partition.leader not in target:
                 return after
@@ -46,8 +49,10 @@ def _cancel_drops_originals() -> AbstractContextManager[None]:
 
 def _ended_in_two_records() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
-            done = right(partition, is_live, before)
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
+            done = right(partition, is_live, before, is_draining)
             if done is partition or not (partition.adding and partition.removing):
                 return done
             return replace(partition, adding=())
@@ -59,8 +64,10 @@ def _ended_in_two_records() -> AbstractContextManager[None]:
 
 def _epoch_kept_at_removal() -> AbstractContextManager[None]:
     def ends(right: Any) -> Any:
-        def moved(partition: Any, is_live: Any, before: Any = None) -> Any:
-            done = right(partition, is_live, before)
+        def moved(
+            partition: Any, is_live: Any, before: Any = None, is_draining: Any = nobody
+        ) -> Any:
+            done = right(partition, is_live, before, is_draining)
             if done is partition or done.leader != (before or partition).leader:
                 return done
             return replace(done, leader_epoch=(before or partition).leader_epoch)
@@ -76,8 +83,8 @@ def _epoch_kept_at_removal() -> AbstractContextManager[None]:
 
 def _earlier_target_dropped() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def requested(partition: Any, target: Any, is_live: Any, min_isr: int) -> Any:
-            after = right(partition, target, is_live, min_isr)
+        def requested(partition: Any, target: Any, is_live: Any, min_isr: int, *rest: Any) -> Any:
+            after = right(partition, target, is_live, min_isr, *rest)
             if after is None:
                 return None
             dropped = {*after.adding} & {*after.removing}

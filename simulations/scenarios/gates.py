@@ -37,6 +37,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(7, 150),
     "everything": CiShare(6, 150),
+    "planned-moves": CiShare(1, 20),
     "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),

@@ -3,6 +3,7 @@
 from metaquorum.controller.reassignment import Reassignment
 from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
 from tests.dataplane.replication.together import Together
+from wire.primitives.errors import ErrorCode, KafkaError
 
 CONTEXT = RequestContext("User:ANONYMOUS", None, "127.0.0.1")
 
@@ -10,13 +11,20 @@ CONTEXT = RequestContext("User:ANONYMOUS", None, "127.0.0.1")
 async def start(
     cluster: Together, topic: str, *target: int, partition: int = 0, through: int = 1
 ) -> None:
-    """Ask the controller to move the partition; without a target, to cancel its move."""
-    (error,) = await cluster.worker(through).controller_client.change_each(
-        REASSIGN_PARTITIONS,
-        [Reassignment(topic, partition, target or None)],
-        lambda part: ReassignPartitions(CONTEXT, part),
-        timeout_s=10.0,
-    )
+    """Ask the controller to move the partition; without a target, to cancel its move.
+
+    Asks again if it has just failed.
+    """
+    error: object = None
+    for _ in range(10):
+        (error,) = await cluster.worker(through).controller_client.change_each(
+            REASSIGN_PARTITIONS,
+            [Reassignment(topic, partition, target or None)],
+            lambda part: ReassignPartitions(CONTEXT, part),
+            timeout_s=10.0,
+        )
+        if not (isinstance(error, KafkaError) and error.code is ErrorCode.REQUEST_TIMED_OUT):
+            break
     assert error is None, error
 
 

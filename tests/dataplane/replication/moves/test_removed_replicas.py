@@ -1,5 +1,9 @@
 """Three nodes: the log of a replica that has moved to another worker is deleted."""
 
+import errno
+
+import pytest
+
 from metaquorum.metadata.image import PartitionImage
 from tests.dataplane.replication.moves.moving import folders, is_gone, move, start
 from tests.dataplane.replication.test_replicas import fill
@@ -119,9 +123,31 @@ def test_the_log_of_a_cancelled_move_is_deleted() -> None:
         assert folders(cluster, 3, "t") == ["t-0"]
         await start(cluster, "t")
         await cluster.until(lambda: is_gone(cluster, 3, "t") and not holds(cluster, 3))
-        assert cluster.state("t", 3).replicas == (2, 1)
+        await cluster.until(lambda: cluster.state("t", 3).replicas == (2, 1))
         await cluster.restart(2)
         await cluster.until(lambda: cluster.state("t", 3).isr == (2, 1))
+        check_no_ledger_entry(cluster)
+
+    together(scenario)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_log_that_could_not_be_deleted_is_deleted_later_or_used_again(restarts: bool) -> None:
+    async def scenario(cluster: Together) -> None:
+        await filled(cluster, 1, 2)
+        faults = cluster.nodes[2].machine.faults
+        faults.refusing = lambda path: errno.EACCES if "/t-0" in path else 0
+        await move(cluster, "t", 1, 3)
+        await cluster.until(lambda: not holds(cluster, 2))
+        assert folders(cluster, 2, "t") == ["t-0"]
+        await fill(await cluster.connect(1), "t", 1)
+        faults.refusing = None
+        if restarts:
+            await cluster.restart(2)
+            assert is_gone(cluster, 2, "t")
+        await move(cluster, "t", 1, 2)
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == RECORDS + 1)
+        assert "t-0" in folders(cluster, 2, "t")
         check_no_ledger_entry(cluster)
 
     together(scenario)
