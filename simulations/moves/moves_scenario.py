@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from simulations.cluster.cluster_setup import LIVENESS_S
-from simulations.cluster.fault_plan import draw_faults, without
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.draining import DRAINING_CHECKERS, DRAINS, Drainer
@@ -53,6 +53,8 @@ TRANSACTIONS: Final = 0.3  # share of worlds with transactions and internal topi
 FEW_KINDS: Final = ("kill", "power", "restart", "pause", "isolate", "slow links", "down")
 MOST_FAULTS: Final = 8
 LOOK_S: Final = 0.05
+LOST_DISKS: Final = 0.3  # share of the worlds without transactions
+FIRST_LOST_DISK: Final = 200  # number of the first such fault
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -66,6 +68,17 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     kinds = draw.choice([KINDS, KINDS, FEW_KINDS])
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=MOST_FAULTS)
     return settings
+
+
+def draw_lost_disks(draw: Random, over_s: float) -> tuple[PlannedFault, ...]:
+    """Return lost disks for a part of the worlds: moves add replicas to workers that are new."""
+    if draw.random() >= LOST_DISKS:
+        return ()
+    begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, 3)))
+    return tuple(
+        PlannedFault(FIRST_LOST_DISK + number, "lost disk", round(at_s, 3), draw.choice([0.3, 1.5]))
+        for number, at_s in enumerate(begins)
+    )
 
 
 def draw_movers(draw: Random) -> int:
@@ -94,6 +107,9 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         failing = draw_failing_reads(world.stream("failing reads"), settings.fault_s)
         settings.faults += failing
         settings.has_operator = bool(failing)
+        if lost := draw_lost_disks(world.stream("lost disks"), settings.fault_s):
+            settings.is_combined = False  # no voter may lose its disk
+            settings.faults += lost
     # A separate random stream: the operator does not change the draws of other worlds.
     drains = not transacts and world.stream("drains").random() < DRAINS
     world.faults = {fault.number: str(fault) for fault in settings.faults}
