@@ -32,7 +32,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
-    "moving-partitions": CiShare(3, 30),
+    "moving-partitions": CiShare(2, 30),
     "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(7, 150),
