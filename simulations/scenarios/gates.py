@@ -99,7 +99,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
-    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs"),
+    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs", "LastOfEachKeyIsRead"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.
