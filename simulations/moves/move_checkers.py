@@ -4,6 +4,7 @@ They compare the committed metadata record by record, and the disks and metrics 
 the faults are over.
 """
 
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from dataplane.log.segments.names import parse_partition_folder
@@ -14,6 +15,7 @@ from simulations.cluster.cluster_state import ClusterChecker, ClusterState, Memb
 from simulations.replication.loss_checkers import LedgerChecker
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replicas import (
+    Name,
     PartitionHistory,
     Place,
     ReplicaLog,
@@ -147,10 +149,23 @@ def _is_back(was: PartitionImage, now: PartitionImage) -> bool:
 class AddingAreNotBlank(WatchingChecker):
     """A replica that a move has just added is not reported as blank: it has lost nothing.
 
-    It may be blank later: if it lost its disk, or its log, after it had one.
+    It may be blank later, if a later process of its worker finds the log lost.
     """
 
     invariant = "R11"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # The run of the worker's machine that opened the log first since a move has added it.
+        self._first_runs: dict[tuple[Place, int], int] = {}
+
+    def opened(
+        self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
+    ) -> None:
+        self._first_runs.setdefault((history.place, replica.worker_id), replica.machine.runs)
+
+    def retired(self, history: PartitionHistory, replica: ReplicaLog) -> None:
+        self._first_runs.pop((history.place, replica.worker_id), None)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
@@ -159,9 +174,9 @@ class AddingAreNotBlank(WatchingChecker):
                     self.comparisons += 1
                     continue
                 history = self.cluster_history.history(topic_id, index)
-                replica = history.replicas.get(worker_id) or history.removed.get(worker_id)
+                run = self.cluster_state.members[worker_id].supervisor.machine.runs
                 self.compare(
-                    replica is not None and replica.may_have_lost,
+                    self._first_runs.get((history.place, worker_id), run) < run,
                     "{}: worker {}, which the move adds, is blank: {}",
                     history,
                     worker_id,

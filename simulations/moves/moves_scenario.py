@@ -9,13 +9,15 @@ no faults -> faults -> no faults: within `LIVENESS_S` every move has ended, and 
 replicas are deleted
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from random import Random
 from typing import Final
 
-from simulations.cluster.cluster_setup import LIVENESS_S, within
-from simulations.cluster.fault_plan import draw_faults, without
+import trio
+
+from simulations.cluster.cluster_setup import LIVENESS_S
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.draining import DRAINING_CHECKERS, DRAINS, Drainer
@@ -50,6 +52,9 @@ CHECKERS_OF_ALL: Final = (*ALL_CHECKERS, *MOVE_CHECKERS, *DRAINING_CHECKERS)
 TRANSACTIONS: Final = 0.3  # share of worlds with transactions and internal topics
 FEW_KINDS: Final = ("kill", "power", "restart", "pause", "isolate", "slow links", "down")
 MOST_FAULTS: Final = 8
+LOOK_S: Final = 0.05
+LOST_DISKS: Final = 0.3  # share of the worlds without transactions
+FIRST_LOST_DISK: Final = 200  # number of the first such fault
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -63,6 +68,17 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     kinds = draw.choice([KINDS, KINDS, FEW_KINDS])
     settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=MOST_FAULTS)
     return settings
+
+
+def draw_lost_disks(draw: Random, over_s: float) -> tuple[PlannedFault, ...]:
+    """Return lost disks for a part of the worlds: moves add replicas to workers that are new."""
+    if draw.random() >= LOST_DISKS:
+        return ()
+    begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, 3)))
+    return tuple(
+        PlannedFault(FIRST_LOST_DISK + number, "lost disk", round(at_s, 3), draw.choice([0.3, 1.5]))
+        for number, at_s in enumerate(begins)
+    )
 
 
 def draw_movers(draw: Random) -> int:
@@ -91,6 +107,9 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         failing = draw_failing_reads(world.stream("failing reads"), settings.fault_s)
         settings.faults += failing
         settings.has_operator = bool(failing)
+        if lost := draw_lost_disks(world.stream("lost disks"), settings.fault_s):
+            settings.is_combined = False  # no voter may lose its disk
+            settings.faults += lost
     # A separate random stream: the operator does not change the draws of other worlds.
     drains = not transacts and world.stream("drains").random() < DRAINS
     world.faults = {fault.number: str(fault) for fault in settings.faults}
@@ -120,13 +139,21 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all moves have ended and the logs of removed replicas are deleted; then check."""
     moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
-    await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
-    await within(cluster_state, LIVENESS_S, "removed logs gone", lambda: not logs.strays())
+    await _wait(cluster_state, moves.open_moves)
+    await _wait(cluster_state, logs.strays)
     if cluster_state.world.violations:
         return
     moves.finals()
     logs.finals()
     cluster_state.checker(RemovedAreNoLosses).finals()
+
+
+async def _wait(cluster_state: ReplicatedClusterState, left: Callable[[], list[str]]) -> None:
+    """Wait until nothing is left, within `LIVENESS_S`; a checker looks at the rest."""
+    world = cluster_state.world
+    with trio.move_on_after(LIVENESS_S):
+        while left() and not world.violations:
+            await world.sleep(LOOK_S)
 
 
 MOVING_PARTITIONS: Final = Scenario(

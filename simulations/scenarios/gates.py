@@ -32,7 +32,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
-    "moving-partitions": CiShare(3, 30),
+    "moving-partitions": CiShare(2, 30),
     "quorum": CiShare(7, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(7, 150),
@@ -101,7 +101,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
     "planned-moves": (*_OF_ATTACKERS, "LiveWorkersStay"),
-    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs"),
+    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs", "LastOfEachKeyIsRead"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.
