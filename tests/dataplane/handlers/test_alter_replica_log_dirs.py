@@ -196,6 +196,37 @@ async def test_a_move_begins_again_at_the_next_start(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_a_truncation_reaches_the_copy(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path, segment_bytes=2000) as (served, client):
+        for number in range(60):
+            await client.produce("t", batch_of(b"%d" % number * 100))
+        mover, dirs = served.worker.log_dir_mover, served.worker.replica_manager.log_dirs
+        assert await move(client, tmp_path / "b") == 0
+        quota = mover.quota
+        begun = mover.moves["t", 0]
+        while begun.future.log_end_offset < 61:
+            await trio.lowlevel.checkpoint()
+        stop_copying(served)
+        log, end = partition(served).log, 31
+        if log is begun.log:  # not swapped yet
+            async with dirs.cutting({("t", 0): log.offsets_after_truncation(end)}):
+                log.truncate_to(end)
+                await log.flush(served.worker.disk)
+            partition(served).cut_to(end)
+            assert dirs.log(("t", 0)) is log
+            for number in range(60):
+                await client.produce("t", batch_of(b"new %d" % number))
+        quota.limit(1 << 60, mover.monotonic())
+        await wait_moved(served, "b")
+        values = await client.values("t")
+        assert len(values) == partition(served).log.log_end_offset
+        assert values[-1] == b"new 59"
+        assert values[31] == b"new 0"
+        records = sum(1 for _ in partition(served).log.segment_spans())
+        assert records > 1
+
+
+@in_trio
 async def test_a_deleted_topic_ends_its_move(tmp_path: Path) -> None:
     async with two_dirs(tmp_path) as (served, client):
         stop_copying(served)
