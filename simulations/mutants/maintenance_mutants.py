@@ -16,7 +16,6 @@ from dataplane.log.segments.names import LOG_START_CHECKPOINT
 from dataplane.log.segments.segment import Segment
 from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from dataplane.maintenance import background_tasks
-from dataplane.replication import log_dir_mover
 from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import MetadataImage
@@ -154,8 +153,7 @@ def _swap_before_caught_up() -> AbstractContextManager[None]:
     def both() -> Iterator[None]:
         with (
             swapped(LogDirMover, "_copy_rest", lambda right: lambda self, move: True),
-            swapped(log_dir_mover, "_is_caught_up", lambda right: lambda log, future: True),
-            swapped(LogDirMover, "_is_near", lambda right: lambda self, move: True),
+            swapped(LogDirMover, "_may_swap", lambda right: lambda self, move: True),
         ):
             yield
 
