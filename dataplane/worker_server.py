@@ -31,6 +31,7 @@ from dataplane.network.replies import Handle
 from dataplane.network.sasl_authenticator import SaslAuthenticator
 from dataplane.network.server import Server, ServerLimits
 from dataplane.node_config import NodeConfig
+from dataplane.partition.plan_throttles import PlanThrottles
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
@@ -114,12 +115,14 @@ class WorkerRole:
                 self._loader.image, self._runtime.clock, self._runtime.random, configs.own
             )
             partitions = await self._open_logs(configs)
-            configs.call(partitions.replication.quotas.limit)
+            replication = partitions.replication
+            configs.call(replication.quotas.limit)
             self._loader.register(self.session.guard)
             self._loader.register(configs)
             self._loader.register(quotas)
+            self._loader.register(PlanThrottles(replication.context, replication.quotas))
             self._loader.register(partitions)
-            self._loader.register(partitions.replication)
+            self._loader.register(replication)
             self._loader.register(self)
             self._loader.register(self.session)
             async with trio.open_nursery() as writing:

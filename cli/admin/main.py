@@ -25,9 +25,10 @@ COMMANDS: Final = {
     "transactions": Place(
         "transactions.commands", "Show transactions, and explain and end those that hold readers."
     ),
+    "moves": Place("moves.commands", "Move partitions between workers by plans."),
     "cluster": Place("cluster", "Describe the cluster, its nodes, its health and its APIs."),
     "quorum": Place("quorum", "Show the controllers: the leader, and the lag of each voter."),
-    "workers": Place("workers", "List, describe and unregister workers."),
+    "workers": Place("workers", "List, describe, drain and remove workers."),
     "ledger": Place("ledger", "Show the records that replicas lost, with time and reason."),
     "log-dirs": Place("log_dirs", "Show the log directories of the nodes."),
     "produce": Place("records.produce", "Send records from standard input."),

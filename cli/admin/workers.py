@@ -15,6 +15,7 @@ _COLUMNS = (
     Column("host"),
     Column("rack"),
     Column("state"),
+    Column("draining"),
     Column("epoch"),
     Column("metadata_offset"),
     Column("heard_ms_ago", "heard", ago_text),
@@ -22,9 +23,9 @@ _COLUMNS = (
 )
 
 
-@click.group("workers", short_help="List, describe and unregister workers.")
+@click.group("workers", short_help="List, describe, drain and remove workers.")
 def command() -> None:
-    """List, describe and unregister workers (Kafka's brokers), live or fenced."""
+    """List, describe, drain and remove workers (Kafka's brokers), live or fenced."""
 
 
 @command.command("list")
@@ -33,7 +34,8 @@ def list_workers(session: Session) -> None:
     """List all registered workers.
 
     A fenced worker leads no partition and clients do not see it: its session expired, or it has not
-    caught up with the metadata log yet. A dash means that the cluster does not provide the value.
+    caught up with the metadata log yet. A draining worker receives no new replica or leadership. A
+    dash means that the cluster does not provide the value.
 
     \b
     Examples:
@@ -58,11 +60,7 @@ def describe(session: Session, worker: int) -> None:
         raise BrokerError(
             ErrorCode.BROKER_ID_NOT_REGISTERED, "the worker is not registered", f"worker {worker}"
         )
-    partitions = [p for topic in session.admin.topics() for p in topic.partitions]
-    data = _row(found) | {
-        "leads": sum(p.leader == worker for p in partitions),
-        "replicas": sum(worker in p.replicas for p in partitions),
-    }
+    data = _row(found) | _load(session, worker)
     if session.output != "text":
         session.show_data(data)
         return
@@ -71,6 +69,76 @@ def describe(session: Session, worker: int) -> None:
         (key.replace("_", " "), shown[key])
         for key in (*(column.heading.replace(" ", "_") for column in _COLUMNS), "leads", "replicas")
     )
+
+
+@command.command("drain")
+@click.argument("worker", type=click.IntRange(0, INT32_MAX))
+@session_command
+def drain(session: Session, worker: int) -> None:
+    """Keep new replicas and leaderships away from a worker.
+
+    Other workers lead its partitions where one that is in sync may, now or as soon as one is.
+    Topics and partitions are created on the other workers, except with replicas that name it. Its
+    present replicas stay: the printed commands move them. This lasts, also while the worker is
+    restarted, until `workers return` or `workers remove`.
+
+    \b
+    Examples:
+      mq-admin workers drain 3
+      mq-admin workers drain 3 -o json
+    """
+    session.admin.drain_worker(worker)
+    load = _load(session, worker)
+    if session.output != "text":
+        session.show_data({"worker": worker, "draining": True, **load})
+        return
+    session.say(
+        f"worker {worker} is draining; it has {load['replicas']} replicas and leads"
+        f" {load['leads']} partitions"
+    )
+    if load["replicas"]:
+        session.note(
+            f"`mq-admin moves plan --drain {worker}` plans the moves of its replicas and"
+            " `mq-admin moves start` carries them out"
+        )
+    session.note(f"`mq-admin workers remove {worker}` removes it when it is empty and stopped")
+
+
+@command.command("return")
+@click.argument("worker", type=click.IntRange(0, INT32_MAX))
+@session_command
+def return_worker(session: Session, worker: int) -> None:
+    """End the drain of a worker: it may receive new replicas and leaderships again.
+
+    Moves that are under way continue. The preferred leader election, automatic or requested, gives
+    it its leaderships back.
+
+    \b
+    Examples:
+      mq-admin workers return 3
+    """
+    session.admin.return_worker(worker)
+    session.say(f"worker {worker} is not draining")
+
+
+@command.command("remove")
+@click.argument("worker", type=click.IntRange(0, INT32_MAX))
+@yes_option
+@session_command
+def remove(session: Session, worker: int, yes: bool) -> None:
+    """Remove the registration of a worker that has no replica.
+
+    The cluster rejects this while the worker has a replica, also one that a move adds or removes,
+    while it is alive, and until the session of a stopped worker has expired.
+
+    \b
+    Examples:
+      mq-admin workers remove 3
+      mq-admin workers remove 3 --yes
+    """
+    session.ask(f"Remove worker {worker}?", yes)
+    session.admin.remove_worker(worker)
+    session.say(f"worker {worker} removed")
 
 
 @command.command("unregister")
@@ -82,7 +150,7 @@ def unregister(session: Session, worker: int, yes: bool) -> None:
 
     Stop the worker first: the cluster rejects this for a live worker, and until the session of a
     stopped worker has expired. Its replicas stay assigned to it; a partition without another
-    replica has no leader.
+    replica has no leader. `workers remove` is rejected while it has replicas.
 
     \b
     Examples:
@@ -92,6 +160,15 @@ def unregister(session: Session, worker: int, yes: bool) -> None:
     session.ask(f"Unregister worker {worker}?", yes)
     session.admin.unregister_worker(worker)
     session.say(f"worker {worker} unregistered")
+
+
+def _load(session: Session, worker: int) -> dict[str, int]:
+    """Return the numbers of the worker's leaders and replicas."""
+    partitions = [p for topic in session.admin.topics() for p in topic.partitions]
+    return {
+        "leads": sum(p.leader == worker for p in partitions),
+        "replicas": sum(worker in p.replicas for p in partitions),
+    }
 
 
 def _row(worker: WorkerDescription) -> Row:
@@ -104,6 +181,7 @@ def _row(worker: WorkerDescription) -> Row:
         "host": worker.host,
         "rack": worker.rack,
         "state": state,
+        "draining": worker.is_draining,
         "why_fenced": worker.why_fenced,
         "epoch": worker.broker_epoch,
         "metadata_offset": worker.metadata_offset,

@@ -3,11 +3,17 @@
 from typing import Final, Protocol
 
 from dataplane.fetch.replica_selector import nearest_replica
-from dataplane.fetch.throttled_reads import ThrottledReads
+from dataplane.fetch.throttled_reads import ThrottledReads, may_throttle
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.worker_addresses import live_workers
-from dataplane.partition.partition import NO_ERROR, NOT_LEADER, Partition, Watcher
+from dataplane.partition.partition import (
+    NO_ERROR,
+    NOT_LEADER,
+    NotLeaderOrFollowerError,
+    Partition,
+    Watcher,
+)
 from dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
@@ -140,11 +146,13 @@ class FetchReader:
         return partition.high_watermark
 
     def read(
-        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+        self, asked: FetchPartition, partition: Partition | None, absent: KafkaError | None
     ) -> PartitionData:
-        """Return the row of one partition; `code` is the error if its lookup found none."""
+        """Return the row of one partition; `absent` is the error if its lookup found none."""
         if partition is None:
-            return self._refuse(asked, partition, code)
+            assert absent is not None
+            known = absent if isinstance(absent, NotLeaderOrFollowerError) else None
+            return self._refuse(asked, known, absent.code)
         code = partition.leader_error(asked.current_leader_epoch)
         if code is not NO_ERROR and not (
             code is NOT_LEADER and self.from_followers and partition.is_hosted
@@ -162,7 +170,7 @@ class FetchReader:
         """Add the bytes of the response to the partitions' traffic."""
         for partition, size_bytes in self._given:
             if self.replica_id >= 0:
-                partition.replicated_bytes_out += size_bytes
+                partition.replicated_out(self.replica_id, size_bytes)
             else:
                 partition.bytes_out += size_bytes
 
@@ -176,8 +184,12 @@ class FetchReader:
         ]
 
     def _refuse(
-        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+        self,
+        asked: FetchPartition,
+        known: Partition | NotLeaderOrFollowerError | None,
+        code: ErrorCode,
     ) -> PartitionData:
+        """Return the row of an error; `known` has the leader, if it is known."""
         if code not in _UNHURRIED:
             self.must_answer = True
         answer = PartitionData(
@@ -187,10 +199,10 @@ class FetchReader:
             aborted_transactions=None,
             records=b"",
         )
-        if partition is not None and code in _LEADER_ELSEWHERE:
+        if known is not None and code in _LEADER_ELSEWHERE:
             self.names_leaders = True
             answer.current_leader = LeaderIdAndEpoch(
-                leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+                leader_id=known.leader_id, leader_epoch=known.leader_epoch
             )
         return answer
 
@@ -224,7 +236,7 @@ class FetchReader:
             answer.high_watermark = partition.high_watermark
         if (
             self.replication_quotas is not None
-            and partition.config.leader_throttled is not None
+            and may_throttle(partition)
             and log.log_start_offset <= asked.fetch_offset < end_offset
             and self._throttled_reads(self.replication_quotas).omits(partition)
         ):
@@ -237,6 +249,7 @@ class FetchReader:
                 end_offset,
                 # The first partition with records returns a batch of any size (KIP-74).
                 min_one=not self.size_bytes,
+                is_whole=self.replica_id >= 0,
             )
             if self.is_committed and piece.size_bytes and log.has_aborted_since(asked.fetch_offset):
                 piece = self._add_aborted(answer, asked, partition, piece, end_offset)

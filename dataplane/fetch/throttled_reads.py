@@ -10,6 +10,7 @@ A read of a partition that is not throttled never comes here.
 from typing import Final
 
 from dataplane.partition.partition import Partition
+from dataplane.partition.plan_throttles import sends_throttled
 from dataplane.quotas.replication_quota import ReplicationQuota
 
 # Least seconds between two fetches for omitted partitions. Meanwhile the quota accumulates, so that
@@ -31,7 +32,7 @@ class ThrottledReads:
 
     def omits(self, partition: Partition) -> bool:
         """Return whether the records of a throttled partition must be omitted now."""
-        if not is_throttled(partition) or self._is_in_sync(partition):
+        if not self._is_throttled(partition) or self._is_in_sync(partition):
             return False
         if not self._quota.is_exceeded(self._now, self._size_bytes):
             return False
@@ -40,7 +41,7 @@ class ThrottledReads:
 
     def add(self, partition: Partition, size_bytes: int) -> None:
         """Add bytes that were read; `record` counts them."""
-        if is_throttled(partition):
+        if self._is_throttled(partition):
             self._size_bytes += size_bytes
             if self._is_in_sync(partition):
                 self._in_sync_bytes += size_bytes
@@ -55,6 +56,9 @@ class ThrottledReads:
         """Seconds until an omitted partition may be read."""
         return max(LEAST_WAIT_S, self._quota.delay_s(self._now, self._size_bytes))
 
+    def _is_throttled(self, partition: Partition) -> bool:
+        return is_throttled(partition) or sends_throttled(partition, self._replica_id)
+
     def _is_in_sync(self, partition: Partition) -> bool:
         """Return whether the follower is in the ISR, or in one that may be in force."""
         if self._replica_id in partition.isr:
@@ -64,6 +68,11 @@ class ThrottledReads:
 
 
 def is_throttled(partition: Partition) -> bool:
-    """Return whether this worker throttles the partition as leader."""
+    """Return whether a config throttles the partition on this worker as leader."""
     throttled = partition.config.leader_throttled
     return throttled is not None and throttled.has(partition.index, partition.worker_id)
+
+
+def may_throttle(partition: Partition) -> bool:
+    """Return whether a read may be throttled; cheaper, as most partitions have no throttle."""
+    return partition.config.leader_throttled is not None or partition.state.plan != 0

@@ -23,6 +23,7 @@ from dataplane.handlers import (
     elections,
     log_dirs,
     metadata,
+    move_plans,
     offsets,
     partitions_api,
     produce,
@@ -127,6 +128,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
     ApiKey.DESCRIBE_UNREAD_RECORDS: unread_records.handle_describe_unread_records,
     ApiKey.DESCRIBE_GROUP_ACTIVITY: activity.handle_describe_group_activity,
+    ApiKey.ALTER_WORKER: quorum.handle_alter_worker,
+    ApiKey.START_MOVE_PLAN: move_plans.handle_start_move_plan,
+    ApiKey.ALTER_MOVE_PLAN: move_plans.handle_alter_move_plan,
+    ApiKey.DESCRIBE_MOVE_PLANS: move_plans.handle_describe_move_plans,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -1,4 +1,8 @@
-"""DescribeLogDirs and AlterReplicaLogDirs: the log directories of this worker, and their logs."""
+"""DescribeLogDirs and AlterReplicaLogDirs: the log directories of this worker, and their logs.
+
+While the worker drains, all of its directories are cordoned in the words of Kafka (KIP-1066): they
+receive no new replicas.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final, Protocol
@@ -11,7 +15,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.partition.partition import Partition
 from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.capabilities import HasDisk, HasSlicer
+from dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -69,7 +73,7 @@ class HostsLogs(Protocol):
     def replica_manager(self) -> HostedLogs: ...
 
 
-class DescribesLogDirs(HostsLogs, HasDisk, HasSlicer, Protocol):
+class DescribesLogDirs(HostsLogs, HasDisk, HasImage, HasSlicer, HasWorkerId, Protocol):
     """Capability to read this worker's partitions, and the total and free space of its disks."""
 
 
@@ -78,6 +82,8 @@ async def handle_describe_log_dirs(
 ) -> DescribeLogDirsResponse:
     log_dirs = worker.replica_manager.log_dirs
     usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
+    for online in usable.values():
+        online.is_cordoned = worker.image.is_draining(worker.worker_id)
     async for log_dir, partition in _wanted(worker, message.topics):
         log = partition.log
         row = DescribeLogDirsPartition(

@@ -16,8 +16,7 @@ from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
-from dataplane.partition.partition import Partition
-from dataplane.replication.replica_manager import NotLeaderOrFollowerError
+from dataplane.partition.partition import NotLeaderOrFollowerError, Partition
 from dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
 from dataplane.worker.capabilities import (
     FailsPartitions,

@@ -11,14 +11,17 @@ from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import TimeSlicer, Work, each_of, in_pieces, row_count
 from dataplane.worker.capabilities import AsksController, HasControllerClient, HasImage, HasSlicer
 from dataplane.worker.context import Request
-from metaquorum.controller.features import FeatureUpdate, UpgradeType
+from dataplane.worker.feature_levels import needs_level
+from metaquorum.controller.features import MOVES_LEVEL, FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
 from metaquorum.rpc.methods import (
+    ALTER_WORKER,
     DESCRIBE_QUORUM,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
+    AlterWorker,
     DescribeQuorum,
     QuorumDescription,
     ReplicaView,
@@ -26,6 +29,7 @@ from metaquorum.rpc.methods import (
     UpdateFeatures,
     WorkerView,
 )
+from wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -195,6 +199,22 @@ async def handle_unregister_broker(
     return UnregisterBrokerResponse()
 
 
+async def handle_alter_worker(
+    worker: DescribesWorkers, request: Request, message: AlterWorkerRequest
+) -> AlterWorkerResponse:
+    try:
+        # A controller of an older version does not have the method.
+        needs_level(worker.image, MOVES_LEVEL, "draining and removing workers")
+        await worker.controller_client.change(
+            ALTER_WORKER,
+            AlterWorker(request.context, message.worker_id, message.action),
+            timeout_s=TIMEOUT_S,
+        )
+    except KafkaError as error:
+        return AlterWorkerResponse(error_code=error.code, error_message=error.message)
+    return AlterWorkerResponse()
+
+
 async def handle_describe_workers(
     worker: DescribesWorkers, request: Request, message: DescribeWorkersRequest
 ) -> DescribeWorkersResponse:
@@ -232,6 +252,7 @@ def _worker(record: RegisterWorkerRecord, view: WorkerView | None) -> DescribedW
         ],
         is_fenced=record.fenced,
         is_shutting_down=record.in_controlled_shutdown,
+        is_draining=record.draining,
     )
     if view is not None:
         described.why_fenced = view.why_fenced if record.fenced else ""

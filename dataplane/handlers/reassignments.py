@@ -101,13 +101,17 @@ def _result(index: int, error: KafkaError | None) -> ReassignablePartitionRespon
 def handle_list_partition_reassignments(
     worker: HasImage, request: Request, message: ListPartitionReassignmentsRequest
 ) -> Work[ListPartitionReassignmentsResponse]:
-    """List the moves of the requested partitions, by default of all."""
+    """List the moves of the requested partitions, by default of all; each of them once."""
     response = ListPartitionReassignmentsResponse(error_message=None)
     image = worker.image
+    listed: set[tuple[str, int]] = set()  # a request that repeats partitions costs no memory
 
     def take(topic: TopicImage, index: int) -> None:
         if not 0 <= index < len(topic.partitions) or not topic.partitions[index].is_moving:
             return
+        if (topic.name, index) in listed:
+            return
+        listed.add((topic.name, index))
         state = topic.partitions[index]
         if not response.topics or response.topics[-1].name != topic.name:
             response.topics.append(OngoingTopicReassignment(name=topic.name))

@@ -343,14 +343,22 @@ class PartitionLog(LocalLog):
     # Reading
 
     def read(
-        self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
+        self,
+        offset: int,
+        max_bytes: int,
+        end_offset: int,
+        *,
+        min_one: bool = False,
+        is_whole: bool = False,
     ) -> LogSlice:
         """Return batches of one segment from the batch with `offset` on, up to `max_bytes`.
 
         No batch with records at or after `end_offset` (a high watermark) is included. `max_bytes`
-        may truncate the last batch, as in Kafka; clients expect that. The first batch is never
-        truncated: if it is larger than `max_bytes`, it is returned whole with `min_one`, otherwise
-        the result is empty. The result is empty, too, if `offset` is at or beyond `end_offset`.
+        may truncate the last batch, as in Kafka; clients expect that. With `is_whole` the result
+        ends with the last batch in the offset index that fits, as a follower would fetch a
+        truncated one again. The first batch is never truncated: if it is larger than `max_bytes`,
+        it is returned whole with `min_one`, otherwise the result is empty. The result is empty,
+        too, if `offset` is at or beyond `end_offset`.
         Raises KafkaError (OFFSET_OUT_OF_RANGE) if `offset` is outside of the log.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -371,6 +379,8 @@ class PartitionLog(LocalLog):
             _, first = next(segment.walk(start))
             if first.batch_bytes <= max_bytes:
                 size = max_bytes
+                if is_whole and (before := segment.batch_before(start + max_bytes)) > start:
+                    size = before - start
             else:
                 size = min(size, first.batch_bytes) if min_one else 0
         elif end_offset <= self.log_end_offset:
@@ -378,13 +388,19 @@ class PartitionLog(LocalLog):
         return LogSlice(segment.file, start, max(size, 0), offset)
 
     def read_hot(
-        self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
+        self,
+        offset: int,
+        max_bytes: int,
+        end_offset: int,
+        *,
+        min_one: bool = False,
+        is_whole: bool = False,
     ) -> LogSlice:
         """Read as `read` does. Raises ColdError if an index lookup would wait for the disk."""
         files = self._files
         files.refuses_cold = True
         try:
-            return self.read(offset, max_bytes, end_offset, min_one=min_one)
+            return self.read(offset, max_bytes, end_offset, min_one=min_one, is_whole=is_whole)
         finally:
             files.refuses_cold = False
 

@@ -12,7 +12,7 @@ high watermark (`dataplane.partition.leader_state`), and followers get it in fet
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
@@ -40,6 +40,17 @@ UNKNOWN_BYTES: Final = 1 << 30
 # Looking up a member of an enum by name is slow (Python 3.11): hot paths use these constants.
 NO_ERROR: Final = ErrorCode.NONE
 NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+class NotLeaderOrFollowerError(KafkaError):
+    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
+
+    def __init__(self, partition: str, state: PartitionImage) -> None:
+        super().__init__(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
+        )
+        self.leader_id = state.leader
+        self.leader_epoch = state.leader_epoch
 
 
 class Watcher(Protocol):
@@ -168,8 +179,13 @@ class ReplicaContext:
     # Counts since the start of the process.
     isr_shrinks: int = 0
     isr_expands: int = 0
+    # Bytes of replicas that moves add, from leaders and to followers.
+    reassignment_bytes_in: int = 0
+    reassignment_bytes_out: int = 0
     flush_times: Histogram = field(default_factory=Histogram)
     wakes: WatcherNotifier = field(default_factory=WatcherNotifier)
+    # Bytes per second of the plans of moves that have a rate, by plan id.
+    plan_rates: Mapping[int, int] = field(default_factory=dict)
 
 
 class Traffic(NamedTuple):
@@ -323,6 +339,11 @@ class Partition:
         return high_watermark if first is None or first > high_watermark else first
 
     @property
+    def plan_rates(self) -> Mapping[int, int]:
+        """Bytes per second of the plans of moves that have a rate, by plan id."""
+        return self._context.plan_rates
+
+    @property
     def replicas(self) -> Sequence[int]:
         return self.state.replicas
 
@@ -331,10 +352,23 @@ class Partition:
         return self.state.isr
 
     @property
+    def is_under_replicated(self) -> bool:
+        """Whether too few replicas are in sync, by the leader; those that a move adds do not count.
+
+        As in Kafka, in-sync replicas that it adds count (KIP-352).
+        """
+        state = self.state
+        is_lacking = len(state.isr) < len(state.replicas) - len(state.adding)
+        return is_lacking and self.is_leader
+
+    @property
     def least_isr(self) -> int:
-        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka."""
-        least = self.config.min_insync_replicas
-        return least if least == 1 else min(least, len(self.state.replicas))
+        """In-sync replicas required for acks=all; at most the number of replicas, as in Kafka.
+
+        Those that a move removes do not count: a smaller target needs no more than it has.
+        """
+        least, state = self.config.min_insync_replicas, self.state
+        return least if least == 1 else min(least, len(state.replicas) - len(state.removing))
 
     @property
     def low_watermark(self) -> int:
@@ -479,6 +513,18 @@ class Partition:
             self._note(self.end_waiters, size_bytes)
         self.advance()
 
+    def replicated_in(self, size_bytes: int) -> None:
+        """Count bytes that this replica has fetched from the leader and appended."""
+        self.replicated_bytes_in += size_bytes
+        if self.worker_id in self.state.adding:
+            self._context.reassignment_bytes_in += size_bytes
+
+    def replicated_out(self, replica_id: int, size_bytes: int) -> None:
+        """Count bytes that this leader has sent to the follower."""
+        self.replicated_bytes_out += size_bytes
+        if replica_id in self.state.adding:
+            self._context.reassignment_bytes_out += size_bytes
+
     def is_growing(self, size_bytes: int) -> None:
         """Record an append of `size_bytes` that is not committed yet."""
         uncommitted = self._uncommitted
@@ -523,7 +569,7 @@ class Partition:
                 leadership.committed(
                     self.high_watermark,
                     self.log.log_end_offset,
-                    self.config.min_insync_replicas,
+                    self.least_isr,
                     context.monotonic(),
                     context.eligible,
                 )

@@ -74,6 +74,18 @@ _ROWS: Final = (
         "Bytes of record batches sent to followers.",
     ),
     Metric(
+        _BROKER_TOPIC + "reassignmentbytesin_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches fetched from partition leaders by replicas that a move adds.",
+    ),
+    Metric(
+        _BROKER_TOPIC + "reassignmentbytesout_total",
+        _COUNTER,
+        (),
+        "Bytes of record batches sent to followers that a move adds.",
+    ),
+    Metric(
         _BROKER_TOPIC + "totalproducerequests_total", _COUNTER, (), "Produce requests answered."
     ),
     Metric(
@@ -205,7 +217,14 @@ _ROWS: Final = (
         _REPLICAS + "underreplicatedpartitions",
         _GAUGE,
         (),
-        "Partitions led by this worker with fewer in-sync replicas than replicas.",
+        "Partitions led by this worker with fewer in-sync replicas than replicas, without those"
+        " that a move adds.",
+    ),
+    Metric(
+        _REPLICAS + "reassigningpartitions",
+        _GAUGE,
+        (),
+        "Partitions led by this worker that move to other replicas.",
     ),
     Metric(
         _REPLICAS + "underminisrpartitioncount",
@@ -251,7 +270,10 @@ _ROWS: Final = (
         "Committed records not fetched yet, maximum over the follower replicas of this worker.",
     ),
     Metric(
-        "kafka_cluster_partition_replicascount", _GAUGE, _PARTITION, "Replicas; 0 on followers."
+        "kafka_cluster_partition_replicascount",
+        _GAUGE,
+        _PARTITION,
+        "Replicas, without those that a move adds; 0 on followers.",
     ),
     Metric(
         "kafka_cluster_partition_insyncreplicascount",
@@ -263,7 +285,7 @@ _ROWS: Final = (
         "kafka_cluster_partition_underreplicated",
         _GAUGE,
         _PARTITION,
-        "1 on the leader if a replica is not in sync, otherwise 0.",
+        "1 on the leader if a replica is not in sync, without those that a move adds; otherwise 0.",
     ),
     Metric(
         "metaquorum_partition_bytesin_total",
@@ -575,6 +597,13 @@ _ROWS: Final = (
         _CONTROLLER + "activebrokercount", _GAUGE, (), "Registered workers that are not fenced."
     ),
     Metric(_CONTROLLER + "fencedbrokercount", _GAUGE, (), "Registered workers that are fenced."),
+    Metric("metaquorum_draining_workers", _GAUGE, (), "Workers that an operator drains."),
+    Metric(
+        "metaquorum_draining_replicas",
+        _GAUGE,
+        (),
+        "Replicas on draining workers, also those that a move adds or removes.",
+    ),
     Metric(_CONTROLLER + "globaltopiccount", _GAUGE, (), "Topics in the cluster."),
     Metric(_CONTROLLER + "globalpartitioncount", _GAUGE, (), "Partitions in the cluster."),
     Metric(

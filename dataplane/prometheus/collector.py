@@ -126,7 +126,7 @@ class Collector:
         if self.parts is not None:
             self._add_requests(page, self.parts)
             self._add_logs(page, self.parts)
-            await self._add_partitions(page, self.parts, slices)
+            await add_partitions(page, self.parts.worker, slices)
             add_replication_quotas(page, self.parts.worker.isr_manager)
             add_log_dir_moves(page, self.parts.worker.log_dir_mover)
             await _add_quotas(page, self.parts.worker, slices)
@@ -199,37 +199,6 @@ class Collector:
         lag = parts.worker.isr_manager.max_lag()
         page.add("kafka_server_replicafetchermanager_maxlag", lag, clientId="Replica")
 
-    async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "Slices") -> None:
-        partitions = parts.worker.replica_manager
-        total, sums = partitions.departed, _Sums(late_before_ms(parts.worker))
-        by_topic: dict[str, Traffic] = {}
-        for partition in partitions:
-            traffic = partition.traffic
-            total = total.plus(traffic)
-            topic = partition.topic
-            by_topic[topic] = by_topic.get(topic, NO_TRAFFIC).plus(traffic)
-            if sums.count(partition) <= MAX_PARTITIONS:
-                _add_partition(page, partition)
-            if sums.all % SLICE_PARTITIONS == 0:
-                await slices.rest()
-        _add_traffic(page, total)
-        page.add(_TRAFFIC + "replicationbytesin_total", total.replicated_bytes_in)
-        page.add(_TRAFFIC + "replicationbytesout_total", total.replicated_bytes_out)
-        for topic, traffic in list(by_topic.items())[:MAX_TOPICS]:
-            _add_traffic(page, traffic, topic=topic)
-        left_out = "metaquorum_metrics_left_out"
-        page.add(left_out, max(0, sums.all - MAX_PARTITIONS), what="partitions")
-        page.add(left_out, max(0, len(by_topic) - MAX_TOPICS), what="topics")
-        offline = partitions.offline_count
-        page.add(_REPLICAS + "partitioncount", sums.all - sums.offline + offline)
-        page.add(_REPLICAS + "leadercount", sums.led)
-        page.add(_REPLICAS + "offlinereplicacount", offline)
-        page.add(_REPLICAS + "underreplicatedpartitions", sums.under_replicated)
-        page.add(_REPLICAS + "underminisrpartitioncount", sums.under_min_isr)
-        page.add(_REPLICAS + "atminisrpartitioncount", sums.at_min_isr)
-        page.add(_REPLICAS + "produceridcount", sums.producer_ids)
-        page.add(_REPLICAS + "partitionswithlatetransactionscount", sums.late_transactions)
-
     def _add_quorum(self, page: Page, role: ControllerRole) -> None:
         status = role.quorum.status
         page.add(_CONTROLLER + "activecontrollercount", int(status.is_active))
@@ -246,12 +215,49 @@ def late_before_ms(worker: Worker) -> int:
     return worker.clock.now_ms() - worker.transaction_configs.max_timeout_ms - LATE_AFTER_MS
 
 
+async def add_partitions(page: Page, worker: Worker, slices: Slices) -> None:
+    """Add the metrics of the worker's replicas, and their sums."""
+    partitions = worker.replica_manager
+    total, sums = partitions.departed, _Sums(late_before_ms(worker))
+    by_topic: dict[str, Traffic] = {}
+    for partition in partitions:
+        traffic = partition.traffic
+        total = total.plus(traffic)
+        topic = partition.topic
+        by_topic[topic] = by_topic.get(topic, NO_TRAFFIC).plus(traffic)
+        if sums.count(partition) <= MAX_PARTITIONS:
+            _add_partition(page, partition)
+        if sums.all % SLICE_PARTITIONS == 0:
+            await slices.rest()
+    _add_traffic(page, total)
+    page.add(_TRAFFIC + "replicationbytesin_total", total.replicated_bytes_in)
+    page.add(_TRAFFIC + "replicationbytesout_total", total.replicated_bytes_out)
+    context = worker.isr_manager.context
+    page.add(_TRAFFIC + "reassignmentbytesin_total", context.reassignment_bytes_in)
+    page.add(_TRAFFIC + "reassignmentbytesout_total", context.reassignment_bytes_out)
+    for topic, traffic in list(by_topic.items())[:MAX_TOPICS]:
+        _add_traffic(page, traffic, topic=topic)
+    left_out = "metaquorum_metrics_left_out"
+    page.add(left_out, max(0, sums.all - MAX_PARTITIONS), what="partitions")
+    page.add(left_out, max(0, len(by_topic) - MAX_TOPICS), what="topics")
+    offline = partitions.offline_count
+    page.add(_REPLICAS + "partitioncount", sums.all - sums.offline + offline)
+    page.add(_REPLICAS + "leadercount", sums.led)
+    page.add(_REPLICAS + "offlinereplicacount", offline)
+    page.add(_REPLICAS + "underreplicatedpartitions", sums.under_replicated)
+    page.add(_REPLICAS + "reassigningpartitions", sums.reassigning)
+    page.add(_REPLICAS + "underminisrpartitioncount", sums.under_min_isr)
+    page.add(_REPLICAS + "atminisrpartitioncount", sums.at_min_isr)
+    page.add(_REPLICAS + "produceridcount", sums.producer_ids)
+    page.add(_REPLICAS + "partitionswithlatetransactionscount", sums.late_transactions)
+
+
 class _Sums:
     def __init__(self, late_before_ms: int) -> None:
         self._late_before_ms = late_before_ms
         self.producer_ids = self.late_transactions = 0
         self.all = self.led = self.offline = 0
-        self.under_replicated = self.under_min_isr = self.at_min_isr = 0
+        self.reassigning = self.under_replicated = self.under_min_isr = self.at_min_isr = 0
 
     def count(self, partition: Partition) -> int:
         """Add `partition` to the sums; return the number of partitions counted so far."""
@@ -263,7 +269,8 @@ class _Sums:
         if partition.is_leader:
             in_sync, least = len(partition.isr), partition.config.min_insync_replicas
             self.led += 1
-            self.under_replicated += in_sync < len(partition.replicas)
+            self.reassigning += partition.state.is_moving
+            self.under_replicated += partition.is_under_replicated
             self.under_min_isr += in_sync < least
             self.at_min_isr += in_sync == least
             self.late_transactions += producers.has_late_transaction(self._late_before_ms)
@@ -279,7 +286,8 @@ def _add_traffic(page: Page, traffic: Traffic, **of: str) -> None:
 def _add_partition(page: Page, partition: Partition) -> None:
     log, is_leader = partition.log, partition.is_leader
     where = f'{{topic="{label_text(partition.topic)}",partition="{partition.index}"}}'
-    replicas = len(partition.replicas) if is_leader else 0
+    adding = partition.state.adding
+    replicas = len(partition.replicas) - len(adding) if is_leader else 0
     in_sync = len(partition.isr) if is_leader else 0
     for name, value in (
         ("kafka_log_log_size", log.size_bytes),
@@ -288,7 +296,7 @@ def _add_partition(page: Page, partition: Partition) -> None:
         ("kafka_log_log_numlogsegments", log.segment_count),
         ("kafka_cluster_partition_replicascount", replicas),
         ("kafka_cluster_partition_insyncreplicascount", in_sync),
-        ("kafka_cluster_partition_underreplicated", int(in_sync < replicas)),
+        ("kafka_cluster_partition_underreplicated", int(partition.is_under_replicated)),
         (
             "metaquorum_partition_bytesin_total",
             partition.bytes_in + partition.replicated_bytes_in,
@@ -302,7 +310,9 @@ async def _add_cluster(page: Page, image: MetadataImage, slices: Slices) -> None
     fenced = sum(worker.fenced for worker in image.workers.values())
     page.add(_CONTROLLER + "activebrokercount", len(image.workers) - fenced)
     page.add(_CONTROLLER + "fencedbrokercount", fenced)
-    partitions = offline = imbalanced = topics = 0
+    draining = {worker_id for worker_id, worker in image.workers.items() if worker.draining}
+    page.add("metaquorum_draining_workers", len(draining))
+    partitions = offline = imbalanced = topics = leaving = 0
     for topic in image.topics.each():
         topics += 1
         if topics % SLICE_PARTITIONS == 0:
@@ -311,6 +321,9 @@ async def _add_cluster(page: Page, image: MetadataImage, slices: Slices) -> None
             partitions += 1
             offline += state.leader < 0
             imbalanced += state.leader != state.replicas[0]
+            if draining:
+                leaving += sum(replica in draining for replica in state.replicas)
+    page.add("metaquorum_draining_replicas", leaving)
     page.add(_CONTROLLER + "globaltopiccount", topics)
     page.add(_CONTROLLER + "globalpartitioncount", partitions)
     page.add(_CONTROLLER + "offlinepartitionscount", offline)

@@ -100,14 +100,29 @@ class ReplicationQuotas:
         self.follower: Final = ReplicationQuota(samples, sample_s)
         # Copies between the log directories of the worker.
         self.alter_log_dirs: Final = ReplicationQuota(moves_samples, float(moves_sample_s))
+        self._plan_rates = UNLIMITED, UNLIMITED  # as leader, as follower
+        self._operator_rates = UNLIMITED, UNLIMITED
         self.limit(configs)
 
     def limit(self, configs: Configs) -> None:
-        """Apply the rates in `configs`."""
+        """Apply the rates in `configs`, those of an operator."""
         rate = configs.integer("replica.alter.log.dirs.io.max.bytes.per.second")
         if rate != self.alter_log_dirs.rate_limit:
             self.alter_log_dirs.limit(rate, self.monotonic())
-        for quota, side in ((self.leader, "leader"), (self.follower, "follower")):
-            rate = configs.integer(f"{side}.replication.throttled.rate")
+        self._operator_rates = (
+            configs.integer("leader.replication.throttled.rate"),
+            configs.integer("follower.replication.throttled.rate"),
+        )
+        self._limit()
+
+    def limit_plans(self, leader_rate: int, follower_rate: int) -> None:
+        """Apply the lowest rates of the plans of moves on each side, or UNLIMITED."""
+        self._plan_rates = leader_rate, follower_rate
+        self._limit()
+
+    def _limit(self) -> None:
+        quotas = self.leader, self.follower
+        for quota, *rates in zip(quotas, self._operator_rates, self._plan_rates, strict=True):
+            rate = min(rates)
             if rate != quota.rate_limit:
                 quota.limit(rate, self.monotonic())

@@ -21,7 +21,7 @@ from typing import Final
 from dataplane.fetch.session_client import FetchSessionClient, Key, RequestedPartition
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
-from dataplane.replication.throttle import FollowerThrottle
+from dataplane.replication.throttle import FollowerThrottle, may_throttle
 from wire.primitives.errors import ErrorCode
 
 # Seconds between examinations of all partitions: the log start offset of an idle one may move.
@@ -152,9 +152,9 @@ class FollowedPartitions:
             followed = self._followed[key]
             if followed.partition.is_awaited:
                 self._awaited[key] = None
-            if (
-                followed.partition.config.follower_throttled is not None or key in self._throttled
-            ) and self._leaves_out(key, followed, now):
+            if (may_throttle(followed.partition) or key in self._throttled) and self._leaves_out(
+                key, followed, now
+            ):
                 continue
             followed.want = follower_state.wanted(
                 followed.partition, followed.leader_epoch, self._partition_max_bytes

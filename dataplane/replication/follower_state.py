@@ -154,7 +154,7 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
     if headers:
         partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
         partition.is_growing(end)
-        partition.replicated_bytes_in += end
+        partition.replicated_in(end)
     return end
 
 

@@ -36,7 +36,7 @@ from dataplane.replication.followed_partitions import Followed, FollowedPartitio
 from dataplane.replication.follower_state import Truncation
 from dataplane.replication.leader_connection import LeaderConnection
 from dataplane.replication.leader_handshake import exchange_hellos, take_proof, verifies_proofs
-from dataplane.replication.throttle import FollowerThrottle
+from dataplane.replication.throttle import FollowerThrottle, may_throttle
 from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.channel.handshake import DialerHandshake
 from metaquorum.client.connection import BrokerConnection
@@ -389,7 +389,7 @@ class ReplicaFetcher:
             if followed is None or followed.want is None:
                 continue
             self._followed.mark_changed(key)
-            if followed.partition.config.follower_throttled is not None:
+            if may_throttle(followed.partition):
                 self._count_throttled(followed.partition, row)
             if (
                 not in_place

@@ -13,7 +13,7 @@ from dataplane.log.dirs.log_dir import LogDir, NewPartition
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
-from dataplane.partition.partition import NO_TRAFFIC, Partition
+from dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
 from dataplane.replication.isr_manager import IsrManager
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
@@ -31,17 +31,6 @@ SLICE_PARTITIONS: Final = 32
 FAILURE_LOG_SECONDS: Final = 10.0
 MOST_NAMED: Final = 5  # partitions in one log line
 _NONE: Final[frozenset[int]] = frozenset()
-
-
-class NotLeaderOrFollowerError(KafkaError):
-    """Raised if this worker has no replica; the response names the leader (KIP-951)."""
-
-    def __init__(self, partition: str, state: PartitionImage) -> None:
-        super().__init__(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this worker has no replica of {partition}"
-        )
-        self.leader_id = state.leader
-        self.leader_epoch = state.leader_epoch
 
 
 class ReplicaManager:
@@ -165,11 +154,13 @@ class ReplicaManager:
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Create, assign and remove partitions so that they match `image`.
 
-        Folders of deleted partitions are renamed here; a background task removes them later.
+        Folders of deleted partitions, and of replicas that have moved to other workers, are renamed
+        here; a background task removes them later.
         """
         self._image = image
         changed = list(delta.topics())
         await self._delete([before for before, after in changed if after is None and before])
+        await self._remove([after for _, after in changed if after is not None])
         await self.log_dirs.write_deletions()
         hosted = [
             (topic, index, state)
@@ -245,22 +236,28 @@ class ReplicaManager:
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Set aside the logs of topics that were deleted, or recreated, while this worker was down.
 
-        An empty log without a topic id, left by a power failure at its creation, is deleted.
+        Deleted are the logs of replicas that have moved to other workers meanwhile, and an empty
+        log without a topic id, left by a power failure at its creation.
         """
         strays = [
             (log_dir, at, plog)
             for log_dir in self.log_dirs
             for at, plog in (*log_dir.partitions.items(), *((at, None) for at in log_dir.offline))
-            if _is_stray(image, at, plog)
+            if _is_stray(image, at, plog) or self._has_moved(image, at)
         ]
+        moved: list[tuple[str, int]] = []
         await self.log_dirs.forget([at for _, at, _ in strays])
         for number, (log_dir, (topic, index), plog) in enumerate(strays):
             try:
                 if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
                     log_dir.delete(topic, index, self._random)  # created just before a power cut
+                elif plog is not None and not _is_stray(image, (topic, index), plog):
+                    log_dir.delete(topic, index, self._random)
+                    moved.append((topic, index))
                 else:
                     log.warning(
-                        "partition %s-%d is not in the metadata; its log is set aside as stray",
+                        "this worker has no replica of partition %s-%d; its log is set aside as "
+                        "stray",
                         topic,
                         index,
                     )
@@ -271,7 +268,13 @@ class ReplicaManager:
                     self.log_dirs.fail(log_dir, error)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
+        _log_moved(moved)
         self.log_dirs.refuse_duplicates()
+
+    def _has_moved(self, image: MetadataImage, at: tuple[str, int]) -> bool:
+        """Return whether the log's partition, which is in `image`, has no replica here."""
+        topic, index = at
+        return self.worker_id not in image.topics[topic].partitions[index].replicas
 
     async def _create_missing(
         self,
@@ -329,7 +332,12 @@ class ReplicaManager:
 
         Returns False if another process has registered as this worker meanwhile.
         """
-        lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
+        lost = [
+            (topic, index)
+            for topic, index in created
+            if self.log_dirs.is_lost((topic.name, index))
+            and not _has_nothing_yet(topic.partitions[index], self.worker_id)
+        ]
         unreported = [
             (topic.topic_id, index)
             for topic, index in lost
@@ -438,6 +446,51 @@ class ReplicaManager:
                 for index in indexes
                 if self.log_dirs.offline_reason((topic.name, index))
             ]
+        await self._delete_logs(gone)
+
+    async def _remove(self, topics: Iterable[TopicImage]) -> None:
+        """Remove the replicas of these topics that have moved to other workers, and their logs."""
+        left = [
+            (topic, index, topic.partitions[index])
+            for topic in topics
+            for index in (
+                *self._by_id.get(topic.topic_id, ()),
+                *self._offline.get(topic.topic_id, _NONE),
+            )
+            if self.worker_id not in topic.partitions[index].replicas
+        ]
+        gone: list[tuple[str, int]] = []
+        for number, (topic, index, state) in enumerate(left):
+            partition = self._take_out(topic, index)
+            gone.append((topic.name, index))
+            if partition is not None:
+                async with partition.appending:  # the pending append belongs to the previous epoch
+                    try:
+                        partition.assign(state)
+                    except StorageError as error:
+                        log.error("cannot end the replica of partition %s: %s", partition, error)
+                    partition.wake_waiters()  # also if the leader is the same: consumers read here
+                self.departed = self.departed.plus(partition.traffic)
+                self.replication.removed(partition)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+        if gone:
+            _log_moved(gone)
+            await self._delete_logs(gone)
+
+    def _take_out(self, topic: TopicImage, index: int) -> Partition | None:
+        """Forget the topic's partition with that index; return it unless it had no log."""
+        offline = self._offline.get(topic.topic_id, set())
+        offline.discard(index)
+        if not offline:
+            self._offline.pop(topic.topic_id, None)
+        partitions = self._by_id.get(topic.topic_id, {})
+        partition = partitions.pop(index, None)
+        if not partitions and not offline:
+            self._forget(topic.name, topic.topic_id)
+        return partition
+
+    async def _delete_logs(self, gone: Sequence[tuple[str, int]]) -> None:
         await self.log_dirs.forget(gone)
         for number, (name, index) in enumerate(gone):
             self._delete_log(name, index)
@@ -521,6 +574,25 @@ class ReplicaManager:
             others,
         )
         self._failure_logged_at, self._failures_unlogged = now, 0
+
+
+def _log_moved(replicas: Sequence[tuple[str, int]]) -> None:
+    if replicas:
+        log.info(
+            "the logs of %d replicas that have moved to other workers are deleted: %s%s",
+            len(replicas),
+            ", ".join(f"{name}-{index}" for name, index in replicas[:MOST_NAMED]),
+            ", ..." if len(replicas) > MOST_NAMED else "",
+        )
+
+
+def _has_nothing_yet(state: PartitionImage, worker_id: int) -> bool:
+    """Return whether a move adds the replica, which has never been in sync."""
+    return worker_id in state.adding and worker_id not in (
+        *state.isr,
+        *state.elr,
+        state.last_leader,
+    )
 
 
 def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:

@@ -8,6 +8,7 @@ is in the ISR, or had all committed records at its last fetch and so may join th
 from typing import Final
 
 from dataplane.partition.partition import Partition
+from dataplane.partition.plan_throttles import receives_throttled
 from dataplane.quotas.replication_quota import ReplicationQuota
 
 # Least seconds for which partitions are left out. Meanwhile the quota accumulates, so that the next
@@ -47,6 +48,13 @@ class FollowerThrottle:
 
 
 def is_throttled(partition: Partition) -> bool:
-    """Return whether this worker throttles the partition as follower."""
+    """Return whether this worker throttles the partition as follower, by a config or a plan."""
     throttled = partition.config.follower_throttled
-    return throttled is not None and throttled.has(partition.index, partition.worker_id)
+    if throttled is not None and throttled.has(partition.index, partition.worker_id):
+        return True
+    return receives_throttled(partition)
+
+
+def may_throttle(partition: Partition) -> bool:
+    """Return whether `is_throttled` may be true; cheaper, as most partitions have no throttle."""
+    return partition.config.follower_throttled is not None or partition.state.plan != 0

@@ -15,6 +15,10 @@ from metaquorum.client.connection import VersionRange
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.health import ClusterHealth, PartitionHealth
 from metaquorum.client.quorum import (
+    DRAIN,
+    REMOVE,
+    RETURN,
+    alter_worker,
     describe_quorum,
     describe_workers,
     raise_features,
@@ -27,6 +31,7 @@ from metaquorum.client.replicas import (
     describe_eligible,
     describe_health,
     describe_truncations,
+    with_moves,
 )
 from metaquorum.client.users import (
     DEFAULT_MECHANISM,
@@ -127,6 +132,25 @@ class AdminClient:
         """Remove the registration of a worker. Raises BrokerError if the cluster refuses."""
         await unregister_worker(self.cluster, worker_id)
 
+    async def drain_worker(self, worker_id: int) -> None:
+        """Keep new replicas and leaderships away from a worker, until it returns.
+
+        Other workers lead its partitions where they may; its replicas stay. Raises BrokerError if
+        the cluster refuses.
+        """
+        await alter_worker(self.cluster, worker_id, DRAIN)
+
+    async def return_worker(self, worker_id: int) -> None:
+        """End the drain of a worker. Raises BrokerError if the cluster refuses."""
+        await alter_worker(self.cluster, worker_id, RETURN)
+
+    async def remove_worker(self, worker_id: int) -> None:
+        """Remove the registration of a stopped worker that has no replica.
+
+        Raises BrokerError if the cluster refuses.
+        """
+        await alter_worker(self.cluster, worker_id, REMOVE)
+
     async def raise_features(
         self, levels: Mapping[str, int], *, validate_only: bool = False
     ) -> None:
@@ -182,22 +206,20 @@ class AdminClient:
         """
         found = await self.cluster.refresh(None)
         topics = [_topic(topic) for topic in found if not topic.error_code]
-        return sorted(topics, key=lambda topic: topic.name)
+        return await with_moves(self.cluster, sorted(topics, key=lambda topic: topic.name))
 
     async def describe_topics(self, names: Iterable[str]) -> dict[str, Topic | BrokerError]:
         """Return for each name the topic, or the error UNKNOWN_TOPIC_OR_PARTITION or another."""
         names = list(dict.fromkeys(names))
         found = {topic.name: topic for topic in await self.cluster.refresh(names)}
+        known = [_topic(topic) for topic in found.values() if not topic.error_code]
+        topics = {topic.name: topic for topic in await with_moves(self.cluster, known)}
         described: dict[str, Topic | BrokerError] = {}
         for name in names:
             topic = found.get(name)
             code = topic.error_code if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             text = "there is no such topic" if code == _UNKNOWN_TOPIC else None
-            described[name] = (
-                _topic(topic)
-                if topic and not topic.error_code
-                else broker_error(code, text, f"topic {name}")
-            )
+            described[name] = topics.get(name) or broker_error(code, text, f"topic {name}")
         return described
 
     async def create_topics(

@@ -5,7 +5,8 @@
     at min ISR        replicas are out of sync, and acks=all is refused if one more is
     under-replicated  replicas are out of sync
 
-The effective `min.insync.replicas` is at most the number of replicas.
+The effective `min.insync.replicas` is at most the number of replicas, without those that a move
+removes. Replicas that a move adds need not be in sync yet (KIP-352).
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,11 +66,20 @@ class PartitionHealth:
     min_isr: int | None  # None: not known
     missing: Sequence[MissingReplica]
     eligible: Eligible
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
 
     @property
     def troubles(self) -> list[Trouble]:
         """Problems of the partition, the worst first."""
-        return troubles(self.leader, self.replicas, self.isr, self.min_isr)
+        return troubles(
+            self.leader,
+            self.replicas,
+            self.isr,
+            self.min_isr,
+            adding=self.adding,
+            removing=self.removing,
+        )
 
 
 @frozen
@@ -89,15 +99,24 @@ class ClusterHealth:
 
 
 def troubles(
-    leader: int | None, replicas: Sequence[int], isr: Sequence[int], min_isr: int | None
+    leader: int | None,
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    min_isr: int | None,
+    *,
+    adding: Sequence[int] = (),
+    removing: Sequence[int] = (),
 ) -> list[Trouble]:
-    """Return the problems of a partition, the worst first."""
+    """Return the problems of a partition, the worst first.
+
+    A move adds and removes the replicas `adding` and `removing`.
+    """
     found = []
     if leader is None:
         found.append(Trouble.OFFLINE)
-    is_short = len(isr) < len(replicas)
+    is_short = len(isr) < len(replicas) - len(adding)
     if min_isr is not None and is_short:
-        least = min(min_isr, len(replicas))
+        least = min(min_isr, len(replicas) - len(removing))
         if len(isr) < least:
             found.append(Trouble.UNDER_MIN_ISR)
         elif len(isr) == least:
@@ -136,7 +155,7 @@ def internal_topic_warnings(
 
 def needs_look(partition: Partition) -> bool:
     """Return whether the metadata alone shows a problem of the partition."""
-    return partition.leader is None or len(partition.isr) < len(partition.replicas)
+    return partition.leader is None or partition.is_under_replicated
 
 
 def partition_health(
@@ -163,10 +182,12 @@ def partition_health(
         [
             _missing(replica, partition, workers, view, followers.get(replica))
             for replica in partition.replicas
-            if replica not in partition.isr
+            if replica not in (*partition.isr, *partition.adding)
             or (replica in partition.offline and partition.leader is None)
         ],
         eligible or Eligible(),
+        partition.adding,
+        partition.removing,
     )
 
 

@@ -15,6 +15,9 @@ from wire.primitives.errors import ErrorCode
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
+DRAIN: Final = 1  # actions of AlterWorker
+RETURN: Final = 2
+REMOVE: Final = 3
 MAX_LEVEL: Final = 2**15 - 1  # highest feature level that UpdateFeatures can set
 
 
@@ -86,6 +89,7 @@ async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
             worker.is_shutting_down,
             _known_or_none(worker.applied_offset),
             _known_or_none(worker.heard_ms_ago),
+            worker.is_draining,
         )
         for worker in sorted(response.workers, key=lambda worker: worker.worker_id)
     ]
@@ -137,6 +141,19 @@ async def unregister_worker(cluster: Cluster, worker_id: int) -> None:
 
     request = UnregisterBrokerRequest(broker_id=worker_id)
     response: UnregisterBrokerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, f"worker {worker_id}")
+
+
+async def alter_worker(cluster: Cluster, worker_id: int, action: int) -> None:
+    """DRAIN, RETURN or REMOVE a worker; the request is sent at most once.
+
+    Raises BrokerError if the cluster refuses, NotServedError if it is Apache Kafka.
+    """
+    from wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
+
+    request = AlterWorkerRequest(worker_id=worker_id, action=action)
+    response: AlterWorkerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
     if response.error_code:
         raise broker_error(response.error_code, response.error_message, f"worker {worker_id}")
 

@@ -112,17 +112,18 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
     for partition in await describe_health(cluster, ill):
         counts.update(partition.troubles)
     live = [worker.worker_id for worker in workers if not worker.is_fenced]
+    draining = sum(bool(each.is_draining) and not each.is_fenced for each in workers)
     return ClusterHealth(
         len(live),
         len(workers),
         sum(len(topic.partitions) for topic in topics),
         {trouble: counts[trouble] for trouble in Trouble},
-        await _warnings(cluster, topics, live),
+        await _warnings(cluster, topics, live, draining),
     )
 
 
 async def _warnings(
-    cluster: Cluster, topics: Sequence[Topic], live: Sequence[int]
+    cluster: Cluster, topics: Sequence[Topic], live: Sequence[int], draining: int
 ) -> Sequence[str]:
     warnings: list[str] = []
     for topic in topics:
@@ -136,7 +137,7 @@ async def _warnings(
         factor = of_worker.get(str(live[0]), "")
         warnings += internal_topic_warnings(
             topic,
-            len(live),
+            len(live) - draining,
             int(factor) if factor.isdigit() else None,
             of_topic.get(topic.name),
         )
@@ -190,6 +191,46 @@ async def reported_configs(
                 if not result.error_code and config.value is not None:
                     found[result.resource_name] = config.value
     return found
+
+
+async def with_moves(cluster: Cluster, topics: Iterable[Topic]) -> list[Topic]:
+    """Return the topics with the replicas that moves add to their partitions, or remove.
+
+    The cluster is asked only if replicas are out of sync. Returns the topics as they are if it does
+    not serve ListPartitionReassignments, or refuses.
+    """
+    from wire.messages.list_partition_reassignments import (
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
+
+    topics = list(topics)
+    if not any(topic.under_replicated for topic in topics):
+        return topics
+    try:
+        response: ListPartitionReassignmentsResponse = await cluster.call(
+            ListPartitionReassignmentsRequest(topics=None), to=ANY_BROKER
+        )
+    except NotServedError:
+        return topics
+    moves = {
+        TopicPartition(topic.name, row.partition_index): row
+        for topic in response.topics
+        for row in topic.partitions
+    }
+    if not moves:
+        return topics
+
+    def with_move(topic: Topic, partition: Partition) -> Partition:
+        move = moves.get(TopicPartition(topic.name, partition.index))
+        if move is None or set(move.replicas) != set(partition.replicas):
+            return partition
+        return replace(partition, adding=move.adding_replicas, removing=move.removing_replicas)
+
+    return [
+        replace(topic, partitions=[with_move(topic, one) for one in topic.partitions])
+        for topic in topics
+    ]
 
 
 async def describe_eligible(

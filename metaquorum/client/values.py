@@ -34,7 +34,11 @@ class CreatedTopic:
 
 @frozen
 class Partition:
-    """Metadata of a partition; replicas are node ids. `leader` None: no leader."""
+    """Metadata of a partition; replicas are node ids. `leader` None: no leader.
+
+    While the partition moves, `adding` and `removing` are those of its replicas that will stay and
+    leave.
+    """
 
     index: int
     leader: int | None
@@ -42,6 +46,13 @@ class Partition:
     replicas: Sequence[int]
     isr: Sequence[int]
     offline: Sequence[int]
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether replicas are out of sync, except as many as a move adds (KIP-352)."""
+        return len(self.isr) < len(self.replicas) - len(self.adding)
 
 
 @frozen
@@ -69,7 +80,7 @@ class Topic:
     @property
     def under_replicated(self) -> int:
         """Number of partitions with replicas that are not in sync."""
-        return sum(len(p.isr) < len(p.replicas) for p in self.partitions)
+        return sum(partition.is_under_replicated for partition in self.partitions)
 
 
 @frozen
@@ -137,6 +148,7 @@ class WorkerDescription:
     is_shutting_down: bool | None
     metadata_offset: int | None  # end offset of the metadata that it has applied
     heard_ms_ago: int | None  # milliseconds since its last heartbeat
+    is_draining: bool | None = None
 
 
 @frozen

@@ -284,6 +284,14 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         dynamic_only=True,
     ),
     worker_config(
+        "network.bytes.per.second",
+        LONG,
+        None,
+        Range(1),
+        "Bytes per second of this worker's network, in each direction. `mq-admin moves plan` bounds"
+        " throttles by the lowest of all workers. Empty: not known.",
+    ),
+    worker_config(
         "replica.alter.log.dirs.io.max.bytes.per.second",
         LONG,
         LONG_MAX,

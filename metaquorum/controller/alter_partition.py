@@ -48,7 +48,8 @@ def alter_partition(
         return Decision(code)
     # The ISR keeps the order of the replicas, with the preferred leader first.
     isr = tuple(replica for replica in partition.replicas if replica in change.isr)
-    changed = with_isr(partition, isr, min_isr(image, topic.name), image.is_live)
+    needed = min_isr(image, topic.name)
+    changed = with_isr(partition, isr, needed, image.is_live, image.is_draining)
     return Decision(ErrorCode.NONE, [partition_record(change.topic_id, change.partition, changed)])
 
 

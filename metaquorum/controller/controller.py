@@ -33,6 +33,8 @@ from metaquorum.controller.features import (
 )
 from metaquorum.controller.internal_topics import CreateInternalTopic, create_internal_topic
 from metaquorum.controller.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
+from metaquorum.controller.plans.execution import PlanExecution
+from metaquorum.controller.plans.move_plans import NewMovePlan, create_plan
 from metaquorum.controller.preferred_leaders import keep_balance
 from metaquorum.controller.proposer import Committed, Proposer
 from metaquorum.controller.topics import (
@@ -121,6 +123,8 @@ class Controller:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.worker_lifecycle.run_maintenance)
                 nursery.start_soon(keep_balance, self._proposer, self._clock, configs)
+                plans = PlanExecution(self._proposer, self._loader, self._clock)
+                nursery.start_soon(plans.run)
                 known = self._quorum.status.leadership
                 while known.is_active and known.term == term:
                     known = await self._quorum.wait_change(known)
@@ -305,6 +309,11 @@ class Controller:
                 reported,
             )
         return changed
+
+    async def create_move_plan(self, plan: NewMovePlan) -> Committed[int]:
+        """Create a plan of moves, and return its id. Raises KafkaError if it is refused."""
+        now_ms = self._clock.now_ms()
+        return await self._proposer.change(lambda image: create_plan(image, plan, now_ms))
 
     # The cluster
 

@@ -1,6 +1,7 @@
 """Leader elections that a client requests (ElectLeaders, KIP-183 and KIP-460).
 
-preferred    elects the first replica if it is live and in sync, which balances leadership again
+preferred    elects the first replica if it is live, in sync and not draining, which balances
+             leadership again
 unclean      elects the first live replica if no in-sync or eligible replica is live; records that
              only the other replicas had are lost, and `unclean_epoch` of the partition marks it;
              refused for internal topics
@@ -83,6 +84,10 @@ def _preferred(
     image: MetadataImage, partition: PartitionImage
 ) -> PartitionImage | KafkaError | None:
     first = partition.replicas[0]
+    if image.is_draining(first):
+        return KafkaError(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"The preferred leader {first} is draining."
+        )
     if first not in partition.isr or not may_lead(partition, first, image.is_live):
         return KafkaError(
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
@@ -94,7 +99,7 @@ def _preferred(
 def _unclean(
     image: MetadataImage, topic: TopicImage, partition: PartitionImage
 ) -> PartitionImage | KafkaError | None:
-    leader = elected(partition, image.is_live)
+    leader = elected(partition, image.is_live, image.is_draining)
     if leader != NO_LEADER:
         return led_by(partition, leader, min_isr(image, topic.name))
     if is_internal(topic.name):

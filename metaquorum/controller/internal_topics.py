@@ -102,9 +102,10 @@ def _partitions(request: CreateInternalTopic) -> int:
 
 
 def _replicas(image: MetadataImage, request: CreateInternalTopic) -> int:
-    live = sum(map(image.is_live, image.workers))
+    live = sum(image.is_live(each) and not image.is_draining(each) for each in image.workers)
     if not live:
         raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR, f"No worker is live to host '{request.name}'."
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"No worker is live to host '{request.name}', except those that drain.",
         )
     return max(1, min(request.most_replicas, live))

@@ -29,6 +29,12 @@ the log and created an empty one; it stays blank until it is in sync.
     leader election                  the first live blank replica
     a client requests an unclean     the same                        the same
     election
+    the leader's worker drains, and  that replica                    unchanged
+    another replica of the ISR may
+    lead, now or later
+
+A worker *drains* while an operator empties it (`worker_registration`). In each of these elections
+but the unclean ones, its replicas come after those of all other workers, in any order of replicas.
 
 Epochs: the leader epoch increases when the leader changes (to another replica or to none) and when
 a move removes replicas, the partition epoch with every change. So a leader is always live, and a
@@ -93,6 +99,7 @@ from typing import Final, TypeAlias
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 
 IsLive: TypeAlias = Callable[[int], bool]
+IsDraining: TypeAlias = Callable[[int], bool]
 IsAllowed: TypeAlias = Callable[[], bool]
 
 OFF: Final = 0  # in place of min.insync.replicas: the cluster does not use ELRs
@@ -102,23 +109,45 @@ def never() -> bool:
     return False
 
 
-def _nobody(worker_id: int) -> bool:
-    """Return False: `is_live` where a move needs no other leader to be complete."""
+def nobody(worker_id: int) -> bool:
+    """Return False, as a predicate of workers.
+
+    `is_draining` where no worker drains, and `is_live` where a move needs no other leader.
+    """
     return False
 
 
-def elected(partition: PartitionImage, is_live: IsLive) -> int:
+def elected(partition: PartitionImage, is_live: IsLive, is_draining: IsDraining = nobody) -> int:
     """Return the present leader if it may lead, otherwise the first candidate, or NO_LEADER.
 
     Candidates are the replicas of the ISR that may lead; if the ISR is empty, those of the ELR.
+    Replicas on draining workers, the present leader too, come after all others.
     """
     candidates = partition.isr or partition.elr
+    leader = NO_LEADER
     if partition.leader in candidates and may_lead(partition, partition.leader, is_live):
-        return partition.leader
+        if not is_draining(partition.leader):
+            return partition.leader
+        leader = partition.leader
+    other = _first_able(partition, candidates, is_live, is_draining)
+    return leader if leader != NO_LEADER and is_draining(other) else other
+
+
+def _first_able(
+    partition: PartitionImage, candidates: Collection[int], is_live: IsLive, is_draining: IsDraining
+) -> int:
+    """Return the first replica that may lead, one on a draining worker only if there is no other.
+
+    Only candidates may lead; NO_LEADER if none of them may.
+    """
+    leader = NO_LEADER
     for replica in partition.replicas:
         if replica in candidates and may_lead(partition, replica, is_live):
-            return replica
-    return NO_LEADER
+            if not is_draining(replica):
+                return replica
+            if leader == NO_LEADER:
+                leader = replica
+    return leader
 
 
 def may_lead(partition: PartitionImage, replica: int, is_live: IsLive) -> bool:
@@ -158,6 +187,7 @@ def settled(
     is_doubtful: bool = False,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition with the given changes and the leader that follows; None: no change.
 
@@ -191,8 +221,9 @@ def settled(
         last_leader,
         partition.adding,
         partition.removing,
+        partition.plan,
     )
-    leader = elected(after, is_live)
+    leader = elected(after, is_live, is_draining)
     is_unclean = False
     if leader == NO_LEADER:
         leader = _elected_doubtful(after, is_live, unclean)
@@ -205,6 +236,7 @@ def settled(
         is_unclean=is_unclean,
         is_doubtful=is_doubtful,
         min_isr=min_isr,
+        is_draining=is_draining,
     )
 
 
@@ -246,9 +278,16 @@ def _eligible(
 
 
 def with_isr(
-    partition: PartitionImage, isr: tuple[int, ...], min_isr: int, is_live: IsLive
+    partition: PartitionImage,
+    isr: tuple[int, ...],
+    min_isr: int,
+    is_live: IsLive,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage:
-    """Return the partition with the ISR that its leader requests. The leader must be in it."""
+    """Return the partition with the ISR that its leader requests. The leader must be in it.
+
+    A leader on a draining worker is replaced if another replica of the ISR may lead.
+    """
     after = replace(
         partition,
         isr=isr,
@@ -256,11 +295,19 @@ def with_isr(
         elr=_eligible(partition, isr, min_isr),
         last_leader=NO_LEADER,
     )
-    return moved(after, is_live).in_next_epoch()
+    after = moved(after, is_live, is_draining=is_draining)
+    if is_draining(after.leader):
+        leader = elected(after, is_live, is_draining)
+        if leader != after.leader:
+            after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
+    return after.in_next_epoch()
 
 
 def moved(
-    partition: PartitionImage, is_live: IsLive, before: PartitionImage | None = None
+    partition: PartitionImage,
+    is_live: IsLive,
+    before: PartitionImage | None = None,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage:
     """Return the partition with its move complete; unchanged if it cannot be complete yet.
 
@@ -273,7 +320,7 @@ def moved(
     if not set(target) <= set(partition.isr):
         return partition
     if leader not in target:
-        leader = next((each for each in target if may_lead(partition, each, is_live)), NO_LEADER)
+        leader = _first_able(partition, target, is_live, is_draining)
         if leader == NO_LEADER:
             return partition
     if partition.removing:
@@ -323,12 +370,12 @@ def without_elr(partition: PartitionImage) -> PartitionImage | None:
 
 def led_by(partition: PartitionImage, leader: int, min_isr: int = OFF) -> PartitionImage | None:
     """Return the partition led by that in-sync or eligible replica; None if it leads already."""
-    return _with_leader(partition, partition, leader, _nobody, min_isr=min_isr)
+    return _with_leader(partition, partition, leader, nobody, min_isr=min_isr)
 
 
 def led_unclean_by(partition: PartitionImage, leader: int) -> PartitionImage:
     """Return the partition led by that replica, which becomes the only replica of the ISR."""
-    after = _with_leader(partition, partition, leader, _nobody, is_unclean=True)
+    after = _with_leader(partition, partition, leader, nobody, is_unclean=True)
     assert after is not None
     return after
 
@@ -342,6 +389,7 @@ def _with_leader(
     is_unclean: bool = False,
     is_doubtful: bool = False,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     leader_epoch = before.leader_epoch + (leader != before.leader)
     isr, blank, unclean_epoch = after.isr, after.blank, before.unclean_epoch
@@ -369,8 +417,9 @@ def _with_leader(
         after.last_leader if leader == NO_LEADER else NO_LEADER,
         after.adding,
         after.removing,
+        after.plan,
     )
-    settled = moved(settled, is_live, before)
+    settled = moved(settled, is_live, before, is_draining)
     if settled == before:
         return None
     return settled.in_next_epoch()
@@ -383,6 +432,7 @@ def without_workers(
     *,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition once these workers are no longer live; None if it does not change.
 
@@ -391,7 +441,9 @@ def without_workers(
     if partition.leader not in gone and gone.isdisjoint(partition.isr):
         return None
     isr = _staying(partition, gone, min_isr)
-    return settled(partition, is_live, isr=isr, unclean=unclean, min_isr=min_isr)
+    return settled(
+        partition, is_live, isr=isr, unclean=unclean, min_isr=min_isr, is_draining=is_draining
+    )
 
 
 def _staying(partition: PartitionImage, gone: Set[int], min_isr: int) -> tuple[int, ...]:
@@ -407,6 +459,7 @@ def without_log(
     *,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition after the worker has lost its log of it.
 
@@ -424,6 +477,7 @@ def without_log(
         distrusted=NO_LEADER if is_last else worker_id,
         unclean=unclean,
         min_isr=min_isr,
+        is_draining=is_draining,
     )
 
 
@@ -434,6 +488,7 @@ def recreated(
     *,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition after the worker has created an empty log for it.
 
@@ -444,7 +499,15 @@ def recreated(
         return None
     blank = tuple([r for r in partition.replicas if r == worker_id or r in partition.blank])
     isr = tuple([replica for replica in partition.isr if replica != worker_id])
-    return settled(partition, is_live, isr=isr, blank=blank, unclean=unclean, min_isr=min_isr)
+    return settled(
+        partition,
+        is_live,
+        isr=isr,
+        blank=blank,
+        unclean=unclean,
+        min_isr=min_isr,
+        is_draining=is_draining,
+    )
 
 
 def restarted(
@@ -458,6 +521,7 @@ def restarted(
     is_same: bool = False,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition after that worker has restarted, fenced so far; None if no change.
 
@@ -488,6 +552,7 @@ def restarted(
         is_doubtful=is_doubtful,
         unclean=unclean,
         min_isr=min_isr,
+        is_draining=is_draining,
     )
 
 
@@ -497,11 +562,14 @@ def with_workers(
     *,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
 ) -> PartitionImage | None:
     """Return the partition with a leader elected; None if it has one, or no replica may lead.
 
-    If it has one and moves, the move may be complete because a replica of the target may lead.
+    If it has one and moves, the move may be complete because a replica of the target may lead. A
+    leader on a draining worker is replaced if another replica may lead.
     """
-    if partition.leader != NO_LEADER and not partition.is_moving:
+    has_leader = partition.leader != NO_LEADER and not is_draining(partition.leader)
+    if has_leader and not partition.is_moving:
         return None
-    return settled(partition, is_live, unclean=unclean, min_isr=min_isr)
+    return settled(partition, is_live, unclean=unclean, min_isr=min_isr, is_draining=is_draining)

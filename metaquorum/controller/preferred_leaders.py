@@ -3,8 +3,8 @@
 A worker that returns after a failure leads no partition: other workers took over and keep leading.
 Periodically, the active controller looks for workers with an imbalance: of the partitions that
 prefer the worker (it is their first replica), other workers lead a larger share than
-leader.imbalance.per.broker.percentage. If the worker is live and in sync it becomes the leader
-again, in steps small enough that clients notice little.
+leader.imbalance.per.broker.percentage. If the worker is live, in sync and not draining it becomes
+the leader again, in steps small enough that clients notice little.
 
 Source: Kafka's KafkaController.checkAndTriggerAutoLeaderRebalance (the percentage, which KRaft left
 out) and ReplicationControlManager.maybeBalancePartitionLeaders (the bound).
@@ -74,7 +74,9 @@ def _records(
     lacking = {
         worker_id
         for worker_id, count in elsewhere.items()
-        if count * 100 > most_percent * preferred[worker_id] and image.is_live(worker_id)
+        if count * 100 > most_percent * preferred[worker_id]
+        and image.is_live(worker_id)
+        and not image.is_draining(worker_id)
     }
     if not lacking:
         return

@@ -35,9 +35,23 @@ from dataclasses import replace
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import MOVES_LEVEL, check_level
-from metaquorum.controller.leader_selection import IsLive, least_isr, left, may_lead, moved
+from metaquorum.controller.leader_selection import (
+    IsDraining,
+    IsLive,
+    elected,
+    least_isr,
+    left,
+    moved,
+    nobody,
+)
 from metaquorum.controller.topics import check_workers
-from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
+from metaquorum.metadata.image import (
+    NO_LEADER,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    partition_record,
+)
 from metaquorum.metadata.records import MAX_REPLICAS, METADATA_VERSION
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
@@ -68,22 +82,40 @@ def reassign(image: MetadataImage, asked: Reassignment) -> Decision[KafkaError |
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"Unable to find partition {asked.topic}:{asked.partition}.",
             )
-        partition = topic.partitions[asked.partition]
-        needed = min_isr(image, topic.name)
         after: PartitionImage | None
         if asked.replicas is None:
-            after = cancelled(partition, image.is_live, needed)
+            after = cancelled_move(image, topic, asked.partition)
         else:
-            check_workers(image, asked.replicas)
             if not asked.allows_factor_change:
-                _check_factor(partition, asked.replicas)
-            after = requested(partition, asked.replicas, image.is_live, needed)
-            _check_count(partition if after is None else after)
+                check_workers(image, asked.replicas)
+                _check_factor(topic.partitions[asked.partition], asked.replicas)
+            after = requested_move(image, topic, asked.partition, asked.replicas)
     except KafkaError as error:
         return Decision(error)
     if after is None:
         return Decision(None)
     return Decision(None, [partition_record(topic.topic_id, asked.partition, after)])
+
+
+def requested_move(
+    image: MetadataImage, topic: TopicImage, number: int, target: tuple[int, ...], plan: int = 0
+) -> PartitionImage | None:
+    """Return the partition that moves to these replicas, or has done so; None: no change.
+
+    `plan`: the plan that begins the move. Raises KafkaError if the move is refused.
+    """
+    check_workers(image, target)
+    partition = topic.partitions[number]
+    needed = min_isr(image, topic.name)
+    after = requested(partition, target, image.is_live, needed, image.is_draining, plan)
+    _check_count(partition if after is None else after)
+    return after
+
+
+def cancelled_move(image: MetadataImage, topic: TopicImage, number: int) -> PartitionImage:
+    """Return the partition with its original replicas. Raises KafkaError as `cancelled`."""
+    needed = min_isr(image, topic.name)
+    return cancelled(topic.partitions[number], image.is_live, needed, image.is_draining)
 
 
 def _check_factor(partition: PartitionImage, target: tuple[int, ...]) -> None:
@@ -105,32 +137,45 @@ def _check_count(partition: PartitionImage) -> None:
 
 
 def requested(
-    partition: PartitionImage, target: tuple[int, ...], is_live: IsLive, min_isr: int
+    partition: PartitionImage,
+    target: tuple[int, ...],
+    is_live: IsLive,
+    min_isr: int,
+    is_draining: IsDraining = nobody,
+    plan: int = 0,
 ) -> PartitionImage | None:
     """Return the partition that moves to these replicas, or has done so; None: no change.
 
-    `min_isr`: as in `leader_selection`. The workers of the target must exist.
+    `min_isr`: as in `leader_selection`. `plan`: the plan that begins the move. A move to another
+    target is no longer part of an earlier plan. The workers of the target must exist.
     """
     original = [each for each in partition.replicas if each not in partition.adding]
     needed = {*original, *partition.isr, *partition.elr, partition.last_leader}
     removing = tuple([r for r in partition.replicas if r not in target and r in needed])
     replicas = (*target, *removing)
+    adding = tuple([each for each in replicas if each not in original])
+    if not plan and partition.target == target:
+        plan = partition.plan
     after = moved(
         _with_replicas(
             replace(
                 partition,
                 replicas=replicas,
-                adding=tuple([each for each in replicas if each not in original]),
+                adding=adding,
                 removing=removing,
+                plan=plan if adding or removing else 0,
             ),
             min_isr,
         ),
         is_live,
+        is_draining=is_draining,
     )
     return None if after == partition else left(partition, after).in_next_epoch()
 
 
-def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> PartitionImage:
+def cancelled(
+    partition: PartitionImage, is_live: IsLive, min_isr: int, is_draining: IsDraining = nobody
+) -> PartitionImage:
     """Return the partition with its original replicas.
 
     Raises KafkaError if it does not move, or none of them has all committed records, or may lead.
@@ -143,10 +188,12 @@ def cancelled(partition: PartitionImage, is_live: IsLive, min_isr: int) -> Parti
     complete = partition.isr or partition.elr or (partition.last_leader,)
     if not set(original) & set(complete):
         raise _not_cancelled("none of the original replicas has all committed records")
-    after = _with_replicas(replace(partition, replicas=original, adding=(), removing=()), min_isr)
+    after = _with_replicas(
+        replace(partition, replicas=original, adding=(), removing=(), plan=0), min_isr
+    )
     if partition.leader != NO_LEADER and partition.leader not in original:
-        leader = next((r for r in original if r in after.isr and may_lead(after, r, is_live)), None)
-        if leader is None:
+        leader = elected(replace(after, elr=()), is_live, is_draining)
+        if leader == NO_LEADER:
             raise _not_cancelled("none of the original replicas in sync may lead")
         after = replace(after, leader=leader, leader_epoch=partition.leader_epoch + 1)
     return left(partition, after).in_next_epoch()

@@ -148,12 +148,18 @@ def topic_records(
 def _partition_records(
     image: MetadataImage, topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
 ) -> Iterator[MetadataRecord]:
-    """Yield new partitions, numbered from `first` on, led by their first live replica."""
+    """Yield new partitions, numbered from `first` on, led by their first live replica.
+
+    A replica on a draining worker, which an operator has assigned, leads only if there is no other.
+    """
     for number, workers in enumerate(replicas, first):
         live = workers
         if not all(map(image.is_live, workers)):
             live = tuple([worker_id for worker_id in workers if image.is_live(worker_id)])
-        yield PartitionRecord(topic_id, number, workers, live, live[0], 0, 0)
+        leader = live[0]
+        if image.is_draining(leader):
+            leader = next((each for each in live if not image.is_draining(each)), leader)
+        yield PartitionRecord(topic_id, number, workers, live, leader, 0, 0)
 
 
 def _check_new_name(image: MetadataImage, name: str) -> None:
@@ -191,23 +197,36 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
     return checked
 
 
+def draining_workers(image: MetadataImage) -> list[int]:
+    """Return the workers that get no new replicas by placement, sorted."""
+    return [worker_id for worker_id, worker in sorted(image.workers.items()) if worker.draining]
+
+
 def placed(
     image: MetadataImage, partitions: int, factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
     """Return the replicas of new partitions. Raises KafkaError if there are too few workers."""
     live: list[PlacementCandidate] = []
     away: list[PlacementCandidate] = []
+    draining = draining_workers(image)
     for worker_id, worker in sorted(image.workers.items()):
+        if worker_id in draining:
+            continue
         if image.is_live(worker_id) or worker.fenced:  # not in controlled shutdown
             usable = away if worker.fenced else live
             usable.append(PlacementCandidate(worker_id, worker.host, worker.rack))
     reason = None
     if not live and image.workers:
-        reason = "All brokers are currently fenced."
+        reason = (
+            f"All brokers are currently fenced or draining (draining: {_listed(draining)})."
+            if draining
+            else "All brokers are currently fenced."
+        )
     elif factor > min(len(live) + len(away), MAX_REPLICAS):
         reason = (
             f"The target replication factor of {factor} cannot be reached because only"
-            f" {len(live) + len(away)} broker(s) are registered."
+            f" {len(live) + len(away)} broker(s) are registered"
+            + (f" and not draining (draining: {_listed(draining)})." if draining else ".")
         )
     if reason is not None:
         raise KafkaError(
@@ -215,6 +234,10 @@ def placed(
             f"Unable to replicate the partition {factor} time(s): {reason}",
         )
     return place(live, partitions, factor, random, away)
+
+
+def _listed(worker_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, worker_ids))
 
 
 def _checked_counts(topic: NewTopic, defaults: TopicDefaults) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Lifecycle of workers: registration, unfencing, fencing, controlled shutdown, unregistration.
+"""Lifecycle of workers: registration, unfencing, fencing, shutdown, drain, unregistration.
 
 The part of the active controller that waits for workers. `heartbeats` keeps the session state that
 is not in the metadata log and decides when a step is due; the rules are in `worker_registration`.
@@ -24,10 +24,14 @@ from metaquorum.controller.heartbeats import (
 from metaquorum.controller.proposer import Committed, Proposer
 from metaquorum.controller.topics import check_epoch
 from metaquorum.controller.worker_registration import (
+    WorkerAction,
     WorkerRegistration,
+    drain_worker,
     elect_leaders,
     fence_workers,
     register_worker,
+    remove_worker,
+    return_worker,
     shut_down_worker,
     unfence_worker,
     unregister_worker,
@@ -157,19 +161,48 @@ class WorkerLifecycle:
         """
 
         def decide(image: MetadataImage) -> Decision[PartitionChangeSummary]:
-            self._follow()
-            committed = self._loader.image
-            # An uncommitted registration is by a process that is alive.
-            is_coming = image.broker_epoch(worker_id) != committed.broker_epoch(worker_id)
-            is_alive = self._sessions.may_be_alive(worker_id, self._clock.monotonic())
-            return unregister_worker(
-                image, worker_id, self._may_be_unclean, is_alive=is_alive or is_coming
-            )
+            is_alive = self._may_be_alive(image, worker_id)
+            return unregister_worker(image, worker_id, self._may_be_unclean, is_alive=is_alive)
 
         self._follow()
         changed = await self._proposer.change(decide)
         log_summary(f"worker {worker_id} is unregistered", changed.answer)
         return Committed(None, changed.end_offset)
+
+    def _may_be_alive(self, image: MetadataImage, worker_id: int) -> bool:
+        self._follow()
+        committed = self._loader.image
+        # An uncommitted registration is by a process that is alive.
+        is_coming = image.broker_epoch(worker_id) != committed.broker_epoch(worker_id)
+        return is_coming or self._sessions.may_be_alive(worker_id, self._clock.monotonic())
+
+    async def alter_worker(self, worker_id: int, action: int) -> Committed[None]:
+        """Drain, return or remove the worker, as an operator requests. Raises KafkaError.
+
+        `action` is a `WorkerAction`, or an unknown number that a client sent.
+        """
+        self._follow()
+        if action == WorkerAction.DRAIN:
+            drained = await self._proposer.change(
+                lambda image: drain_worker(image, worker_id, self._may_be_unclean)
+            )
+            log_summary(f"worker {worker_id} is draining", drained.answer)
+            return Committed(None, drained.end_offset)
+        if action == WorkerAction.RETURN:
+            returned = await self._proposer.change(lambda image: return_worker(image, worker_id))
+            logger.info("worker %d is no longer draining", worker_id)
+            return returned
+        if action == WorkerAction.REMOVE:
+            removed = await self._proposer.change(
+                lambda image: remove_worker(
+                    image, worker_id, is_alive=self._may_be_alive(image, worker_id)
+                )
+            )
+            logger.info("worker %d had no replica and is unregistered", worker_id)
+            return removed
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Action {action} on worker {worker_id} does not exist."
+        )
 
     async def worker_statuses(self) -> list[WorkerStatus]:
         """Return the session status of every worker."""

@@ -1,4 +1,4 @@
-"""The active controller's rules for registering, fencing and unregistering workers.
+"""The active controller's rules for registering, fencing, draining and unregistering workers.
 
 Each large decision is divisible: any prefix of its records leaves the metadata consistent, and if
 it is cut short, the next active controller completes it. This determines the order. If a worker
@@ -6,19 +6,38 @@ leaves, the changes of its partitions come first, because a fenced worker must n
 it joins, its own record comes first, then the partitions without a leader; a new active controller
 searches for those that remain.
 
+A worker *drains* from the request of an operator on until another request, also across restarts of
+the worker and of controllers:
+
+    creation of topics and partitions,        no new replicas; only those of an assignment that a
+    automatic creation                        client gives are created
+    elections, also of preferred leaders      it leads only partitions that no other worker may lead
+    its leaderships                           end in the first record in which another worker may
+                                              lead: at the request, or when a replica is in sync
+
+Moves may still name it, as in Kafka, whose cordoned log directories (KIP-1066) are what placement
+avoids and nothing else. Its present replicas leave it by moves that an operator plans.
+
 Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 """
 
 from collections.abc import Callable, Iterator, Set
+from enum import IntEnum
 from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
 from metaquorum.controller.change_summary import PartitionChangeSummary
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
-from metaquorum.controller.features import UNSTATED_FEATURES, check_covered
+from metaquorum.controller.features import (
+    MOVES_LEVEL,
+    UNSTATED_FEATURES,
+    check_covered,
+    check_level,
+)
 from metaquorum.controller.leader_selection import (
     IsAllowed,
+    IsDraining,
     recreated,
     restarted,
     with_workers,
@@ -28,6 +47,7 @@ from metaquorum.controller.leader_selection import (
 from metaquorum.controller.topics import check_epoch
 from metaquorum.metadata.image import NO_EPOCH, MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import (
+    METADATA_VERSION,
     Endpoint,
     FeatureRange,
     MetadataRecord,
@@ -52,8 +72,21 @@ def never_unclean(_image: MetadataImage, _topic: str) -> bool:
 
 class _Change(Protocol):
     def __call__(
-        self, partition: PartitionImage, *, unclean: IsAllowed, min_isr: int
+        self,
+        partition: PartitionImage,
+        *,
+        unclean: IsAllowed,
+        min_isr: int,
+        is_draining: IsDraining,
     ) -> PartitionImage | None: ...
+
+
+class WorkerAction(IntEnum):
+    """Action of an operator on a worker, numbered as in AlterWorker."""
+
+    DRAIN = 1
+    RETURN = 2
+    REMOVE = 3
 
 
 @frozen
@@ -143,6 +176,22 @@ def _registration(
         worker.features,
         fenced=True,
         previous_broker_epoch=marked,
+        draining=_still_drains(image, worker),
+    )
+
+
+def _still_drains(image: MetadataImage, worker: WorkerRegistration) -> bool:
+    """Return whether a worker that registers was draining before.
+
+    A restarted worker still drains. So does a process that was unregistered while it was
+    suspended; but another process with the id of an unregistered worker is a new worker.
+    """
+    last = image.last_registration(worker.worker_id)
+    is_known = worker.worker_id in image.workers
+    return (
+        last is not None
+        and last.draining
+        and (is_known or last.incarnation_id == worker.incarnation_id)
     )
 
 
@@ -229,20 +278,8 @@ def unregister_worker(
     Raises KafkaError if the worker is not fenced or has a live session (`is_alive`): otherwise any
     client could repeatedly remove its replicas from every ISR. Kafka unregisters such workers too.
     """
-    worker = image.workers.get(worker_id)
-    if worker is None:
-        raise KafkaError(
-            ErrorCode.BROKER_ID_NOT_REGISTERED,
-            f"Broker ID {worker_id} is not currently registered",
-        )
-    if is_alive or not worker.fenced:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST,
-            f"Worker {worker_id} is alive, or its session has not timed out yet: stop the worker,"
-            " and unregister it once it is fenced and broker.session.timeout.ms have passed since"
-            " its last heartbeat. A controller that has just become active waits as long.",
-        )
-
+    worker = _registered(image, worker_id)
+    _check_gone(worker, is_alive, "unregister")
     summary = PartitionChangeSummary()
 
     def records() -> Iterator[MetadataRecord | None]:
@@ -250,6 +287,106 @@ def unregister_worker(
         yield UnregisterWorkerRecord(worker_id, worker.broker_epoch)
 
     return Decision(summary, records(), divisible=True)
+
+
+def _registered(image: MetadataImage, worker_id: int) -> RegisterWorkerRecord:
+    """Return the worker's registration. Raises KafkaError if it has none."""
+    worker = image.workers.get(worker_id)
+    if worker is None:
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED,
+            f"Broker ID {worker_id} is not currently registered",
+        )
+    return worker
+
+
+def _check_gone(worker: RegisterWorkerRecord, is_alive: bool, verb: str) -> None:
+    """Raise KafkaError (INVALID_REQUEST) if the worker may be alive."""
+    if is_alive or not worker.fenced:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Worker {worker.worker_id} is alive, or its session has not timed out yet: stop the"
+            f" worker, and {verb} it once it is fenced and broker.session.timeout.ms have passed"
+            " since its last heartbeat. A controller that has just become active waits as long.",
+        )
+
+
+def drain_worker(
+    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean = never_unclean
+) -> Decision[PartitionChangeSummary]:
+    """Decide that a worker drains, and that others lead its partitions where they may.
+
+    Raises KafkaError if it is not registered, no other worker would be left for its replicas, or
+    the cluster's level is too low.
+    """
+    worker = _registered(image, worker_id)
+    check_level(image, METADATA_VERSION, MOVES_LEVEL, "a draining worker")
+    others = [each for each in image.workers.values() if each.worker_id != worker_id]
+    if not any(not each.draining for each in others):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Worker {worker_id} cannot drain because no other worker could take its replicas:"
+            " it is the last one that is not draining. Start another worker first.",
+        )
+    summary = PartitionChangeSummary()
+
+    def is_draining(other: int) -> bool:
+        return other == worker_id or image.is_draining(other)
+
+    def records() -> Iterator[MetadataRecord | None]:
+        if not worker.draining:
+            yield WorkerChangeRecord(worker_id, worker.broker_epoch, draining=True)
+        change = partial(with_workers, is_live=image.is_live)
+        yield from _changes(image, may_be_unclean, change, summary, is_draining)
+
+    return Decision(summary, records(), divisible=True)
+
+
+def return_worker(image: MetadataImage, worker_id: int) -> Decision[None]:
+    """Decide that a worker no longer drains. Raises KafkaError if it is not registered."""
+    worker = _registered(image, worker_id)
+    if not worker.draining:
+        return Decision(None)
+    return Decision(None, [WorkerChangeRecord(worker_id, worker.broker_epoch, draining=False)])
+
+
+def remove_worker(
+    image: MetadataImage, worker_id: int, *, is_alive: bool = False
+) -> Decision[None]:
+    """Decide the unregistration of a worker that has no replica; its records raise the errors.
+
+    Raises KafkaError if the worker is not registered, has a replica, also one that a move adds or
+    removes, or may be alive (`is_alive`).
+    """
+    worker = _registered(image, worker_id)
+
+    def records() -> Iterator[MetadataRecord | None]:
+        held = moving = looked_at = 0
+        for topic in image.topics.each():
+            for partition in topic.partitions:
+                looked_at += 1
+                if looked_at % SCAN_PARTITIONS == 0:
+                    yield None
+                if worker_id in partition.replicas:
+                    held += 1
+                    moving += worker_id in partition.adding or worker_id in partition.removing
+        if held:
+            raise _not_empty(worker_id, held, moving)
+        _check_gone(worker, is_alive, "remove")
+        yield UnregisterWorkerRecord(worker_id, worker.broker_epoch)
+
+    return Decision(None, records())
+
+
+def _not_empty(worker_id: int, held: int, moving: int) -> KafkaError:
+    replicas = "1 replica" if held == 1 else f"{held} replicas"
+    moves = f", {moving} of them in moves that are not complete" if moving else ""
+    return KafkaError(
+        ErrorCode.INVALID_REQUEST,
+        f"Worker {worker_id} has {replicas}{moves}. 'mq-admin workers drain {worker_id}' keeps new"
+        f" ones away, 'mq-admin moves plan --drain {worker_id}' plans the moves of the present"
+        " ones, and 'mq-admin moves start' carries them out. Remove the worker after that.",
+    )
 
 
 def elect_leaders(
@@ -290,6 +427,7 @@ def lose_log(
         image.is_live,
         unclean=unclean,
         min_isr=min_isr(image, topic.name),
+        is_draining=image.is_draining,
     )
     if after is None:
         return Decision(None)
@@ -388,8 +526,13 @@ def _changes(
     may_be_unclean: MayBeUnclean,
     change: _Change,
     summary: PartitionChangeSummary,
+    is_draining: IsDraining | None = None,
 ) -> Iterator[MetadataRecord | None]:
-    """Yield a record for each partition that `change` affects, and count it in `summary`."""
+    """Yield a record for each partition that `change` affects, and count it in `summary`.
+
+    `is_draining`: in place of that of the image.
+    """
+    is_draining = is_draining or image.is_draining
     looked_at = 0
     for topic in image.topics.each():
         unclean = cache(partial(may_be_unclean, image, topic.name))
@@ -398,6 +541,7 @@ def _changes(
             looked_at += 1
             if looked_at % SCAN_PARTITIONS == 0:
                 yield None
-            if (after := change(partition, unclean=unclean, min_isr=needed)) is not None:
+            after = change(partition, unclean=unclean, min_isr=needed, is_draining=is_draining)
+            if after is not None:
                 summary.note(topic.name, number, partition, after)
                 yield partition_record(topic.topic_id, number, after)

@@ -7,17 +7,23 @@ creates images.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Final
 
 from metaquorum.config.definition import Scope
 from metaquorum.metadata.persistent_map import PersistentMap
 from metaquorum.metadata.quota_lookup import QuotaEntity
 from metaquorum.metadata.records import (
+    FINAL_STATES,
+    MAX_PLANNED_MOVES,
     ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    MovePlanRecord,
     PartitionRecord,
+    PlannedMove,
+    PlannedMovesRecord,
     ProducerIdsRecord,
     RegisterControllerRecord,
     RegisterWorkerRecord,
@@ -51,6 +57,7 @@ class PartitionImage:
     # While the partition moves, `replicas` has the target in its order, then `removing`.
     adding: tuple[int, ...] = ()  # replicas that the move adds
     removing: tuple[int, ...] = ()  # replicas that leave once the whole target is in sync
+    plan: int = 0  # plan that the move is part of
 
     @property
     def is_moving(self) -> bool:
@@ -77,6 +84,7 @@ class PartitionImage:
             self.last_leader,
             self.adding,
             self.removing,
+            self.plan,
         )
 
 
@@ -87,6 +95,29 @@ class TopicImage:
     name: str
     topic_id: bytes
     partitions: tuple[PartitionImage, ...]
+
+
+PartitionKey = tuple[bytes, int]  # a topic id and the partition's number
+
+
+@frozen
+class MovePlanImage:
+    """State of a plan of moves. `moving`: the partitions that move as part of it."""
+
+    header: MovePlanRecord
+    parts: tuple[tuple[PlannedMove, ...], ...] = ()  # none once the plan has ended
+    moving: Mapping[PartitionKey, None] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.header.state in FINAL_STATES
+
+    def moves(self, first: int = 0) -> Iterator[PlannedMove]:
+        """Yield the moves from that number on; all parts but the last are full."""
+        number, skipped = divmod(first, MAX_PLANNED_MOVES)
+        for part in self.parts[number:]:
+            yield from part[skipped:]
+            skipped = 0
 
 
 ConfigResource = tuple[int, str]  # a `config.Scope` and a name
@@ -149,6 +180,7 @@ class MetadataImage:
     scram: PersistentMap[ScramUser, ScramCredentialRecord]
     # Salt and iteration count of deleted users, which authentication continues to send.
     deleted_scram: PersistentMap[ScramUser, RemoveScramCredentialRecord]
+    plans: Mapping[int, MovePlanImage]  # plans of moves; those that have ended until there are many
 
     @staticmethod
     def empty(cluster_id: str) -> "MetadataImage":
@@ -170,6 +202,7 @@ class MetadataImage:
             PersistentMap(_entity_bytes),
             PersistentMap(_scram_user_bytes),
             PersistentMap(_scram_user_bytes),
+            {},
         )
 
     def topic(self, name: str) -> TopicImage | None:
@@ -183,6 +216,11 @@ class MetadataImage:
         """Return whether the worker is registered, not fenced and not in controlled shutdown."""
         worker = self.workers.get(worker_id)
         return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
+
+    def is_draining(self, worker_id: int) -> bool:
+        """Return whether the worker is registered, and is being emptied by an operator."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and worker.draining
 
     def last_registration(self, worker_id: int) -> RegisterWorkerRecord | None:
         """Return the worker's registration, or its last one if it is unregistered."""
@@ -219,6 +257,10 @@ class MetadataImage:
             yield UnregisterWorkerRecord(departed.worker_id, departed.broker_epoch)
         for _, controller in sorted(self.controllers.items()):
             yield controller
+        for plan_id, plan in sorted(self.plans.items()):
+            yield plan.header  # before the partitions, which refer to it
+            for part in plan.parts:
+                yield PlannedMovesRecord(plan_id, part)
         for _, topic in self.topics.in_order():
             yield TopicRecord(topic.name, topic.topic_id)
             for number, partition in enumerate(topic.partitions):
@@ -254,6 +296,7 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
         partition.last_leader,
         partition.adding,
         partition.removing,
+        partition.plan,
     )
 
 
@@ -271,6 +314,7 @@ class MetadataDelta:
     worker_ids: Mapping[int, None]
     features: Mapping[str, None]
     quota_entities: Mapping[QuotaEntity, None]
+    plan_ids: Mapping[int, None] = field(default_factory=dict)
 
     @staticmethod
     def none(image: MetadataImage) -> "MetadataDelta":
@@ -287,6 +331,7 @@ class MetadataDelta:
             {**self.worker_ids, **later.worker_ids},
             {**self.features, **later.features},
             {**self.quota_entities, **later.quota_entities},
+            {**self.plan_ids, **later.plan_ids},
         )
 
     def topics(self) -> Iterator[tuple[TopicImage | None, TopicImage | None]]:

@@ -8,14 +8,14 @@ change, in offset order. An offset is *visible* once all publishers have process
 that guarantees a client that its topic is usable waits for that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 import trio
 
 from metaquorum.metadata.batch import SLICE_RECORDS, Batch
-from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, MovePlanImage
 from metaquorum.metadata.persistent_map import PersistentMap
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
@@ -59,6 +59,7 @@ class MetadataLoader:
         self._load: Replay | None = None
         self._speculative: dict[int, _SpeculativeReplay] = {}  # by first offset
         self._changed: Final = trio.lowlevel.ParkingLot()
+        self._plans_changed: Final = trio.lowlevel.ParkingLot()
         self.dropped_batches = 0
 
     @property
@@ -128,8 +129,10 @@ class MetadataLoader:
             self._unpublished = None
         else:
             self._unpublished = self._unpublished.then(delta)
-        self._image = image
+        plans, self._image = self._image.plans, image
         self._changed.unpark_all()
+        if image.plans is not plans:
+            self._plans_changed.unpark_all()
 
     async def run(self) -> None:
         """Publish every change, until cancelled."""
@@ -152,6 +155,11 @@ class MetadataLoader:
         """Wait until the image includes all records before `end_offset`."""
         while self._image.end_offset < end_offset:
             await self._changed.park()
+
+    async def wait_plans(self, known: Mapping[int, MovePlanImage]) -> None:
+        """Wait until the plans of moves in the image are not `known`."""
+        while self._image.plans is known:
+            await self._plans_changed.park()
 
     async def wait_visible(self, end_offset: int) -> None:
         """Wait until every publisher has processed all records before `end_offset`."""
@@ -195,6 +203,11 @@ async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDel
         workers,
         features,
         dict.fromkeys([each for each, _ in quotas]),
+        dict.fromkeys(
+            plan_id
+            for plan_id in (*before.plans, *image.plans)
+            if before.plans.get(plan_id) is not image.plans.get(plan_id)
+        ),
     )
 
 

@@ -34,6 +34,18 @@ MAX_TEXT_CHARS: Final = 32_767
 MAX_SALT_BYTES: Final = 1024
 MAX_KEY_BYTES: Final = 64
 MAX_PARTITION: Final = 2**31 - 1
+MAX_PLANNED_MOVES: Final = 100  # in one record
+MAX_BATCH_MOVES: Final = 500  # partitions that one plan moves at the same time
+
+# States of a plan of moves; the last two are final.
+LOADING: Final = "loading"  # its moves are being sent
+RUNNING: Final = "running"
+PAUSED: Final = "paused"  # begins no move; those that have begun continue
+CANCELLING: Final = "cancelling"
+COMPLETE: Final = "complete"
+CANCELLED: Final = "cancelled"
+PLAN_STATES: Final = (LOADING, RUNNING, PAUSED, CANCELLING, COMPLETE, CANCELLED)
+FINAL_STATES: Final = (COMPLETE, CANCELLED)
 _EPOCH_MAX: Final = 2**31 - 1
 _OFFSET_MAX: Final = 2**63 - 1
 UUID_BYTES: Final = 16
@@ -100,7 +112,8 @@ class PartitionRecord:
     possible loss of committed records, or -1. `elr`: eligible leader replicas, which are no longer
     in sync but have all committed records. `last_leader`: the last leader while the partition has
     none, or -1. `adding`, `removing`: replicas that a move adds or removes; `replicas` has the
-    target of the move first, then the replicas that it removes.
+    target of the move first, then the replicas that it removes. `plan`: the plan that this move is
+    part of, or 0.
     """
 
     topic_id: bytes
@@ -117,6 +130,7 @@ class PartitionRecord:
     last_leader: int = -1
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    plan: int = 0
 
 
 @frozen
@@ -145,7 +159,7 @@ class RegisterWorkerRecord:
 
     `previous_broker_epoch`: until the worker is unfenced for the first time, the broker epoch that
     the start marks of its log directories may still have although no record is lost; otherwise
-    None.
+    None. `draining`: the worker receives no new replicas, and leads only where no other may.
     """
 
     worker_id: int
@@ -159,6 +173,7 @@ class RegisterWorkerRecord:
     fenced: bool
     in_controlled_shutdown: bool = False
     previous_broker_epoch: int | None = None
+    draining: bool = False
 
 
 @frozen
@@ -186,6 +201,7 @@ class WorkerChangeRecord:
     broker_epoch: int
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
+    draining: bool | None = None
 
 
 @frozen
@@ -234,6 +250,59 @@ class RemoveScramCredentialRecord:
     iterations: int = 0
 
 
+class PlannedMove(NamedTuple):
+    """Move of one partition in a plan; `size_bytes` is what it copies, as the plan estimates."""
+
+    topic_id: bytes
+    partition: int
+    replicas: tuple[int, ...]
+    size_bytes: int
+
+
+@frozen
+class MovePlanRecord:
+    """Sets the whole state of a plan of moves, except its moves.
+
+    `owner`, `client_id`: who started it. `state`: one of `PLAN_STATES`. `rate_bytes_per_s`: limit
+    for throttled replication of each worker on each side, while it has a replica of a partition
+    that the plan moves. `batch_size`: partitions that move at the same time. `moves`,
+    `size_bytes`: of the whole plan. `estimate_s`: how long it takes by the plan, or -1. `begun`:
+    number of moves that have begun or were given up, from the first on. `done`, `stopped`: number
+    of moves that have ended at their target, and otherwise; each later record of a partition that
+    ends its move counts as well.
+    """
+
+    plan_id: int
+    owner: str
+    client_id: str
+    state: str
+    rate_bytes_per_s: int | None
+    batch_size: int
+    moves: int
+    size_bytes: int
+    estimate_s: int
+    created_ms: int
+    ended_ms: int = 0
+    begun: int = 0
+    done: int = 0
+    stopped: int = 0
+
+
+@frozen
+class PlannedMovesRecord:
+    """Appends moves to a plan. A plan that has ended forgets them."""
+
+    plan_id: int
+    moves: tuple[PlannedMove, ...]
+
+
+@frozen
+class RemoveMovePlanRecord:
+    """Removes a plan that has ended."""
+
+    plan_id: int
+
+
 MetadataRecord: TypeAlias = (
     FeatureLevelRecord
     | TopicRecord
@@ -248,6 +317,9 @@ MetadataRecord: TypeAlias = (
     | ClientQuotaRecord
     | ScramCredentialRecord
     | RemoveScramCredentialRecord
+    | MovePlanRecord
+    | PlannedMovesRecord
+    | RemoveMovePlanRecord
 )
 
 # A kind converts an unpacked value to the value of a field, or raises ValueError with the expected
@@ -426,6 +498,11 @@ _REPLICAS: Final = Array(_WORKER_ID, MAX_REPLICAS)
 _LEVEL: Final = Integer(0, 32_767)
 _ENDPOINT: Final = Struct(Endpoint, _NAME, _NAME, Integer(0, 65_535), _NAME)
 _FEATURE: Final = Struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
+_COUNT: Final = Integer(0, 2**31 - 1)
+_PLAN_ID: Final = Integer(1, 2**31 - 1)
+_PLANNED_MOVE: Final = Struct(
+    PlannedMove, Uuid(), Integer(0, MAX_PARTITION), _REPLICAS, Integer(0, _OFFSET_MAX)
+)
 _ENTITY_PART: Final = Struct(EntityPart, OneOf(USER, CLIENT_ID, IP), Nullable(_LONG_TEXT))
 
 SCHEMAS: Final[tuple[Schema, ...]] = (
@@ -450,6 +527,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("last_leader", _LEADER, since=3, default=-1),
             Field("adding", _REPLICAS, since=4, default=()),
             Field("removing", _REPLICAS, since=4, default=()),
+            Field("plan", _COUNT, since=4, default=0),
         ),
         levels=(0, 0, 0, 0, 4),  # all nodes at level 1 read version 3
         features=((3, ELIGIBLE_LEADERS),),
@@ -468,7 +546,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         6,
-        2,
+        3,
         RegisterWorkerRecord,
         (
             Field("worker_id", _WORKER_ID),
@@ -482,8 +560,9 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("fenced", Boolean()),
             Field("in_controlled_shutdown", Boolean(), since=1, default=False),
             Field("previous_broker_epoch", Nullable(_OFFSET), since=2, default=None),
+            Field("draining", Boolean(), since=3, default=False),
         ),
-        levels=(0, 0, 2),  # all nodes at level 1 read version 1
+        levels=(0, 0, 2, 4),  # all nodes at level 1 read version 1
     ),
     Schema(
         7,
@@ -503,14 +582,16 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         9,
-        0,
+        1,
         WorkerChangeRecord,
         (
             Field("worker_id", _WORKER_ID),
             Field("broker_epoch", _OFFSET),
             Field("fenced", Nullable(Boolean())),
             Field("in_controlled_shutdown", Nullable(Boolean())),
+            Field("draining", Nullable(Boolean()), since=1, default=None),
         ),
+        levels=(0, 4),
     ),
     Schema(
         10,
@@ -559,6 +640,39 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         ),
         levels=(0, 2),
     ),
+    Schema(
+        14,
+        0,
+        MovePlanRecord,
+        (
+            Field("plan_id", _PLAN_ID),
+            Field("owner", _LONG_TEXT),
+            Field("client_id", _LONG_TEXT),
+            Field("state", OneOf(*PLAN_STATES)),
+            Field("rate_bytes_per_s", Nullable(Integer(1, _OFFSET_MAX))),
+            Field("batch_size", Integer(1, MAX_BATCH_MOVES)),
+            Field("moves", _COUNT),
+            Field("size_bytes", Integer(0, _OFFSET_MAX)),
+            Field("estimate_s", Integer(-1, 2**31 - 1)),
+            Field("created_ms", Integer(0, _OFFSET_MAX)),
+            Field("ended_ms", Integer(0, _OFFSET_MAX)),
+            Field("begun", _COUNT),
+            Field("done", _COUNT),
+            Field("stopped", _COUNT),
+        ),
+        levels=(4,),
+    ),
+    Schema(
+        15,
+        0,
+        PlannedMovesRecord,
+        (
+            Field("plan_id", _PLAN_ID),
+            Field("moves", Array(_PLANNED_MOVE, MAX_PLANNED_MOVES)),
+        ),
+        levels=(4,),
+    ),
+    Schema(16, 0, RemoveMovePlanRecord, (Field("plan_id", _PLAN_ID),), levels=(4,)),
 )
 
 _BY_ID: Final[Mapping[int, Schema]] = {schema.id: schema for schema in SCHEMAS}

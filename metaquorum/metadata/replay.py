@@ -4,7 +4,7 @@ Applies records in order and rejects none, because the controller checked all ru
 the record. A failed assertion here is a bug.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,9 @@ from metaquorum.metadata.image import (
     ConfigResource,
     MetadataDelta,
     MetadataImage,
+    MovePlanImage,
     PartitionImage,
+    PartitionKey,
     TopicImage,
     collision_name,
 )
@@ -23,10 +25,13 @@ from metaquorum.metadata.records import (
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    MovePlanRecord,
     PartitionRecord,
+    PlannedMovesRecord,
     ProducerIdsRecord,
     RegisterControllerRecord,
     RegisterWorkerRecord,
+    RemoveMovePlanRecord,
     RemoveScramCredentialRecord,
     RemoveTopicRecord,
     ScramCredentialRecord,
@@ -54,6 +59,9 @@ class Replay:
         "_next_producer_id",
         "_partition_count",
         "_partitions",
+        "_plan_ids",
+        "_plan_moving",
+        "_plans",
         "_producer_ids",
         "_quota_entities",
         "_quotas",
@@ -84,6 +92,9 @@ class Replay:
         self._quotas = image.client_quotas.edit()
         self._scram = image.scram.edit()
         self._deleted_scram = image.deleted_scram.edit()
+        self._plans: Mapping[int, MovePlanImage] = image.plans
+        self._plan_ids: dict[int, None] = {}
+        self._plan_moving: dict[int, dict[PartitionKey, None]] = {}  # of plans under change
         self._partitions: dict[
             bytes, list[PartitionImage]
         ] = {}  # partitions of topics under change
@@ -126,6 +137,13 @@ class Replay:
                     self._deleted_scram.discard((record.name, record.mechanism))
                 case RemoveScramCredentialRecord():
                     self._remove_scram(record)
+                case MovePlanRecord():
+                    self._set_plan(record)
+                case PlannedMovesRecord():
+                    plan = self._plans[record.plan_id]
+                    self._put_plan(replace(plan, parts=(*plan.parts, record.moves)))
+                case RemoveMovePlanRecord():
+                    self._remove_plan(record.plan_id)
         if len(self._partitions) > MAX_OPEN_TOPICS:
             last = next(reversed(self._partitions))
             self._close_topics(last)
@@ -136,6 +154,7 @@ class Replay:
         `end_offset` is that of the snapshot if the records come from one.
         """
         self._close_topics()
+        self._close_plans()
         before = self._before
         image = MetadataImage(
             before.cluster_id,
@@ -154,6 +173,7 @@ class Replay:
             self._quotas.finish(),
             self._scram.finish(),
             self._deleted_scram.finish(),
+            self._plans,
         )
         delta = MetadataDelta(
             before,
@@ -163,6 +183,7 @@ class Replay:
             self._worker_ids,
             self._touched_features,
             self._quota_entities,
+            self._plan_ids,
         )
         return image, delta
 
@@ -201,8 +222,16 @@ class Replay:
             record.last_leader,
             record.adding,
             record.removing,
+            record.plan,
         )
-        if record.partition == len(partitions):
+        is_new = record.partition == len(partitions)
+        plan_before = 0 if is_new else partitions[record.partition].plan
+        if record.plan != plan_before:
+            key = record.topic_id, record.partition
+            self._leave_plan(key, None if is_new else partitions[record.partition], state)
+            if record.plan:
+                self._moving(record.plan)[key] = None
+        if is_new:
             partitions.append(state)
             self._partition_count += 1
         else:
@@ -225,7 +254,10 @@ class Replay:
             topic = self._topics.get(name)
             assert topic is not None
             partitions = topic.partitions
-        self._partition_count -= sum(1 for _ in partitions)
+        for number, partition in enumerate(partitions):
+            self._partition_count -= 1
+            if partition.plan:
+                self._leave_plan((topic_id, number), partition, None)
         self._topics.discard(name)
         self._topic_names.discard(topic_id)
         if (normalized := _collision_key(name)) is not None:
@@ -292,6 +324,7 @@ class Replay:
         worker = self._workers[record.worker_id]
         assert worker.broker_epoch == record.broker_epoch, "change of an earlier registration"
         fenced, in_shutdown = record.fenced, record.in_controlled_shutdown
+        draining = worker.draining if record.draining is None else record.draining
         self._workers[record.worker_id] = replace(
             worker,
             fenced=worker.fenced if fenced is None else fenced,
@@ -299,8 +332,52 @@ class Replay:
             in_controlled_shutdown=(
                 worker.in_controlled_shutdown if in_shutdown is None else in_shutdown
             ),
+            draining=draining,
         )
         self._worker_ids[record.worker_id] = None
+
+    def _set_plan(self, record: MovePlanRecord) -> None:
+        known = self._plans.get(record.plan_id)
+        plan = MovePlanImage(record) if known is None else replace(known, header=record)
+        self._put_plan(replace(plan, parts=()) if plan.has_ended else plan)
+
+    def _put_plan(self, plan: MovePlanImage) -> None:
+        plan_id = plan.header.plan_id
+        self._plans = {**self._plans, plan_id: plan}
+        self._plan_ids[plan_id] = None
+
+    def _remove_plan(self, plan_id: int) -> None:
+        assert not self._moving(plan_id), f"removal of plan {plan_id}, which moves partitions"
+        self._plans = {known: plan for known, plan in self._plans.items() if known != plan_id}
+        self._plan_moving.pop(plan_id)
+        self._plan_ids[plan_id] = None
+
+    def _moving(self, plan_id: int) -> dict[PartitionKey, None]:
+        """Return the partitions that move as part of the plan, to be changed."""
+        moving = self._plan_moving.get(plan_id)
+        if moving is None:
+            moving = self._plan_moving[plan_id] = dict(self._plans[plan_id].moving)
+        return moving
+
+    def _leave_plan(
+        self, key: PartitionKey, before: PartitionImage | None, after: PartitionImage | None
+    ) -> None:
+        """Count the end of a planned move. `after` None: the topic is deleted."""
+        if before is None or not before.plan:
+            return
+        del self._moving(before.plan)[key]
+        plan = self._plans[before.plan]
+        header = plan.header
+        if after is not None and not after.is_moving and after.replicas == before.target:
+            header = replace(header, done=header.done + 1)
+        else:
+            header = replace(header, stopped=header.stopped + 1)
+        self._put_plan(replace(plan, header=header))
+
+    def _close_plans(self) -> None:
+        for plan_id, moving in self._plan_moving.items():
+            self._put_plan(replace(self._plans[plan_id], moving=moving))
+        self._plan_moving = {}
 
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         if record.level:

@@ -20,6 +20,13 @@ from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.internal_topics import CreateInternalTopic
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
+from metaquorum.controller.plans.move_plans import (
+    MovePlanChange,
+    MovePlanPart,
+    NewMovePlan,
+    append_moves,
+    change_plan,
+)
 from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange, change_quotas
 from metaquorum.controller.reassignment import Reassignment, reassign
@@ -95,6 +102,30 @@ class ReassignPartitions:
 
 
 @frozen
+class CreateMovePlan:
+    """Request to create a plan of moves, without its moves."""
+
+    context: RequestContext
+    plan: NewMovePlan
+
+
+@frozen
+class AppendMoves:
+    """Request to append moves to plans that are loading."""
+
+    context: RequestContext
+    parts: Sequence[MovePlanPart]
+
+
+@frozen
+class ChangeMovePlans:
+    """Request to start, pause, resume, cancel or throttle plans of moves."""
+
+    context: RequestContext
+    changes: Sequence[MovePlanChange]
+
+
+@frozen
 class ChangeConfigs:
     context: RequestContext
     resources: Sequence[ResourceChange]
@@ -154,6 +185,15 @@ class UpdateFeatures:
 class UnregisterWorker:
     context: RequestContext
     worker_id: int
+
+
+@frozen
+class AlterWorker:
+    """Request to drain, return or remove a worker; `action` is a `WorkerAction`."""
+
+    context: RequestContext
+    worker_id: int
+    action: int
 
 
 @frozen
@@ -367,6 +407,25 @@ REASSIGN_PARTITIONS: Final[Method[ReassignPartitions, Committed[list[KafkaError 
     _ERRORS,
     lambda controller, request: controller.change_each(request.reassignments, reassign),
 )
+CREATE_MOVE_PLAN: Final[Method[CreateMovePlan, Committed[int]]] = Method(
+    "create_move_plan",
+    CreateMovePlan,
+    Committed[int],
+    lambda controller, request: controller.create_move_plan(request.plan),
+)
+APPEND_MOVES: Final[Method[AppendMoves, Committed[list[KafkaError | None]]]] = Method(
+    "append_moves",
+    AppendMoves,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.parts, append_moves),
+    is_repeatable=True,
+)
+CHANGE_MOVE_PLANS: Final[Method[ChangeMovePlans, Committed[list[KafkaError | None]]]] = Method(
+    "change_move_plans",
+    ChangeMovePlans,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.changes, change_plan),
+)
 CHANGE_CONFIGS: Final[Method[ChangeConfigs, Committed[list[KafkaError | None]]]] = Method(
     "change_configs",
     ChangeConfigs,
@@ -422,6 +481,14 @@ UNREGISTER_WORKER: Final[Method[UnregisterWorker, Committed[None]]] = Method(
     UnregisterWorker,
     _NOTHING,
     lambda controller, request: controller.worker_lifecycle.unregister_worker(request.worker_id),
+)
+ALTER_WORKER: Final[Method[AlterWorker, Committed[None]]] = Method(
+    "alter_worker",
+    AlterWorker,
+    _NOTHING,
+    lambda controller, request: controller.worker_lifecycle.alter_worker(
+        request.worker_id, request.action
+    ),
 )
 REGISTER_WORKER: Final[Method[WorkerRegistration, Committed[int]]] = Method(
     "register_worker",
@@ -511,6 +578,9 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         DELETE_TOPICS,
         CREATE_PARTITIONS,
         REASSIGN_PARTITIONS,
+        CREATE_MOVE_PLAN,
+        APPEND_MOVES,
+        CHANGE_MOVE_PLANS,
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
         TAKE_MUTATIONS,
@@ -518,6 +588,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CHANGE_SCRAM_CREDENTIALS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,
+        ALTER_WORKER,
         REGISTER_WORKER,
         REGISTER_CONTROLLER,
         HEARTBEAT,

@@ -30,7 +30,7 @@ class MovesKeepCopies(WatchingChecker):
     """A move never leaves fewer copies than its target has, and removes replicas as its last step.
 
     Copies are the replicas in the ISR or ELR. A step that changes the replicas keeps as many copies
-    as there were, or as the target has. Only a cancelled move may go back to the copies that the
+    as there were, or as the target has. Only a cancelled move may return to the copies that the
     original replicas have.
     """
 
@@ -62,7 +62,7 @@ class MovesKeepCopies(WatchingChecker):
                 is_cancelled = place in self._cancels and _is_back(was, now)
                 self.compare(
                     now.target in self._targets.get(place, ()) or is_cancelled,
-                    "{}: nobody has asked to move {} to {}",
+                    "{}: no client has asked to move {} to {}",
                     history,
                     was,
                     now,
@@ -73,11 +73,7 @@ class MovesKeepCopies(WatchingChecker):
             gone = {*was.replicas} - {*now.replicas}
             is_cancelled = place in self._cancels and _is_back(was, now)
             self.compare(
-                not gone & {*was.isr, *was.elr}
-                or {*now.isr} == {*now.replicas}
-                or is_cancelled
-                or _copies(now) >= min(_copies(was), len(now.target))
-                or not was.is_moving,
+                not gone & {*was.isr, *was.elr} or {*now.isr} == {*now.replicas} or is_cancelled,
                 "{}: {} are removed before all of the target are in sync: {}, then {}",
                 history,
                 gone,
@@ -213,7 +209,7 @@ class RemovedAreNoLosses(LedgerChecker):
 
 
 class RemovedLogsAreGone(WatchingChecker):
-    """Workers have no logs, on disk or in memory, of partitions of which they are no replica."""
+    """Workers have no logs, on disk or in memory, of partitions that they are not a replica of."""
 
     invariant = "R11"
 
@@ -302,7 +298,10 @@ class ListedMovesExist(WatchingChecker):
 
 
 class AddingAreNotBehind(WatchingChecker):
-    """The metric of under-replicated partitions leaves out replicas that a move adds (KIP-352)."""
+    """The metric of under-replicated partitions leaves out replicas that a move adds (KIP-352).
+
+    That of moving partitions counts those of leaders.
+    """
 
     invariant = "R11"
 
@@ -325,11 +324,13 @@ class AddingAreNotBehind(WatchingChecker):
                 expected += len(state.isr) < len(state.replicas) - len(state.adding)
         if moving:
             self.compare(
-                sums.under_replicated == expected,
-                "worker {} reports {} under-replicated partitions, but has {}",
+                (sums.under_replicated, sums.reassigning) == (expected, moving),
+                "worker {} reports {} under-replicated and {} moving partitions, but has {} and {}",
                 member.config.node_id,
                 sums.under_replicated,
+                sums.reassigning,
                 expected,
+                moving,
             )
 
 

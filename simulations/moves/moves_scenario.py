@@ -2,11 +2,11 @@
 
 Movers ask for random targets, larger and smaller replication factors, new targets of partitions
 that move already, and cancels, while topics are deleted and recreated and all faults of
-`replication` happen. In a part of the worlds the clients are those of `transactions`, and the
-internal topics move, too.
+`replication` happen. In a part of the worlds an operator drains workers and lets them return. In
+another part the clients are those of `transactions`, and the internal topics move, too.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every move has ended, and the logs of removed
-replicas are gone
+replicas are deleted
 """
 
 from collections.abc import Collection
@@ -18,6 +18,7 @@ from simulations.cluster.cluster_setup import LIVENESS_S, within
 from simulations.cluster.fault_plan import draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
+from simulations.moves.draining import DRAINING_CHECKERS, DRAINS, Drainer
 from simulations.moves.move_checkers import (
     MOVE_CHECKERS,
     MovesEnd,
@@ -44,8 +45,8 @@ from simulations.transactions.transactions_scenario import (
 )
 from simulations.transactions.transactions_scenario import draw_settings as draw_transacting
 
-PLAIN_CHECKERS: Final = (*CHECKERS, *MOVE_CHECKERS)
-CHECKERS_OF_ALL: Final = (*ALL_CHECKERS, *MOVE_CHECKERS)
+PLAIN_CHECKERS: Final = (*CHECKERS, *MOVE_CHECKERS, *DRAINING_CHECKERS)
+CHECKERS_OF_ALL: Final = (*ALL_CHECKERS, *MOVE_CHECKERS, *DRAINING_CHECKERS)
 TRANSACTIONS: Final = 0.3  # share of worlds with transactions and internal topics
 FEW_KINDS: Final = ("kill", "power", "restart", "pause", "isolate", "slow links", "down")
 MOST_FAULTS: Final = 8
@@ -90,6 +91,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         failing = draw_failing_reads(world.stream("failing reads"), settings.fault_s)
         settings.faults += failing
         settings.has_operator = bool(failing)
+    # A separate random stream: the operator does not change the draws of other worlds.
+    drains = not transacts and world.stream("drains").random() < DRAINS
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
 
@@ -99,6 +102,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             if transacts
             else replication_clients(cluster_state)
         )
+        if drains:
+            clients.movers.append(Drainer(cluster_state, "drainer", world.stream("drainer")))
         return _with_movers(cluster_state, clients, movers)
 
     with small_internal_topics(transactions, settings) if transacts else nullcontext():
@@ -113,7 +118,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
-    """Wait until all moves have ended and the logs of removed replicas are gone; then check."""
+    """Wait until all moves have ended and the logs of removed replicas are deleted; then check."""
     moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
     await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
     await within(cluster_state, LIVENESS_S, "removed logs gone", lambda: not logs.strays())
@@ -142,6 +147,9 @@ MOVING_PARTITIONS: Final = Scenario(
         "factors raised",
         "factors lowered",
         "logs deleted by moves",
+        "workers drained",
+        "workers returned",
+        "partitions created during a drain",
         "moves: INVALID_REPLICA_ASSIGNMENT",
         "moves: INVALID_REPLICATION_FACTOR",
         "moves: NO_REASSIGNMENT_IN_PROGRESS",

@@ -31,12 +31,15 @@ from metaquorum.storage import data_dir
 from metaquorum.storage.journal import Journal
 from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
+from simulations.mutants.draining_mutants import DRAINING_MUTANTS
 from simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
+from simulations.mutants.move_mutants import MOVE_MUTANTS
+from simulations.mutants.plan_mutants import PLAN_MUTANTS
 from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
 from simulations.mutants.quota_mutants import QUOTA_MUTANTS
 from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
@@ -427,10 +430,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *LOAD_MUTANTS,
         *CHECK_MUTANTS,
         *THROTTLING_MUTANTS,
+        *PLAN_MUTANTS,
         *FAULT_MUTANTS,
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
         *UPGRADE_MUTANTS,
         *TRANSACTION_MUTANTS,
+        *MOVE_MUTANTS,
+        *DRAINING_MUTANTS,
     )
 }

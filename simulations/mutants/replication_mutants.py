@@ -68,7 +68,7 @@ def _resumed_epoch() -> AbstractContextManager[None]:
 
 def _election_outside_isr() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        def elected(partition: Any, is_live: Any) -> int:
+        def elected(partition: Any, is_live: Any, *_: Any) -> int:
             for replica in (partition.leader, *partition.replicas):
                 if leader_selection.may_lead(partition, replica, is_live):
                     return int(replica)

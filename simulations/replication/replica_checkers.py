@@ -33,6 +33,7 @@ from simulations.replication.replicas import (
     Term,
     changed_partitions,
     ends_move,
+    hands_over,
 )
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 
@@ -679,7 +680,7 @@ class JoinsAreEarned(WatchingChecker):
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
             history = self.cluster_history.history(topic_id, index)
-            has_ended = was is not None and ends_move(was, now)
+            has_ended = was is not None and (ends_move(was, now) or hands_over(before, was, now))
             joined = was.leader_epoch if was is not None and has_ended else now.leader_epoch
             term = history.terms.get(joined)
             for worker_id in now.isr:
@@ -753,6 +754,8 @@ class ElectionsAreClean(WatchingChecker):
                 now,
             )
             if now.leader in (was.leader, -1, *was.isr, *was.elr) or ends_move(was, now):
+                continue
+            if hands_over(before, was, now):
                 continue
             nobody_left = not was.isr and not any(map(image.is_live, was.elr))
             is_last = nobody_left and now.leader == was.last_leader

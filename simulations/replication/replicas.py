@@ -760,7 +760,7 @@ class ClusterHistory:
             if was is None or now.leader == was.leader or now.leader < 0:
                 continue
             is_unclean = False
-            if now.leader in was.isr or ends_move(was, now):
+            if now.leader in was.isr or ends_move(was, now) or hands_over(before, was, now):
                 pass
             elif now.leader in was.elr:
                 self.world.count("eligible replicas elected")
@@ -810,6 +810,16 @@ def ends_move(was: PartitionImage, now: PartitionImage) -> bool:
     The first replica of the target may lead from then on; it was perhaps not in the ISR before.
     """
     return was.is_moving and not now.is_moving and {*now.isr} == {*now.replicas} == {*was.target}
+
+
+def hands_over(before: MetadataImage, was: PartitionImage, now: PartitionImage) -> bool:
+    """Return whether a leader on a draining worker is replaced by a replica that joins the ISR.
+
+    `before`: the metadata in which the worker drains.
+    """
+    worker = before.workers.get(was.leader)
+    is_draining = worker is not None and worker.draining
+    return is_draining and {*was.isr, was.leader, now.leader} <= {*now.isr}
 
 
 def changed_partitions(

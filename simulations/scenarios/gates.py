@@ -21,7 +21,7 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(8, 300),
+    "replication": CiShare(7, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(3, 30),
@@ -32,10 +32,12 @@ CI: Final[Mapping[str, CiShare]] = {
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
+    "moving-partitions": CiShare(3, 30),
     "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
-    "cluster": CiShare(8, 150),
-    "everything": CiShare(7, 150),
+    "cluster": CiShare(7, 150),
+    "everything": CiShare(6, 150),
+    "planned-moves": CiShare(1, 20),
     "quotas": CiShare(5, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
@@ -98,6 +100,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
+    "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     # Each world loses power; none changes configs or uses fetch sessions.

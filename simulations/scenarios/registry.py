@@ -25,6 +25,7 @@ from simulations.harness.observing import small_sizes, watched, watched_retireme
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.moves_scenario import MOVING_PARTITIONS
+from simulations.moves.plans_scenario import PLANNED_MOVES
 from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
@@ -383,6 +384,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         THROTTLED_MEMBERS,
         TRANSACTIONS,
         MOVING_PARTITIONS,
+        PLANNED_MOVES,
         QUOTAS,
     )
 }

@@ -264,9 +264,16 @@ class AppendedIsInTransaction(TransactionChecker):
                 continue
             seen.add(stamp.producer_id)
             if stamp.producer_id not in replica.transactions.open:
-                self._begins(history, name, stamp)
+                self._begins(history, replica, name, stamp)
 
-    def _begins(self, history: PartitionHistory, name: Name, stamp: Stamp) -> None:
+    def _begins(
+        self, history: PartitionHistory, replica: ReplicaLog, name: Name, stamp: Stamp
+    ) -> None:
+        state = self.cluster_history.state(history)
+        if state is not None and (
+            state.leader_epoch > name.leader_epoch and state.leader != replica.worker_id
+        ):
+            return  # another replica leads by now and has ended it; this one will truncate
         at = history.topic, history.place.partition
         log = self.cluster_state.checker(StatesFollow)
         last = next((d for d in log.of_producer(stamp.producer_id) if d.is_committed), None)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as OtherTopicPartition
 
+from tests.cli.admin.running import Admin
 from tests.clusters import Cluster
 from tests.conftest import KafkaTool
 from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
@@ -19,6 +20,7 @@ from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
 RECORDS = 200
+LARGE = 40_000  # bytes of a record; a throttle admits the first response, of 1 MiB
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def plan_file(folder: Path, topic: str, *targets: list[int]) -> str:
     return str(path)
 
 
-def filled(cluster: Cluster, partitions: int, replicas: list[int]) -> str:
+def filled(cluster: Cluster, partitions: int, replicas: list[int], *, record_bytes: int = 1) -> str:
     """Return the name of a new topic with records; all partitions have these replicas."""
     topic = unique("moved")
     admin = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
@@ -47,7 +49,7 @@ def filled(cluster: Cluster, partitions: int, replicas: list[int]) -> str:
     admin.create_topics([new])[topic].result(PATIENCE_S)
     producer = Producer({"bootstrap.servers": cluster[1].bootstrap, "acks": "all"})
     for number in range(RECORDS):
-        producer.produce(topic, str(number), partition=number % partitions)
+        producer.produce(topic, str(number).ljust(record_bytes), partition=number % partitions)
     assert producer.flush(PATIENCE_S) == 0
     return topic
 
@@ -125,6 +127,10 @@ def test_a_move_to_a_worker_that_is_down_is_listed_and_can_be_cancelled(
     assert re.search(rf"{topic}-0: replicas: 3,2,1. adding: 3. removing: 1.", listed), listed
     verified = kafka_tool(*arguments, "--verify").stdout
     assert f"Reassignment of partition {topic}-0 is still in progress." in verified, verified
+    short = kafka_tool("topics", *at, "--describe", "--under-replicated-partitions")
+    assert f"Topic: {topic}" not in short.stdout, short
+    ill = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap).json("topics", "list", "--unhealthy")
+    assert topic not in [row["topic"] for row in ill], "worker 3 is only added (KIP-352)"
     # It would wait for the worker that is down, to remove its throttles.
     cancelled = kafka_tool(*arguments, "--cancel", "--preserve-throttles")
     assert f"Successfully cancelled partition reassignment for: {topic}-0" in cancelled.stdout
@@ -135,6 +141,48 @@ def test_a_move_to_a_worker_that_is_down_is_listed_and_can_be_cancelled(
     )
     cluster[3].start()
     assert read(cluster, topic) == list(range(RECORDS))
+
+
+def throttles(cluster: Cluster, topic: str) -> dict[str, str]:
+    """Return the configs of replication quotas that are set for the topic and for workers."""
+    admin = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+    asked += [ConfigResource(ConfigResource.Type.BROKER, str(n)) for n in (1, 2, 3)]
+    return {
+        f"{resource.name} {entry.name}": entry.value
+        for each in asked  # librdkafka asks one worker at a time
+        for resource, answer in admin.describe_configs([each]).items()
+        for entry in answer.result(PATIENCE_S).values()
+        if "replication.throttled" in entry.name and not entry.is_default
+    }
+
+
+def test_a_throttle_of_the_tool_is_set_for_the_move_and_removed_by_its_verification(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 2, [1, 2])
+    plan = plan_file(tmp_path, topic, [3, 2], [1, 3])
+    at = ("--bootstrap-server", cluster[1].bootstrap)
+    arguments = ("reassign-partitions", *at, "--reassignment-json-file", plan)
+    executed = kafka_tool(*arguments, "--execute", "--throttle", "50000000")
+    assert "Successfully started partition reassignment" in executed.stdout, executed
+    sides = [f"{side}.replication.throttled" for side in ("leader", "follower")]
+    rates = {f"{worker} {side}.rate": "50000000" for worker in (1, 2, 3) for side in sides}
+    # Leaders: all replicas before the move; followers: those that are added.
+    replicas_of = {sides[0]: {"0:1", "0:2", "1:1", "1:2"}, sides[1]: {"0:3", "1:3"}}
+    found = throttles(cluster, topic)
+    assert {key: value for key, value in found.items() if key.endswith(".rate")} == rates
+    for side, expected in replicas_of.items():
+        assert set(found[f"{topic} {side}.replicas"].split(",")) == expected
+
+    def verified() -> bool:
+        told = kafka_tool(*arguments, "--verify")
+        assert told.returncode == 0, told
+        return "Clearing broker-level throttles" in told.stdout
+
+    wait_until(verified)
+    assert throttles(cluster, topic) == {}
+    assert replicas(cluster, topic) == {0: ([3, 2], [2, 3]), 1: ([1, 3], [1, 3])}
 
 
 def test_the_replication_factor_changes_in_both_directions(
@@ -151,3 +199,96 @@ def test_the_replication_factor_changes_in_both_directions(
         assert "Successfully started partition reassignment" in executed.stdout, executed
         wait_until(lambda to=target: replicas(cluster, topic) == {0: (to, sorted(to))})
         assert read(cluster, topic) == list(range(RECORDS))
+
+
+def test_throttles_of_a_move_are_set_and_removed_by_kafkas_tools(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 2, [1, 2])
+    at = ("--bootstrap-server", cluster[1].bootstrap)
+    of_topic = ("--entity-type", "topics", "--entity-name", topic)
+    pairs = "leader.replication.throttled.replicas"
+    refused = kafka_tool("configs", *at, *of_topic, "--alter", "--add-config", f"{pairs}=0-1")
+    assert f"{pairs} must be the literal '*' or a list of replicas" in refused.stderr, refused
+    assert "write 0:1 instead of 0-1" in refused.stderr, refused
+    others = ("--entity-type", "brokers", "--entity-default")
+    rate = "follower.replication.throttled.rate"
+    for what, change in ((of_topic, f"{pairs}=[0:1,1:1]"), (others, f"{rate}=90000000")):
+        done = kafka_tool("configs", *at, *what, "--alter", "--add-config", change)
+        assert "Completed updating" in done.stdout, done
+    described = kafka_tool("configs", *at, *of_topic, "--describe").stdout
+    assert f"{pairs}=0:1,1:1 sensitive=false" in described, described
+    plan = plan_file(tmp_path, topic, [3, 2], [3, 2])
+    arguments = ("reassign-partitions", *at, "--reassignment-json-file", plan)
+    executed = kafka_tool(*arguments, "--execute", "--throttle", "20000000")
+    assert "The inter-broker throttle limit was set to 20000000 B/s" in executed.stdout, executed
+    wait_until(lambda: replicas(cluster, topic) == {n: ([3, 2], [2, 3]) for n in (0, 1)})
+    verified = kafka_tool(*arguments, "--verify").stdout
+    assert f"Clearing topic-level throttles on topic {topic}" in verified, verified
+    described = kafka_tool("configs", *at, *of_topic, "--describe").stdout
+    assert "throttled" not in described, described
+    left = kafka_tool("configs", *at, *others, "--describe").stdout
+    assert f"{rate}=90000000" in left, left
+    assert read(cluster, topic) == list(range(RECORDS))
+
+
+def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 2, [1, 2], record_bytes=LARGE)
+    admin = Admin(MQ_BOOTSTRAP=cluster[2].bootstrap)
+    plan = plan_file(tmp_path, topic, [3, 2], [3, 2])
+    (plan_id,) = admin.json("moves", "start", plan, "--throttle", 20, "--batch", 1).values()
+    wait_until(lambda: status(admin, plan_id)["moving"] == 1)
+    assert status(admin, plan_id)["waiting"] == 1
+    assert status(admin, plan_id)["size_bytes"] > 0
+    throttled = [
+        f"throttled to 20 B/s as {side} on worker {worker} by plan {plan_id}"
+        for side, worker in (("leader", 1), ("follower", 3))
+    ]
+    wait_until(lambda: all(text in admin("moves", "explain", plan_id) for text in throttled))
+    assert "1 moves wait for their turn: 1 partitions move" in admin("moves", "explain", plan_id)
+    at = ("--bootstrap-server", cluster[2].bootstrap)
+    told = kafka_tool("reassign-partitions", *at, "--verify", "--reassignment-json-file", plan)
+    assert f"Reassignment of partition {topic}-0 is still in progress." in told.stdout, told
+    assert all(text in admin("moves", "explain", plan_id) for text in throttled)
+    admin("moves", "pause", plan_id)
+    assert "because the plan is paused" in admin("moves", "explain", plan_id)
+    admin("moves", "resume", plan_id)
+    admin("moves", "throttle", plan_id, "none")
+    watched = admin("moves", "status", plan_id, "--watch", "--interval", 0.2)
+    assert re.search(rf"{plan_id} +complete +2/2 +#+ 100%", watched.splitlines()[-1])
+    assert replicas(cluster, topic) == {0: ([3, 2], [2, 3]), 1: ([3, 2], [2, 3])}
+    assert read(cluster, topic) == list(range(RECORDS))
+
+
+def status(admin: Admin, plan_id: int) -> dict[str, Any]:
+    (found,) = admin.json("moves", "status", plan_id)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = filled(cluster, 1, [1, 2], record_bytes=LARGE)
+    admin = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
+    plan = plan_file(tmp_path, topic, [3, 2])
+    started = admin("moves", "start", plan, "--throttle", 20)
+    found = re.match(r"plan (\d+) started: 1 moves, at 20 B/s for each worker", started)
+    assert found is not None
+    plan_id = int(found[1])
+    admin("moves", "start", plan, code=1)
+    assert f"Partition {topic}-0 is part of plan {plan_id}, which has not ended" in admin.errors
+    assert "plan" in admin("moves", "cancel", plan_id, "--yes")
+    wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
+    assert replicas(cluster, topic) == {0: ([2, 1], [1, 2])}
+    assert "1 were cancelled or given up" in admin("moves", "explain", plan_id)
+    admin("moves", "resume", plan_id, code=1)
+    assert f"Plan {plan_id} is cancelled" in admin.errors
+    admin("moves", "status", 999, code=1)
+    wrong = plan_file(tmp_path, topic, [3, 3])
+    admin("moves", "start", wrong, code=2)
+    assert "has a worker more than once" in admin.errors
+    admin("moves", "throttle", plan_id, "fast", code=2)
+    assert "'fast' is not a throttle" in admin.errors

@@ -9,7 +9,7 @@ from __future__ import annotations
 from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string
 
 
-class DescribeWorkersRequest(Message, api=10001, versions="0", flexible="0+"):
+class DescribeWorkersRequest(Message, api=10001, versions="0-1", flexible="0+"):
     """Requests all workers."""
 
 
@@ -33,9 +33,10 @@ class DescribedWorker(Struct):
     is_shutting_down: bool = boolean()
     applied_offset: int = int64(default=-1)
     heard_ms_ago: int = int64(default=-1)
+    is_draining: bool = boolean("1+", ignorable=True)
 
 
-class DescribeWorkersResponse(Message, api=10001, versions="0", flexible="0+"):
+class DescribeWorkersResponse(Message, api=10001, versions="0-1", flexible="0+"):
     """All workers. With an error, `workers` comes from this node's metadata, not the controller."""
 
     throttle_time_ms: int = int32()

@@ -78,6 +78,10 @@ class ApiKey(IntEnum):
     AUTHENTICATE_REPLICA = 10_005
     DESCRIBE_UNREAD_RECORDS = 10_006
     DESCRIBE_GROUP_ACTIVITY = 10_007
+    ALTER_WORKER = 10_008
+    START_MOVE_PLAN = 10_010
+    ALTER_MOVE_PLAN = 10_011
+    DESCRIBE_MOVE_PLANS = 10_012
 
 
 class Api:
@@ -252,13 +256,17 @@ _ROWS: Final = (
     ),
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
-    Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_WORKERS, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
     Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_UNREAD_RECORDS, 0, 0, flexible_from=0, permissions=("DESCRIBE TOPIC",)),
     Api(ApiKey.DESCRIBE_GROUP_ACTIVITY, 0, 1, flexible_from=0, permissions=("DESCRIBE GROUP",)),
+    Api(ApiKey.ALTER_WORKER, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
+    Api(ApiKey.START_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
+    Api(ApiKey.ALTER_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
+    Api(ApiKey.DESCRIBE_MOVE_PLANS, 0, 0, flexible_from=0, permissions=("DESCRIBE CLUSTER",)),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

@@ -28,6 +28,7 @@ from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 if TYPE_CHECKING:
     from metaquorum.client.groups.blocking import BlockingGroupAdmin
+    from metaquorum.client.move_plans.blocking import BlockingMoveAdmin
     from metaquorum.client.transactions.blocking import BlockingTransactionAdmin
 
 REFUSED: Final = 1
@@ -119,6 +120,12 @@ class Session:
         from metaquorum.client.groups.blocking import BlockingGroupAdmin
 
         return BlockingGroupAdmin(self.cluster)
+
+    @functools.cached_property
+    def moves(self) -> "BlockingMoveAdmin":
+        from metaquorum.client.move_plans.blocking import BlockingMoveAdmin
+
+        return BlockingMoveAdmin(self.cluster)
 
     @functools.cached_property
     def transactions(self) -> "BlockingTransactionAdmin":

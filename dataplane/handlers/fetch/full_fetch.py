@@ -16,7 +16,7 @@ from dataplane.handlers.fetch.capabilities import KeepsSessions
 from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
 from dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
 from dataplane.handlers.fetch.response_rows import Rows
-from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
+from dataplane.partition.partition import FetchWaiter, Partition, Watcher
 from dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     PIECE_ROWS,
@@ -226,20 +226,19 @@ class FullFetch:
             reader.read,
         )
         for topic, data in asked:
-            code = NO_ERROR
             try:
                 if by_id:
                     partition = partitions.by_id(topic.topic_id, data.partition)
                 else:
                     partition = partitions.by_name(topic.topic, data.partition)
             except KafkaError as error:
-                row = read(data, None, error.code)
+                row = read(data, None, error)
                 found.append((topic, data, None, row, _NEVER))
                 continue
             if poll is not None:
                 self._watch(poll, partition)
             cold_before = len(cold)
-            row = read(data, partition, code)
+            row = read(data, partition, None)
             if poll is not None and reader.throttled is not None:
                 self._stop_watching_omitted(poll, partition, reader.throttled)
             seen = partition.event_count if len(cold) == cold_before else _NEVER

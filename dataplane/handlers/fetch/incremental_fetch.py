@@ -228,13 +228,13 @@ class IncrementalFetch:
         looked = []
         for part in parts:
             before = partition = part.partition
-            code = NO_ERROR
+            absent = None
             if partition is None or not partition.is_served:
-                partition, code = self._resolve(part)
+                partition, absent = self._resolve(part)
             part.watch(partition)
             # For a topic created during a follower's wait, this read is the first of the request.
             reader.is_first = is_first or partition is not before
-            row = reader.read(part.asked, partition, code)
+            row = reader.read(part.asked, partition, absent)
             if reader.throttled is not None and partition in reader.throttled.omitted:
                 part.stop_watching()  # appends do not end the wait for the quota
             if (
@@ -250,21 +250,21 @@ class IncrementalFetch:
                 looked.append((part, row, seen))
         return looked
 
-    def _resolve(self, part: SessionPartition) -> tuple[Partition | None, ErrorCode]:
+    def _resolve(self, part: SessionPartition) -> tuple[Partition | None, KafkaError | None]:
         partitions, index = self.worker.replica_manager, part.asked.partition
         try:
             if not self.session.has_topic_ids:
-                return partitions.by_name(part.topic, index), NO_ERROR
+                return partitions.by_name(part.topic, index), None
             found = partitions.by_id(part.topic_id, index)
         except KafkaError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_ID or not part.topic:
-                return None, error.code
+                return None, error
             # The topic was deleted after the session found it, and may have been recreated.
             if self.worker.image.topic(part.topic) is not None:
-                return None, ErrorCode.INCONSISTENT_TOPIC_ID
-            return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return None, KafkaError(ErrorCode.INCONSISTENT_TOPIC_ID)
+            return None, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         part.topic = found.topic
-        return found, NO_ERROR
+        return found, None
 
     def _respond(self, reader: FetchReader, looked: Iterable[_Looked]) -> FetchResponse:
         rows = Rows()

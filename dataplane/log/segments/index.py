@@ -120,28 +120,31 @@ class SparseIndex:
             self.file.remove()
             self.has_wrong_file = False
 
-    def count_upto(self, key: int) -> int:
-        """Return the number of entries with a key ≤ `key`."""
+    def count_upto(self, key: int, field: int = 0) -> int:
+        """Return the number of entries with a key ≤ `key`; with field 1, with such a value.
+
+        Values must ascend for that.
+        """
         count = len(self)
         low, high = 0, count
         if self._buffer:
-            if self._unpack(self._buffer, 0)[0] <= key:
-                return self._disk_entries + self._bisect(self._buffer, key)
+            if self._unpack(self._buffer, 0)[field] <= key:
+                return self._disk_entries + self._bisect(self._buffer, key, field)
             high = self._disk_entries
         while high - low > _BLOCK_ENTRIES:
             middle = (low + high) // 2
-            if self.entry(middle)[0] <= key:
+            if self.entry(middle)[field] <= key:
                 low = middle + 1
             else:
                 high = middle
-        return low + self._bisect(self._read(low, high - low), key) if high > low else low
+        return low + self._bisect(self._read(low, high - low), key, field) if high > low else low
 
-    def _bisect(self, data: bytes | bytearray, key: int) -> int:
+    def _bisect(self, data: bytes | bytearray, key: int, field: int) -> int:
         size = self.FORMAT.size
         low, high = 0, len(data) // size
         while low < high:
             middle = (low + high) // 2
-            if self._unpack(data, middle * size)[0] <= key:
+            if self._unpack(data, middle * size)[field] <= key:
                 low = middle + 1
             else:
                 high = middle
@@ -150,6 +153,11 @@ class SparseIndex:
     def floor(self, key: int) -> tuple[int, int] | None:
         """Return the last entry with a key ≤ `key`, or None."""
         count = self.count_upto(key)
+        return self.entry(count - 1) if count else None
+
+    def last_upto(self, value: int) -> tuple[int, int] | None:
+        """Return the last entry with a value ≤ `value`, or None; the values must ascend."""
+        count = self.count_upto(value, 1)
         return self.entry(count - 1) if count else None
 
     def first_from(self, value: int) -> tuple[int, int] | None:

@@ -360,6 +360,17 @@ class Segment:
             return None
         return None if entry is None else self.base_offset + entry[0]
 
+    def batch_before(self, position: int) -> int:
+        """Return where the last batch in the offset index begins that begins at or before that.
+
+        0 if the index has none, or cannot be read.
+        """
+        try:
+            entry = self.index.last_upto(position)
+        except (OSError, EOFError):  # a lookup by offset finds the damage and reports it
+            return 0
+        return 0 if entry is None else entry[1]
+
     def _distrust_indexes(self) -> None:
         for index in (self.index, self.times):
             try:

@@ -136,6 +136,27 @@ def test_a_live_worker_is_not_unregistered(admin: Admin) -> None:
     assert row["state"] == "live"
 
 
+def test_the_only_worker_is_not_drained_nor_removed(admin: Admin) -> None:
+    if not admin.served("AlterWorker", "workers", "return", 1):
+        return
+    assert admin("workers", "return", 1) == "worker 1 is not draining\n"
+    admin("workers", "drain", 1, code=1)
+    assert "it is the last one that is not draining. Start another worker first" in admin.errors
+    name = admin.create("-p", 2)
+    admin("workers", "remove", 1, code=2)
+    assert "Remove worker 1?" in admin.errors
+    admin("workers", "remove", 1, "--yes", code=1)
+    assert re.search(r"Worker 1 has \d+ replicas\. 'mq-admin workers drain 1' keeps", admin.errors)
+    admin("topics", "delete", name, "--yes")
+    for command in ("drain", "return", "remove"):
+        more = ("--yes",) if command == "remove" else ()
+        admin("workers", command, 7, *more, code=1)
+        assert "`mq-admin workers list` shows the registered workers" in admin.errors
+        admin("workers", command, -1, *more, code=2)
+    (row,) = admin.json("workers", "list")
+    assert (row["state"], row["draining"]) == ("live", False)
+
+
 # Topics
 
 

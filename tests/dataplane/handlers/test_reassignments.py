@@ -99,6 +99,7 @@ def test_a_move_is_listed_until_it_is_complete_or_cancelled() -> None:
             assert [one.partition_index for one in topic.partitions] == [0, 9, 0]
             moves = [("t", 0, [3, 1, 2], [3, -1])]
             assert await listed(client) == await listed(client, "t", "what") == moves
+            assert await listed(client, "t", "u", "t") == moves, "each partition once"
             assert await listed(client, "u") == []
             cancel = asked_for("t", (0, None))
             for code in (ErrorCode.NONE, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS):

@@ -113,6 +113,24 @@ def test_a_first_batch_larger_than_asked_for_comes_whole_or_not_at_all(tmp_path:
     assert log.read(0, len(batch) + 5, 2).size_bytes == len(batch) + 5
 
 
+def test_a_read_of_whole_batches_truncates_none_that_the_index_has(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=250))
+    size = len(make_batch(1, value=b"x" * 300))
+    for _ in range(300):
+        append(log, make_batch(1, value=b"x" * 300))
+    for offset in (0, 1, 7, 298):
+        for batches in (2, 3, 129, 290):
+            for more in (0, 1, size - 1):
+                piece = log.read(offset, batches * size + more, 300, is_whole=True)
+                assert piece.size_bytes == min(batches, 300 - offset) * size
+        assert log.read(offset, size + 1, 300, is_whole=True).size_bytes in (size, size + 1)
+    log.close()
+    small = open_log(tmp_path / "small", LogConfig(index_interval_bytes=1 << 20))
+    for _ in range(3):
+        append(small, make_batch(1, value=b"x" * 300))
+    assert small.read(0, size + 9, 3, is_whole=True).size_bytes == size + 9
+
+
 def test_a_tail_read_searches_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
     append_many(log, 400)

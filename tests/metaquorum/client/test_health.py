@@ -49,6 +49,26 @@ def test_troubles(
     assert troubles(leader, replicas, isr, min_isr) == found
 
 
+@pytest.mark.parametrize(
+    ("replicas", "isr", "adding", "removing", "found"),
+    [
+        ((1, 2, 3), (1, 2), (3,), (), []),
+        ((3, 2, 1), (2, 1), (3,), (1,), []),
+        ((3, 2, 1), (2,), (3,), (1,), [UNDER_MIN, UNDER]),
+        ((3, 2, 1), (3, 2), (3,), (1,), []),  # as Kafka, which counts in-sync replicas
+        ((1, 2), (1,), (), (2,), [AT_MIN, UNDER]),  # the target is one replica
+    ],
+)
+def test_troubles_of_a_partition_that_moves(
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    adding: Sequence[int],
+    removing: Sequence[int],
+    found: list[Trouble],
+) -> None:
+    assert troubles(replicas[-1], replicas, isr, 2, adding=adding, removing=removing) == found
+
+
 def worker(number: int, **more: Any) -> WorkerDescription:
     fields: dict[str, Any] = {
         "worker_id": number,

@@ -18,6 +18,7 @@ from metaquorum.controller.worker_registration import (
     register_worker,
     shut_down_worker,
     unfence_worker,
+    unregister_worker,
 )
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RecordEncoder
@@ -33,7 +34,7 @@ STEPS = st.lists(
             (
                 *("move", "move", "move", "cancel", "commit", "commit", "join", "join", "join"),
                 *("leave", "fence", "fence two", "unfence", "unfence", "restart", "shut down"),
-                *("prefer", "lose log"),
+                *("prefer", "lose log", "unregister"),
             )
         ),
         st.sampled_from(WORKERS),
@@ -116,12 +117,16 @@ class Moving:
                 return unfence_worker(image, worker_id, epoch).all_records()
             case "restart":
                 self.processes += 1
-                process = registration(worker_id, self.processes)
-                return register_worker(
-                    image, replace(process, previous_broker_epoch=epoch)
-                ).all_records()
+                last = image.last_registration(worker_id)
+                assert last is not None
+                process = replace(
+                    registration(worker_id, self.processes), previous_broker_epoch=last.broker_epoch
+                )
+                return register_worker(image, process).all_records()
             case "shut down":
                 return shut_down_worker(image, worker_id, epoch).all_records()
+            case "unregister":
+                return unregister_worker(image, worker_id).all_records()
             case "prefer":
                 spec = ElectionSpec("t", 0, ElectionType.PREFERRED)
                 return elect_leader(image, spec).all_records()

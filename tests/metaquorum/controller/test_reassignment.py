@@ -22,7 +22,7 @@ from metaquorum.controller.worker_registration import (
     register_worker,
     unfence_worker,
 )
-from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage
+from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import (
     ELIGIBLE_LEADERS,
     MAX_REPLICAS,
@@ -300,6 +300,31 @@ def test_a_partition_has_no_more_replicas_during_a_move_than_its_record_can_have
 def test_a_fenced_worker_may_be_in_a_target() -> None:
     image, _ = replay(founded(), fence_workers(founded(), {4}).all_records())
     assert state_of(asked(image, "234")).adding == (4,)
+
+
+def joined(image: MetadataImage, isr: str) -> MetadataImage:
+    """Return the image with that ISR of the partition, without other changes."""
+    after = replace(state_of(image), isr=numbers(isr)).in_next_epoch()
+    return replay(image, [partition_record(TOPIC_ID, 0, after)])[0]
+
+
+def test_a_request_without_replicas_cancels_the_move() -> None:
+    state = state_of(asked(joined(asked(founded(), "156"), "1235"), None))
+    assert (state.replicas, state.isr, state.is_moving) == (numbers("123"), numbers("123"), False)
+
+
+def test_a_new_target_keeps_what_is_in_sync_of_the_one_before() -> None:
+    image = joined(asked(founded(), "45"), "1234")
+    state = state_of(asked(image, "56"))
+    assert told(state) == ("564123", "4123", "564", "4123", 1, 0)
+
+
+def test_a_request_keeps_the_eligible_replicas() -> None:
+    image = founded()
+    after = replace(state_of(image), isr=(1,), elr=(2, 3)).in_next_epoch()
+    image, _ = replay(image, [partition_record(TOPIC_ID, 0, after)])
+    state = state_of(asked(image, "456"))
+    assert (state.isr, state.elr) == ((1,), (2, 3))
 
 
 def test_new_partitions_get_the_replication_factor_of_the_target() -> None:

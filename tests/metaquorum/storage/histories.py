@@ -22,8 +22,10 @@ from metaquorum.controller.topics import (
 )
 from metaquorum.controller.worker_registration import (
     WorkerRegistration,
+    drain_worker,
     fence_workers,
     register_worker,
+    return_worker,
     shut_down_worker,
     unfence_worker,
     unregister_worker,
@@ -48,7 +50,7 @@ SPECS: st.SearchStrategy[list[Spec]] = st.lists(
         st.tuples(st.just("scram"), NAMES, st.sampled_from([None, 4096, 8192])),
         st.tuples(st.just("quota"), NAMES, st.sampled_from([None, 1.0, 2.0])),
         st.tuples(
-            st.sampled_from(["unregister", "unfence", "fence", "shut down"]),
+            st.sampled_from(["unregister", "unfence", "fence", "shut down", "drain", "return"]),
             st.integers(1, 3),
             st.none(),
         ),
@@ -110,6 +112,8 @@ def decide(image: MetadataImage, spec: Spec, random: Random) -> Decision[object]
         ),
         "unregister": lambda: unregister_worker(image, int(str(subject))),  # type: ignore[dict-item, return-value]
         "fence": lambda: fence_workers(image, {int(str(subject))}),  # type: ignore[dict-item, return-value]
+        "drain": lambda: drain_worker(image, int(str(subject))),  # type: ignore[dict-item, return-value]
+        "return": lambda: return_worker(image, int(str(subject))),  # type: ignore[dict-item, return-value]
         "unfence": lambda: unfence_worker(  # type: ignore[dict-item, return-value]
             image, int(str(subject)), image.workers[int(str(subject))].broker_epoch
         ),

@@ -369,7 +369,7 @@ def test_an_end_is_recorded_after_the_markers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_marked: bool
 ) -> None:
     topic = SimpleNamespace(topic_id=ONE.topic_id)
-    image = SimpleNamespace(topic=lambda name: topic, topic_names={})
+    image = SimpleNamespace(topic=lambda name: topic, topic_by_id=lambda _: None, topic_names={})
     monkeypatch.setattr(cluster.state.cluster_history, "image", image)
     cluster.decide(Status.ONGOING)
     cluster.append(ONE, data())

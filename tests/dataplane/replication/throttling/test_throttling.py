@@ -92,6 +92,25 @@ def test_throttled_replicas_move_at_the_rate_of_their_side(side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["leader", "follower"])
+def test_no_part_of_the_rate_is_spent_on_batches_that_are_fetched_again(side: str) -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await fall_behind(cluster, {"t": 400})
+        await throttle(cluster, side, ("t",))
+        await cluster.restart(3)
+        await cluster.world.sleep(11)
+        log, quota = cluster.replica(3, "t").log, quota_of(cluster, 3, "follower")
+        if side == "leader":
+            quota = quota_of(cluster, 1, side)
+        before = log.log_end_offset
+        assert await rate_of(cluster, quota, 60) == pytest.approx(RATE, rel=0.02)
+        progress = (log.log_end_offset - before) * BATCH_BYTES / 60
+        assert progress == pytest.approx(RATE, rel=0.02)
+
+    together(scenario, **{**SMALL, "replica_fetch_max_bytes": BATCH_BYTES * 17 // 10})
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
 def test_many_partitions_share_a_rate_of_few_batches(side: str) -> None:
     """A response has four batches of ten partitions: those that wait come first."""
 

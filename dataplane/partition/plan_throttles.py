@@ -1,0 +1,73 @@
+"""Throttles of plans of moves on one worker, derived from the metadata.
+
+A plan with a rate throttles the replicas of the partitions that it moves, besides those in an
+operator's lists:
+
+    leader side      this worker has a replica that is not being added: reads by the added replicas
+    follower side    this worker's replica is being added
+
+and this worker's rate on a side is the lowest of the operator's and those of the plans that
+throttle a replica there. No config is written: the throttle ends with the metadata record that ends
+the move of the last such partition. An operator's lists and rates stay as they are.
+"""
+
+from typing import Final
+
+import trio
+
+from dataplane.partition.partition import Partition, ReplicaContext
+from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, MovePlanImage
+
+
+class PlanThrottles:
+    """Publisher that applies the rates of plans to this worker's quotas."""
+
+    def __init__(self, context: ReplicaContext, quotas: ReplicationQuotas) -> None:
+        self._context: Final = context
+        self._quotas: Final = quotas
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if not delta.plan_ids:
+            return
+        rates: dict[int, int] = {}
+        leader_rate = follower_rate = UNLIMITED
+        for plan_id, plan in image.plans.items():
+            rate = plan.header.rate_bytes_per_s
+            if rate is None or not plan.moving:
+                continue
+            rates[plan_id] = rate
+            sends, receives = sides(image, plan, self._context.worker_id)
+            leader_rate = min(leader_rate, rate) if sends else leader_rate
+            follower_rate = min(follower_rate, rate) if receives else follower_rate
+            await trio.lowlevel.checkpoint()
+        self._context.plan_rates = rates
+        self._quotas.limit_plans(leader_rate, follower_rate)
+
+
+def sides(image: MetadataImage, plan: MovePlanImage, worker_id: int) -> tuple[bool, bool]:
+    """Return whether the plan moves partitions that the worker may send, or receives."""
+    sends = receives = False
+    for topic_id, number in plan.moving:
+        topic = image.topic_by_id(topic_id)
+        assert topic is not None, "a deleted topic has left its plan"
+        state = topic.partitions[number]
+        if worker_id in state.adding:
+            receives = True
+        elif worker_id in state.replicas:
+            sends = True
+        if sends and receives:
+            break
+    return sends, receives
+
+
+def sends_throttled(partition: Partition, replica_id: int) -> bool:
+    """Return whether a plan throttles what the leader sends to that replica."""
+    state = partition.state
+    return state.plan in partition.plan_rates and replica_id in state.adding
+
+
+def receives_throttled(partition: Partition) -> bool:
+    """Return whether a plan throttles what this replica receives from its leader."""
+    state = partition.state
+    return state.plan in partition.plan_rates and partition.worker_id in state.adding

@@ -1,0 +1,135 @@
+"""Sentences that say what each move of a plan waits for; pure functions of `PlanFacts`.
+
+the move waits for ...           because
+a replica of the target          its worker is down, it has not fetched, or it lags
+a throttle                       the lower of the plan's rate and an operator's, on either side
+a leader                         no replica can lead
+its turn                         `batch_size` others move, or the plan is paused
+"""
+
+from collections.abc import Iterator
+
+from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts
+from metaquorum.config.throttled_replicas import ThrottledReplicas
+from wire.primitives.frozen import frozen
+
+SIDES = ("leader", "follower")
+
+
+@frozen
+class Wait:
+    """A partition (None: the plan) that waits, and for what. `replica`: worker id of a replica."""
+
+    partition: str | None
+    replica: int | None
+    lag: int | None  # records
+    text: str
+    is_problem: bool = False
+
+
+def explain(facts: PlanFacts) -> list[Wait]:
+    """Return what the plan waits for, by partition, and then the plan itself."""
+    waits: list[Wait] = []
+    for partition in facts.plan.moving:
+        waits += _of_partition(facts, partition)
+    waits += _of_plan(facts.plan)
+    return waits
+
+
+def _of_plan(plan: MovePlan) -> Iterator[Wait]:
+    def wait(text: str, *, is_problem: bool = False) -> Wait:
+        return Wait(None, None, None, text, is_problem)
+
+    waiting = plan.moves - plan.begun
+    if plan.has_ended:
+        yield wait(
+            f"plan {plan.plan_id} is {plan.state}: {plan.done} of {plan.moves} moves are done,"
+            f" {plan.stopped} were cancelled or given up"
+        )
+    elif plan.state == "loading":
+        yield wait("the moves of the plan are being sent; it has not started")
+    elif plan.state == "paused":
+        yield wait(
+            f"{waiting} moves wait because the plan is paused: 'mq-admin moves resume"
+            f" {plan.plan_id}' continues it",
+            is_problem=True,
+        )
+    elif plan.state == "cancelling":
+        if plan.moving_count:
+            yield wait(
+                f"{plan.moving_count} moves cannot be cancelled, as no original replica has all"
+                " committed records, or none may lead: they end when their target is in sync"
+            )
+    elif waiting:
+        yield wait(
+            f"{waiting} moves wait for their turn: {plan.moving_count} partitions move, of at most"
+            f" {plan.batch_size} at the same time"
+        )
+    if plan.stopped and not plan.has_ended:
+        yield wait(
+            f"{plan.stopped} moves were given up or cancelled: the log of the active controller"
+            " says which"
+        )
+
+
+def _of_partition(facts: PlanFacts, partition: MovingPartition) -> Iterator[Wait]:
+    at = f"{partition.topic}-{partition.partition}"
+    if partition.leader is None:
+        yield Wait(
+            at,
+            None,
+            None,
+            "the partition has no leader, so no replica can copy from it",
+            is_problem=True,
+        )
+        return
+    missing = [replica for replica in partition.target if replica not in partition.isr]
+    for replica in missing:
+        yield _of_replica(facts, partition, at, replica, partition.leader)
+    if not missing:
+        yield Wait(at, None, None, "all replicas of the target are in sync; none of them may lead")
+
+
+def _of_replica(
+    facts: PlanFacts, partition: MovingPartition, at: str, replica: int, leader: int
+) -> Wait:
+    worker = facts.workers.get(replica)
+    if worker is None:
+        return Wait(at, replica, None, f"worker {replica} is no longer registered", is_problem=True)
+    if worker.is_fenced:
+        why = f": {worker.why_fenced}" if worker.why_fenced else ""
+        return Wait(at, replica, None, f"worker {replica} is down{why}", is_problem=True)
+    view = facts.views.get(partition.where)
+    known = next((each for each in view.followers if each.node == replica), None) if view else None
+    if view is None or known is None or known.log_end_offset is None:
+        lag, copied = None, f"worker {replica} has not fetched yet"
+    else:
+        lag = max(0, view.log_end_offset - known.log_end_offset)
+        copied = f"worker {replica} is {lag} records behind leader {leader}"
+    held = [
+        text
+        for side, worker_id in zip(SIDES, (leader, replica), strict=True)
+        if (text := _throttle(facts, partition, side, worker_id, replica)) is not None
+    ]
+    return Wait(
+        at, replica, lag, f"{copied}; {' and '.join(held) if held else 'it is not throttled'}"
+    )
+
+
+def _throttle(
+    facts: PlanFacts, partition: MovingPartition, side: str, worker_id: int, replica: int
+) -> str | None:
+    """Return the throttle of that worker on that side, and whose it is; None without one."""
+    plan_rate = facts.plan.rate_bytes_per_s if replica in partition.adding else None
+    listed = ThrottledReplicas.of(
+        [each for each in facts.lists.get((partition.topic, side), "").split(",") if each]
+    )
+    is_listed = listed is not None and listed.has(partition.partition, worker_id)
+    operator = facts.throttles.get((worker_id, side))
+    if plan_rate is None and (operator is None or not is_listed):
+        return None
+    if plan_rate is None or (operator is not None and operator < plan_rate):
+        whose, rate = "an operator's config", operator
+    else:
+        whose, rate = f"plan {facts.plan.plan_id}", plan_rate
+    return f"throttled to {rate} B/s as {side} on worker {worker_id} by {whose}"

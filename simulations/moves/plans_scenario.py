@@ -1,0 +1,101 @@
+"""Scenario `planned-moves`: plans with throttles that the controller carries out, under all faults.
+
+A planner starts plans, pauses, resumes, cancels and throttles them, while in half of the worlds a
+mover asks for other moves of the same partitions, and topics are deleted and recreated.
+
+no faults -> faults -> no faults: within `LIVENESS_S` every plan has ended, and every throttle
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from simulations.cluster.cluster_setup import LIVENESS_S, within
+from simulations.cluster.fault_plan import without
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+from simulations.moves.move_checkers import (
+    AddingAreNotBehind,
+    ListedMovesExist,
+    MovesEnd,
+    MovesKeepCopies,
+    WrongMovesAreRefused,
+)
+from simulations.moves.mover import Mover
+from simulations.moves.moves_scenario import draw_settings
+from simulations.moves.plan_checkers import PLAN_CHECKERS, PlansEnd
+from simulations.moves.planner import Planner
+from simulations.replication.replica_faults import ReplicaFaults
+from simulations.replication.replicated_cluster import ReplicatedClusterState
+from simulations.replication.replication_scenario import CHECKERS as REPLICATION_CHECKERS
+from simulations.replication.replication_scenario import (
+    Clients,
+    play_settings,
+    replication_clients,
+)
+
+# The logs of removed replicas are the business of `moving-partitions`.
+CHECKERS: Final = (
+    *REPLICATION_CHECKERS,
+    MovesKeepCopies,
+    MovesEnd,
+    WrongMovesAreRefused,
+    ListedMovesExist,
+    AddingAreNotBehind,
+    *PLAN_CHECKERS,
+)
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    draw = world.stream("settings planned-moves")
+    has_mover = draw.random() < 0.5
+    settings = draw_settings(draw)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+
+    def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        clients = replication_clients(cluster_state)
+        clients.movers.append(Planner(cluster_state, "planner", world.stream("planner")))
+        if has_mover:
+            clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
+        return clients
+
+    await play_settings(
+        world,
+        settings,
+        lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+        clients_of,
+        CHECKERS,
+        look_at_plans,
+    )
+
+
+async def look_at_plans(cluster_state: ReplicatedClusterState) -> None:
+    """Wait until all plans, moves and throttles have ended; then check."""
+    plans, moves = cluster_state.checker(PlansEnd), cluster_state.checker(MovesEnd)
+    await within(cluster_state, LIVENESS_S, "all moves ended", lambda: not moves.open_moves())
+    if cluster_state.world.violations:
+        return
+    if not any(plan.moving for plan in cluster_state.cluster_history.image.plans.values()):
+        await within(cluster_state, LIVENESS_S, "all plans ended", lambda: not plans.open_plans())
+        await within(
+            cluster_state, LIVENESS_S, "all throttles ended", lambda: not plans.throttles()
+        )
+    moves.finals()
+    plans.finals()
+
+
+PLANNED_MOVES: Final = Scenario(
+    "planned-moves",
+    "plans of moves with throttles, which the controller carries out, with all faults",
+    play,
+    CHECKERS,
+    gates=(
+        "acknowledged records",
+        "plans started",
+        "plans complete",
+        "plans cancelled",
+        "moves of plans done",
+        "moves of plans stopped",
+        "moves ended",
+    ),
+)

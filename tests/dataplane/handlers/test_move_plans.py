@@ -1,0 +1,274 @@
+"""Plans of moves among three nodes: started, described, paused, cancelled; throttles of plans."""
+
+from typing import Any
+
+import pytest
+
+from dataplane.quotas.replication_quota import UNLIMITED
+from metaquorum.metadata.image import MovePlanImage
+from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
+from tests.dataplane.replication.throttling.test_throttling import (
+    BATCH,
+    BATCH_BYTES,
+    RATE,
+    SMALL,
+    quota_of,
+    rate_of,
+)
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient
+from wire.messages.alter_move_plan import AlterMovePlanRequest
+from wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.describe_move_plans import DescribeMovePlansRequest
+from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+
+def asked(*moves: tuple[str, list[int]], **more: Any) -> StartMovePlanRequest:
+    topics = [
+        PlannedTopic(
+            name=topic,
+            partitions=[PlannedPartition(partition_index=0, replicas=target, size_bytes=1000)],
+        )
+        for topic, target in moves
+    ]
+    return StartMovePlanRequest(topics=topics, **more)
+
+
+async def started(client: RawClient, *moves: tuple[str, list[int]], **more: Any) -> int:
+    answer = await client.call(ApiKey.START_MOVE_PLAN, asked(*moves, **more))
+    assert (answer.error_code, answer.error_message) == (0, None)
+    return int(answer.plan_id)
+
+
+async def altered(client: RawClient, plan_id: int, action: str, rate: int = -1) -> str | None:
+    request = AlterMovePlanRequest(plan_id=plan_id, action=action, rate_bytes_per_s=rate)
+    answer = await client.call(ApiKey.ALTER_MOVE_PLAN, request)
+    assert bool(answer.error_code) == bool(answer.error_message)
+    message: str | None = answer.error_message
+    return message
+
+
+async def described(client: RawClient, *plan_ids: int) -> list[Any]:
+    request = DescribeMovePlansRequest(plan_ids=list(plan_ids) or None, include_moving=True)
+    answer = await client.call(ApiKey.DESCRIBE_MOVE_PLANS, request)
+    assert answer.error_code == ErrorCode.NONE
+    plans: list[Any] = answer.plans
+    return plans
+
+
+def plan_of(cluster: Together, seen_by: int, plan_id: int = 1) -> MovePlanImage:
+    plan: MovePlanImage = cluster.worker(seen_by).image.plans[plan_id]
+    return plan
+
+
+def active_controller(cluster: Together) -> int:
+    nodes: dict[int, Any] = {node_id: each.node for node_id, each in cluster.nodes.items()}
+    return next(
+        node_id
+        for node_id, node in nodes.items()
+        if node.controller_role.quorum.leadership.is_active
+    )
+
+
+async def filled(cluster: Together, *topics: str, batches: int = 100) -> RawClient:
+    """Create the topics on workers 1 and 2, each with that many batches; return a client."""
+    client = await cluster.connect(1)
+    for topic in topics:
+        await cluster.create(topic, (1, 2))
+        for _ in range(batches):
+            await client.produce(topic, bytearray(BATCH), acks=-1)
+    return client
+
+
+def test_a_plan_moves_its_partitions_without_its_client_and_its_first_controller() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", "c", batches=20)
+        moves = [(topic, [3, 2]) for topic in "abc"]
+        plan_id = await started(client, *moves, batch_size=1, rate_bytes_per_s=RATE)
+        client.connection.close()
+        await cluster.until(lambda: plan_of(cluster, 2).moving)
+        await cluster.restart(active_controller(cluster))
+        await cluster.until(lambda: plan_of(cluster, 2).has_ended, 120)
+        for topic in "abc":
+            assert cluster.state(topic, 2).replicas == (3, 2)
+        (plan,) = await described(await cluster.connect(2), plan_id)
+        assert (plan.state, plan.begun, plan.done, plan.stopped) == ("complete", 3, 3, 0)
+        assert (plan.owner, plan.size_bytes) == ("User:ANONYMOUS", 3000)
+        assert plan.ended_ms > plan.created_ms > 0
+
+    together(scenario, **SMALL)
+
+
+def test_a_plan_is_throttled_on_both_sides_until_its_last_move_ends() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", batches=150)
+        await started(client, ("a", [3, 2]), rate_bytes_per_s=RATE)
+        await cluster.until(lambda: cluster.state("a", 3).plan == 1)
+        follower, leader = quota_of(cluster, 3, "follower"), quota_of(cluster, 1, "leader")
+        await cluster.until(lambda: leader.rate_limit == RATE and follower.rate_limit == RATE)
+        assert quota_of(cluster, 1, "follower").rate_limit == UNLIMITED
+        assert quota_of(cluster, 3, "leader").rate_limit == UNLIMITED
+        (plan,) = await described(client)
+        (moving,) = plan.moving
+        assert (moving.topic, moving.replicas, moving.adding) == ("a", [3, 2], [3])
+        assert (plan.moving_count, plan.moving_bytes, plan.begun_bytes) == (1, 1000, 1000)
+        await cluster.world.sleep(4)
+        assert await rate_of(cluster, follower, 20) == pytest.approx(RATE, rel=0.05)
+        assert await altered(client, 1, "throttle", 20 * RATE) is None
+        await cluster.until(lambda: plan_of(cluster, 1).has_ended)
+        assert cluster.state("a", 1).plan == 0
+        await cluster.until(lambda: leader.rate_limit == follower.rate_limit == UNLIMITED)
+
+    together(scenario, **SMALL)
+
+
+@pytest.mark.parametrize("end", ["cancel", "replaced", "deleted"])
+def test_a_throttle_ends_with_the_record_that_takes_the_partition_out_of_the_plan(
+    end: str,
+) -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a")
+        plan_id = await started(client, ("a", [3, 2]), rate_bytes_per_s=100)
+        quotas = [quota_of(cluster, 1, "leader"), quota_of(cluster, 3, "follower")]
+        await cluster.until(lambda: all(quota.rate_limit == 100 for quota in quotas))
+        if end == "cancel":
+            assert await altered(client, plan_id, "cancel") is None
+        elif end == "replaced":
+            one = ReassignablePartition(partition_index=0, replicas=[1, 2, 3])
+            topic = ReassignableTopic(name="a", partitions=[one])
+            await client.call(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                AlterPartitionReassignmentsRequest(topics=[topic]),
+            )
+        else:
+            request = DeleteTopicsRequest(topics=[DeleteTopicState(name="a")], timeout_ms=20_000)
+            answer = await client.call(ApiKey.DELETE_TOPICS, request)
+            assert answer.responses[0].error_code == ErrorCode.NONE
+        await cluster.until(lambda: all(quota.rate_limit == UNLIMITED for quota in quotas))
+        await cluster.until(lambda: plan_of(cluster, 1).has_ended)
+        (plan,) = await described(client)
+        assert (plan.done, plan.stopped, plan.moving) == (0, 1, [])
+        if end == "replaced":
+            await cluster.until(lambda: cluster.state("a", 1).isr == (1, 2, 3))
+
+    together(scenario, **SMALL)
+
+
+def test_the_throttle_of_an_operator_stays_and_the_lower_rate_holds() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a")
+        quota = quota_of(cluster, 3, "follower")
+        lists = {"follower.replication.throttled.replicas": "0:3"}
+        assert await change(client, TOPIC, "a", lists) == ErrorCode.NONE
+        limit = {"follower.replication.throttled.rate": 5 * RATE}
+        assert await change(await cluster.connect(3), BROKER, "3", limit) == ErrorCode.NONE
+        await cluster.until(lambda: quota.rate_limit == 5 * RATE)
+        await started(client, ("a", [3, 2]), rate_bytes_per_s=RATE)
+        await cluster.until(lambda: quota.rate_limit == RATE)
+        assert await altered(client, 1, "throttle", 50 * RATE) is None
+        await cluster.until(lambda: quota.rate_limit == 5 * RATE)
+        await cluster.until(lambda: plan_of(cluster, 3).has_ended, 60)
+        assert quota.rate_limit == 5 * RATE, "the operator's stays"
+        image = cluster.worker(3).image
+        assert image.worker_configs(3) == {"follower.replication.throttled.rate": str(5 * RATE)}
+        assert image.topic_configs("a") == lists
+
+    together(scenario, **SMALL)
+
+
+def test_a_replica_that_the_plan_does_not_add_is_not_throttled_by_it() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", batches=5)
+        await cluster.kill(2)
+        await cluster.until(lambda: cluster.state("a", 1).isr == (1,))
+        for _ in range(100):
+            await client.produce("a", bytearray(BATCH), acks=1)
+        await started(client, ("a", [3, 2]), rate_bytes_per_s=100)
+        await cluster.until(lambda: quota_of(cluster, 1, "leader").rate_limit == 100)
+        await cluster.restart(2)
+        await cluster.until(lambda: 2 in cluster.state("a", 1).isr, 20)
+        end = cluster.replica(3, "a").log.log_end_offset
+        assert end * BATCH_BYTES < 10 * BATCH_BYTES, "the added replica waits"
+
+    together(scenario, min_insync_replicas=1, **SMALL)
+
+
+def test_a_paused_plan_begins_no_move_and_goes_on_when_it_is_resumed() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", batches=10)
+        moves = ("a", [3, 2]), ("b", [3, 2])
+        plan_id = await started(client, *moves, batch_size=1, rate_bytes_per_s=RATE)
+        await cluster.until(lambda: cluster.state("a", 1).plan == plan_id)
+        assert await altered(client, plan_id, "pause") is None
+        await cluster.until(lambda: cluster.state("a", 1).replicas == (3, 2), 60)
+        await cluster.world.sleep(3)
+        assert not cluster.state("b", 1).is_moving
+        assert plan_of(cluster, 1).header.state == "paused"
+        assert await altered(client, plan_id, "resume") is None
+        await cluster.until(lambda: plan_of(cluster, 1).has_ended, 60)
+        assert cluster.state("b", 1).replicas == (3, 2)
+
+    together(scenario, **SMALL)
+
+
+def test_bad_requests_are_refused_with_a_sentence() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", batches=50)
+        for request, message in (
+            (asked(("x", [1])), "There is no topic x."),
+            (asked(("a", [1]), ("a", [2])), "The plan names partition a-0 more than once."),
+            (asked(("a", [1, 9])), "includes broker 9, but no such broker"),
+            (asked(("a", [])), "an empty replica list"),
+            (asked(), "from 1 to 200000 moves; this one has 0"),
+            (asked(("a", [3]), rate_bytes_per_s=0), "0 would never finish"),
+            (asked(("a", [3]), batch_size=501), "from 1 to 500 partitions at the same time"),
+        ):
+            answer = await client.call(ApiKey.START_MOVE_PLAN, request)
+            assert answer.error_code != ErrorCode.NONE
+            assert message in answer.error_message
+            assert answer.plan_id == -1
+        wrong = asked(("a", [3]))
+        wrong.topics[0].partitions[0].partition_index = 1
+        answer = await client.call(ApiKey.START_MOVE_PLAN, wrong)
+        assert "There is no partition a-1; topic a has 1." in answer.error_message
+        await cluster.until(
+            lambda: all(plan.has_ended for plan in cluster.worker(1).image.plans.values())
+        )
+        plan_id = await started(client, ("a", [3, 2]), rate_bytes_per_s=10)
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(("a", [1]), ("b", [3])))
+        assert f"Partition a-0 is part of plan {plan_id}, which has not ended" in (
+            answer.error_message
+        )
+        assert "There is no plan 77" in str(await altered(client, 77, "pause"))
+        assert "'stop' is none of start" in str(await altered(client, plan_id, "stop"))
+        assert await described(client, 77) == []
+
+    together(scenario, **SMALL)
+
+
+def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
+    async def scenario(cluster: Together) -> None:
+        from tests.dataplane.replication.throttling.test_throttled_moves import create
+
+        count = 2300
+        await create(cluster, "many", dict.fromkeys(range(count), (1, 2)))
+        client = await cluster.connect(1)
+        rows = [
+            PlannedPartition(partition_index=index, replicas=[2, 1], size_bytes=1)
+            for index in range(count)
+        ]
+        request = StartMovePlanRequest(topics=[PlannedTopic(name="many", partitions=rows)])
+        answer = await client.call(ApiKey.START_MOVE_PLAN, request)
+        assert answer.error_code == ErrorCode.NONE
+        await cluster.until(lambda: plan_of(cluster, 1, answer.plan_id).has_ended)
+        assert plan_of(cluster, 1, answer.plan_id).header.done == count
+        assert cluster.state("many", 1).replicas == (2, 1)
+
+    together(scenario)

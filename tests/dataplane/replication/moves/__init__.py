@@ -1,0 +1,1 @@
+"""Partitions that move to other workers: what the workers do with their replicas."""

@@ -1,0 +1,104 @@
+"""Sentences of `mq-admin moves explain`, and the arithmetic of progress."""
+
+from dataclasses import replace
+
+import pytest
+
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.move_plans.explanation import explain
+from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, Progress
+from metaquorum.client.values import FollowerView, PartitionView, WorkerDescription
+
+MOVING = MovingPartition("t", 0, (3, 2), (3,), (1,), (1, 2), 1, 1000)
+PLAN = MovePlan(
+    *(7, "User:a", "mq-admin", "running", 500, 2, 10, 10_000, 20, 1000, None),
+    *(4, 3, 0, 1, 4000, 1000, (MOVING,), 11_000),
+)
+LATE = PartitionView(5, 90, 90, (FollowerView(3, False, 40, 5, None),))
+
+
+def worker(worker_id: int, *, fenced: str = "") -> WorkerDescription:
+    return WorkerDescription(
+        worker_id, f"node-{worker_id}:9092", None, bool(fenced), fenced, None, 1, False, 1, 5
+    )
+
+
+FACTS = PlanFacts(
+    PLAN, {each: worker(each) for each in (1, 2, 3)}, {TopicPartition("t", 0): LATE}, {}, {}
+)
+
+
+def texts(facts: PlanFacts) -> list[str]:
+    return [wait.text for wait in explain(facts)]
+
+
+def test_a_replica_that_lags_is_named_with_the_throttles_and_whose_they_are() -> None:
+    assert texts(FACTS) == [
+        "worker 3 is 50 records behind leader 1; throttled to 500 B/s as leader on worker 1 by plan"
+        " 7 and throttled to 500 B/s as follower on worker 3 by plan 7",
+        "6 moves wait for their turn: 1 partitions move, of at most 2 at the same time",
+    ]
+    throttles = {(1, "leader"): 100, (3, "follower"): 9000}
+    (first, _) = texts(replace(FACTS, throttles=throttles))
+    assert "throttled to 100 B/s as leader on worker 1 by an operator's config" in first
+    assert "throttled to 500 B/s as follower on worker 3 by plan 7" in first
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_throttled"), [("0:1", True), ("*", True), ("0:3", False), ("", False)]
+)
+def test_without_a_rate_of_the_plan_only_an_operators_list_throttles(
+    listed: str, is_throttled: bool
+) -> None:
+    facts = replace(
+        FACTS,
+        plan=replace(PLAN, rate_bytes_per_s=None),
+        throttles={(1, "leader"): 100},
+        lists={("t", "leader"): listed},
+    )
+    (first, _) = texts(facts)
+    assert ("throttled to 100 B/s as leader on worker 1 by an operator's" in first) == is_throttled
+    assert ("it is not throttled" in first) != is_throttled
+
+
+def test_workers_that_are_down_or_gone_are_problems() -> None:
+    down = {**FACTS.workers, 3: worker(3, fenced="its session expired")}
+    (first, _) = explain(replace(FACTS, workers=down))
+    assert (first.text, first.is_problem) == ("worker 3 is down: its session expired", True)
+    gone = {1: worker(1), 2: worker(2)}
+    (first, _) = explain(replace(FACTS, workers=gone))
+    assert (first.text, first.is_problem) == ("worker 3 is no longer registered", True)
+    (first, _) = explain(replace(FACTS, views={}))
+    assert first.text.startswith("worker 3 has not fetched yet; throttled to")
+    nobody = replace(PLAN, moving=(replace(MOVING, leader=None),))
+    (first, _) = explain(replace(FACTS, plan=nobody))
+    assert "has no leader" in first.text
+    synced = replace(PLAN, moving=(replace(MOVING, isr=(3, 2)),))
+    (first, _) = explain(replace(FACTS, plan=synced))
+    assert first.text == "all replicas of the target are in sync; none of them may lead"
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("loading", "the moves of the plan are being sent"),
+        ("paused", "6 moves wait because the plan is paused: 'mq-admin moves resume 7'"),
+        ("cancelling", "1 moves cannot be cancelled, as no original replica has all"),
+        ("complete", "plan 7 is complete: 3 of 10 moves are done, 0 were cancelled or given up"),
+    ],
+)
+def test_each_state_of_a_plan_has_its_sentence(state: str, text: str) -> None:
+    facts = replace(FACTS, plan=replace(PLAN, state=state, moving=()))
+    (only,) = texts(facts)
+    assert only.startswith(text)
+
+
+def test_the_rate_and_the_time_left_follow_from_the_copied_bytes() -> None:
+    progress = Progress(PLAN, 4000)
+    assert PLAN.elapsed_s == 10
+    assert progress.rate_bytes_per_s == 400
+    assert progress.left_s(400) == 15
+    assert progress.left_s(None) is None
+    ended = replace(PLAN, state="complete", ended_ms=5000)
+    assert (ended.elapsed_s, Progress(ended, 10_000).left_s(400)) == (4, None)
+    assert Progress(ended, None).rate_bytes_per_s is None

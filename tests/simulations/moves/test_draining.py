@@ -1,0 +1,37 @@
+"""Draining workers in the simulator: a world, and the tests that find each mutant."""
+
+from collections.abc import Callable
+
+import pytest
+
+from simulations.mutants.registry import MUTANTS
+from simulations.runner.runs import run_seed
+from tests.metaquorum.controller import test_draining as controller
+from tests.simulations.mutant_tests import assert_fails_with
+
+
+def test_a_world_with_draining_workers_keeps_all_invariants() -> None:
+    outcome, _ = run_seed("moving-partitions", 4)
+    assert not outcome.violations
+    assert outcome.counts["workers drained"]
+    assert outcome.counts["partitions created during a drain"]
+    assert outcome.counts["changes of partitions that a draining worker leads"]
+
+
+@pytest.mark.parametrize(
+    ("name", "test"),
+    [
+        (
+            "replicas-on-draining",
+            controller.test_too_few_workers_that_are_not_draining_are_named_in_the_refusal,
+        ),
+        (
+            "draining-elected",
+            controller.test_other_workers_lead_what_a_draining_one_led_where_they_may,
+        ),
+    ],
+)
+def test_each_mutant_is_found_by_the_test_of_its_rule(
+    name: str, test: Callable[[], object]
+) -> None:
+    assert_fails_with(MUTANTS[name], test)
