@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.handlers import log_dirs as handlers
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from tests.dataplane.handlers.test_admin_changes import BROKER, change
@@ -32,6 +31,7 @@ from wire.messages.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from wire.messages.describe_log_dirs import DescribeLogDirsTopic
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
@@ -65,7 +65,7 @@ async def rows(client: RawClient) -> dict[str, list[tuple[int, bool]]]:
     return {
         name: [(row.partition_index, row.is_future_key) for row in topic.partitions]
         for name, result in (await log_dirs(client)).items()
-        for topic in result.topics or [handlers.DescribeLogDirsTopic()]
+        for topic in result.topics or [DescribeLogDirsTopic()]
     }
 
 
@@ -118,7 +118,7 @@ async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: P
 
 @in_trio
 async def test_a_replica_moves_while_records_are_appended(tmp_path: Path) -> None:
-    async with two_dirs(tmp_path, **{"log.flush.interval.messages": 5}) as (served, client):
+    async with two_dirs(tmp_path, None, 1 << 20, **{"log.flush.interval.messages": 5}) as (served, client):
         other = await served.connect()
         assert await move(client, tmp_path / "b") == 0
         count = 0
