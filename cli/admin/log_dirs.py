@@ -23,8 +23,9 @@ _REPLICA_COLUMNS = (
     Column("partition"),
     Column("size_bytes", "size", size_text),
     Column("offset_lag", "lag"),
-    Column("future"),
 )
+# Shown if a replica moves to another directory.
+_FUTURE_COLUMN = Column("future")
 
 
 @click.command("log-dirs", short_help="Show the log directories of the nodes.")
@@ -97,14 +98,13 @@ def command(
     if session.output != "text" or not by_partition:
         session.show_rows(rows, _DIR_COLUMNS)
         return
-    session.show_rows(
-        [
-            replica | {"node": row["node"], "path": row["path"]}
-            for row in rows
-            for replica in row["replicas"]
-        ],
-        _REPLICA_COLUMNS,
-    )
+    shown = [
+        replica | {"node": row["node"], "path": row["path"]}
+        for row in rows
+        for replica in row["replicas"]
+    ]
+    moves = any(replica["future"] for replica in shown)
+    session.show_rows(shown, (*_REPLICA_COLUMNS, _FUTURE_COLUMN) if moves else _REPLICA_COLUMNS)
 
 
 def _move(

@@ -1,13 +1,15 @@
 """Kafka's own tools move replicas between the log directories of a node, as a process."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.conformance.clients import create
 from tests.conformance.test_disks import send, start
 from tests.conformance.test_java import at, output
 from tests.conftest import KafkaTool
-from tests.nodes import wait_until
+from tests.nodes import ROOT, wait_until
 
 
 def test_kafkas_tools_move_a_replica_to_another_directory(
@@ -47,3 +49,25 @@ def test_kafkas_tools_move_a_replica_to_another_directory(
         assert (tmp_path / "b" / f"{topic}-0").is_dir()
     finally:
         node.kill()
+
+
+def test_mq_admin_moves_a_replica(tmp_path: Path) -> None:
+    node = start(tmp_path / "node", tmp_path / "a", tmp_path / "b")
+    try:
+        topic = create(node.bootstrap, "t", 1)
+        assert send(node, topic, 0, 3000)
+        admin = ("-b", node.bootstrap, "log-dirs", "--node", "1")
+        asked = (*admin, "--move", f"{topic}-0", "--to")
+        assert mq_admin(*asked, str(tmp_path / "b")).returncode == 0
+        wait_until(lambda: (tmp_path / "b" / f"{topic}-0").is_dir())
+        refused = mq_admin(*asked, str(tmp_path / "c"))
+        assert refused.returncode == 1
+        assert "LOG_DIR_NOT_FOUND" in refused.stderr
+        assert mq_admin(*admin, "--move", f"{topic}-0").returncode == 2
+    finally:
+        node.kill()
+
+
+def mq_admin(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.admin.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
