@@ -118,7 +118,8 @@ async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: P
 
 @in_trio
 async def test_a_replica_moves_while_records_are_appended(tmp_path: Path) -> None:
-    async with two_dirs(tmp_path, None, 1 << 20, **{"log.flush.interval.messages": 5}) as (served, client):
+    flushes = {"log.flush.interval.messages": 5}
+    async with two_dirs(tmp_path, None, 1 << 20, **flushes) as (served, client):
         other = await served.connect()
         assert await move(client, tmp_path / "b") == 0
         count = 0
