@@ -24,6 +24,8 @@ _REPLICA_COLUMNS = (
     Column("size_bytes", "size", size_text),
     Column("offset_lag", "lag"),
 )
+# Shown if a replica moves to another directory.
+_FUTURE_COLUMN = Column("future")
 
 
 @click.command("log-dirs", short_help="Show the log directories of the nodes.")
@@ -42,17 +44,37 @@ _REPLICA_COLUMNS = (
     shell_complete=complete_topics,
 )
 @click.option("--partitions", "by_partition", is_flag=True, help="Print one line per replica.")
+@click.option(
+    "--move",
+    "moved",
+    multiple=True,
+    metavar="TOPIC-PARTITION",
+    help="Move this replica of the --node to the directory --to; repeatable.",
+)
+@click.option("--to", "target", metavar="PATH", help="Directory for --move, as it is shown.")
 @session_command
 def command(
-    session: Session, nodes: tuple[int, ...], topics: tuple[str, ...], by_partition: bool
+    session: Session,
+    nodes: tuple[int, ...],
+    topics: tuple[str, ...],
+    by_partition: bool,
+    moved: tuple[str, ...],
+    target: str | None,
 ) -> None:
     """Show the log directories of the nodes: errors, partitions and sizes.
+
+    With --move, replicas of one node begin to move to another of its directories; a move to the
+    directory that has the replica cancels the move in progress. --partitions shows the replica that
+    is being copied as a future replica.
 
     \b
     Examples:
       mq-admin log-dirs
       mq-admin log-dirs --partitions --topic orders
+      mq-admin log-dirs --node 1 --move orders-0 --to /disk2/log
     """
+    if moved or target is not None:
+        _move(session, nodes, moved, target)
     found: list[LogDir] = []
     for node_id in nodes or [node.node_id for node in session.admin.describe_cluster().nodes]:
         try:
@@ -76,14 +98,27 @@ def command(
     if session.output != "text" or not by_partition:
         session.show_rows(rows, _DIR_COLUMNS)
         return
-    session.show_rows(
-        [
-            replica | {"node": row["node"], "path": row["path"]}
-            for row in rows
-            for replica in row["replicas"]
-        ],
-        _REPLICA_COLUMNS,
-    )
+    shown = [
+        replica | {"node": row["node"], "path": row["path"]}
+        for row in rows
+        for replica in row["replicas"]
+    ]
+    moves = any(replica["future"] for replica in shown)
+    session.show_rows(shown, (*_REPLICA_COLUMNS, _FUTURE_COLUMN) if moves else _REPLICA_COLUMNS)
+
+
+def _move(
+    session: Session, nodes: tuple[int, ...], moved: tuple[str, ...], target: str | None
+) -> None:
+    if len(nodes) != 1 or not moved or target is None:
+        raise click.UsageError("a move needs --move, --to and one --node")
+    partitions = []
+    for text in moved:
+        topic, dash, index = text.rpartition("-")
+        if not dash or not index.isdecimal():
+            raise click.UsageError(f"--move takes TOPIC-PARTITION, such as orders-0, not {text!r}")
+        partitions.append((topic, int(index)))
+    session.admin.alter_replica_log_dirs(nodes[0], partitions, target)
 
 
 def _replicas(log_dir: LogDir, topics: tuple[str, ...]) -> list[Row]:

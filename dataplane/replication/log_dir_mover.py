@@ -277,6 +277,8 @@ class LogDirMover:
 
     def _check(self, move: Move) -> None:
         """Raise _EndedError if the move must not continue."""
+        if self.moves.get(move.at) is not move:  # ended; its scope is cancelled at a checkpoint
+            raise _EndedError("it was cancelled")
         if move.target.failure is not None or move.source.failure is not None:
             raise _EndedError("a directory is offline")
         if move.partition.offline is not None:
@@ -463,7 +465,7 @@ class LogDirMover:
                 return False
             if move.future.recovery_point < move.log.recovery_point:
                 await move.future.flush(self._disk)
-                self._check(move)
+            self._check(move)
             if not self._may_swap(move):
                 return False
             name = self._swap_nowait(move)

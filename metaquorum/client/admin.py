@@ -157,6 +157,37 @@ class AdminClient:
         """Raise feature levels of the cluster, all or none. Raises BrokerError on refusal."""
         await raise_features(self.cluster, levels, validate_only=validate_only)
 
+    async def alter_replica_log_dirs(
+        self, node_id: int, partitions: Sequence[tuple[str, int]], path: str
+    ) -> None:
+        """Move replicas of node `node_id` to its log directory at `path`.
+
+        Raises BrokerError for the first replica that the node refuses to move.
+        """
+        from wire.messages.alter_replica_log_dirs import (
+            AlterReplicaLogDir,
+            AlterReplicaLogDirsRequest,
+            AlterReplicaLogDirsResponse,
+            AlterReplicaLogDirTopic,
+        )
+
+        topics: dict[str, AlterReplicaLogDirTopic] = {}
+        for topic, index in partitions:
+            row = topics.setdefault(topic, AlterReplicaLogDirTopic(name=topic))
+            row.partitions.append(index)
+        asked = AlterReplicaLogDir(path=path, topics=list(topics.values()))
+        await self.cluster.refresh()
+        response: AlterReplicaLogDirsResponse = await self.cluster.call(
+            AlterReplicaLogDirsRequest(dirs=[asked]), to=node_id
+        )
+        for result in response.results:
+            for partition in result.partitions:
+                if partition.error_code:
+                    subject = (
+                        f"{result.topic_name}-{partition.partition_index}, log directory {path}"
+                    )
+                    raise broker_error(partition.error_code, None, subject)
+
     async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDir]:
         """Return the log directories of these nodes (None: of all nodes), by node and path.
 

@@ -295,6 +295,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     return_worker = blocking(AdminClient.return_worker)
     remove_worker = blocking(AdminClient.remove_worker)
     raise_features = blocking(AdminClient.raise_features)
+    alter_replica_log_dirs = blocking(AdminClient.alter_replica_log_dirs)
     describe_log_dirs = blocking(AdminClient.describe_log_dirs)
     topics = blocking(AdminClient.topics)
     describe_topics = blocking(AdminClient.describe_topics)

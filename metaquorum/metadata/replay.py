@@ -94,7 +94,7 @@ class Replay:
         self._deleted_scram = image.deleted_scram.edit()
         self._plans: Mapping[int, MovePlanImage] = image.plans
         self._plan_ids: dict[int, None] = {}
-        self._plan_moving: dict[int, dict[PartitionKey, None]] = {}  # of plans under change
+        self._plan_moving: dict[int, dict[PartitionKey, None]] = {}  # by plan under change
         self._partitions: dict[
             bytes, list[PartitionImage]
         ] = {}  # partitions of topics under change

@@ -33,7 +33,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
     "moving-partitions": CiShare(2, 30),
-    "quorum": CiShare(7, 150),
+    "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(7, 150),
     "everything": CiShare(6, 150),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.handlers import log_dirs as handlers
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from tests.dataplane.handlers.test_admin_changes import BROKER, change
@@ -32,6 +31,7 @@ from wire.messages.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from wire.messages.describe_log_dirs import DescribeLogDirsTopic
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
@@ -65,7 +65,7 @@ async def rows(client: RawClient) -> dict[str, list[tuple[int, bool]]]:
     return {
         name: [(row.partition_index, row.is_future_key) for row in topic.partitions]
         for name, result in (await log_dirs(client)).items()
-        for topic in result.topics or [handlers.DescribeLogDirsTopic()]
+        for topic in result.topics or [DescribeLogDirsTopic()]
     }
 
 
@@ -118,7 +118,8 @@ async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: P
 
 @in_trio
 async def test_a_replica_moves_while_records_are_appended(tmp_path: Path) -> None:
-    async with two_dirs(tmp_path, **{"log.flush.interval.messages": 5}) as (served, client):
+    flushes = {"log.flush.interval.messages": 5}
+    async with two_dirs(tmp_path, None, 1 << 20, **flushes) as (served, client):
         other = await served.connect()
         assert await move(client, tmp_path / "b") == 0
         count = 0
@@ -193,6 +194,37 @@ async def test_a_move_begins_again_at_the_next_start(tmp_path: Path) -> None:
         await wait_moved(served, "b")
         assert await client.values("t") == [b"0"]
         assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+
+
+@in_trio
+async def test_a_truncation_reaches_the_copy(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path, segment_bytes=2000) as (served, client):
+        for number in range(60):
+            await client.produce("t", batch_of(b"%d" % number * 100))
+        mover, dirs = served.worker.log_dir_mover, served.worker.replica_manager.log_dirs
+        assert await move(client, tmp_path / "b") == 0
+        quota = mover.quota
+        begun = mover.moves["t", 0]
+        while begun.future.log_end_offset < 61:
+            await trio.lowlevel.checkpoint()
+        stop_copying(served)
+        log, end = partition(served).log, 31
+        if log is begun.log:  # not swapped yet
+            async with dirs.cutting({("t", 0): log.offsets_after_truncation(end)}):
+                log.truncate_to(end)
+                await log.flush(served.worker.disk)
+            partition(served).cut_to(end)
+            assert dirs.log(("t", 0)) is log
+            for number in range(60):
+                await client.produce("t", batch_of(b"new %d" % number))
+        quota.limit(1 << 60, mover.monotonic())
+        await wait_moved(served, "b")
+        values = await client.values("t")
+        assert len(values) == partition(served).log.log_end_offset
+        assert values[-1] == b"new 59"
+        assert values[31] == b"new 0"
+        records = sum(1 for _ in partition(served).log.segment_spans())
+        assert records > 1
 
 
 @in_trio
