@@ -364,7 +364,8 @@ class ClusterHistory:
         self.unclean_asked: set[tuple[str, int]] = set()
         self.deletions: dict[tuple[str, int], int] = {}
         self._waiting: dict[int, Batch] = {}
-        self._registered_at: dict[int, float] = {}  # time of the last registration, by worker id
+        # Time of the last registration, and the sync failures before it, by worker id.
+        self._registered: dict[int, tuple[float, int]] = {}
 
     @property
     def checkers(self) -> list[ReplicaChecker]:
@@ -385,14 +386,14 @@ class ClusterHistory:
         """Return the power cuts and sync failures of workers that have registered since.
 
         A sync failure counts once the process has registered that started after it: a topic may be
-        created while the worker's earlier registration is still in force.
+        created while the worker's earlier registration is still in force, or while the process ends
+        because of the failure.
         """
         reported: dict[int, tuple[int, int]] = {}
         for member in self.cluster_state.workers:
             worker_id, machine = member.config.node_id, member.supervisor.machine
-            registered_at = self._registered_at.get(worker_id, -1.0)
+            registered_at, sync_failures = self._registered.get(worker_id, (-1.0, 0))
             if machine.running and registered_at > max(machine.power_cuts, default=-2.0):
-                sync_failures = machine.faults.happened.get("sync failed", 0)
                 is_known = registered_at >= machine.started_at
                 reported[worker_id] = len(machine.power_cuts), sync_failures if is_known else 0
         return reported
@@ -736,7 +737,9 @@ class ClusterHistory:
             self._unregistered(records)
             for record in records:
                 if isinstance(record, RegisterWorkerRecord):
-                    self._registered_at[record.worker_id] = self.world.now
+                    machine = self.cluster_state.members[record.worker_id].supervisor.machine
+                    failures = machine.faults.happened.get("sync failed", 0)
+                    self._registered[record.worker_id] = self.world.now, failures
             steps.apply(records)
             self.image, delta = steps.finish()
             self._elected(before)
