@@ -175,7 +175,7 @@ def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list
     return partitions
 
 
-class MovesReplicas(HasSlicer, Protocol):
+class MovesReplicas(Protocol):
     @property
     def log_dir_mover(self) -> LogDirMover: ...
 

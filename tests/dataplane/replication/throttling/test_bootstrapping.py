@@ -26,7 +26,7 @@ from wire.protocol.apis import ApiKey
 NEW = 3
 TARGETS = {"a": (1, NEW), "b": (NEW, 2)}
 SIDES = ("leader", "follower")
-BATCHES = 450  # of each topic: 180 s at RATE
+BATCHES = 450  # in each topic: 180 s at RATE
 INBOUND = RATE // 5
 
 

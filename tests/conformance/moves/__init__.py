@@ -1,0 +1,1 @@
+"""Moves of partitions by Kafka's tools and other clients."""
