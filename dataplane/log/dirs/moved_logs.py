@@ -16,8 +16,11 @@ A process that was killed has done 2 and 3, only 2, or neither. A loss of power 
 without 2, until 4. At the start:
 
     two logs, one names the other's id              the one that is named is deleted
-    no log, and a future replica with the file      3 without 2: the future replica is the log
-      if a directory is absent                      it may have the log: nothing is changed
+    no log, its stray, and a future replica that    3 without 2: the future replica is the log
+      names its id
+    no log, and another future replica with the     the log was lost with its directory, which is
+      file                                          absent or new: the future replica may lack
+                                                    records, and is left alone
     any other future replica                        unfinished: removed, and copied again
 
 All functions are blocking: call them in a worker thread.
@@ -109,11 +112,13 @@ def settle_moves(
         if len(holders) > 1:
             _delete_replaced(disk, partition, holders, rng)
     again: list[tuple[Partition, str]] = []
+    ids = [read_log_id(disk, os.path.join(path, name)) for path, name in strays]
+    former = {log_id.own for log_id in ids if log_id is not None}
     for partition, path, name in futures:
         holders = logs.get(partition, [])
         folder = os.path.join(path, name)
-        if not holders and read_log_id(disk, folder) is not None:
-            if are_all:
+        if not holders and (log_id := read_log_id(disk, folder)) is not None:
+            if are_all and former.intersection(log_id.replaced):
                 logger.warning(
                     "%s-%d: the move to %s is complete, but a loss of power undid the last rename;"
                     " renaming it again",
@@ -123,6 +128,13 @@ def settle_moves(
                 disk.rename(folder, os.path.join(path, partition_folder(*partition)))
                 disk.sync_dir(path)
                 logs[partition] = [path]
+            elif are_all:
+                logger.warning(
+                    "%s-%d: its log is lost, and %s, to which it was being copied, may lack"
+                    " records: the copy is not used, and the next start removes it",
+                    *partition,
+                    folder,
+                )
             continue
         if (
             holders

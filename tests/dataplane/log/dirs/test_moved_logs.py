@@ -122,6 +122,18 @@ def test_an_unfinished_copy_without_a_log_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == {"a": [], "b": ["deleted"]}
 
 
+def test_a_copy_whose_log_was_lost_with_its_directory_does_not_become_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log may have had more records when its directory was replaced by a new one."""
+    (tmp_path / "a").mkdir()
+    make(tmp_path / "b" / FUTURE, AFTER)
+    make(tmp_path / "b" / STRAY, LogId("of another move"))
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": [], "b": [FUTURE, STRAY]}
+    assert "t-0: its log is lost" in caplog.text
+
+
 def test_ids_are_written_and_read(tmp_path: Path) -> None:
     make(tmp_path / "a/t-0", AFTER)
     assert read_log_id(RealDisk(), str(tmp_path / "a/t-0")) == AFTER
