@@ -19,8 +19,8 @@ without 2, until 4. At the start:
     no log, its stray, and a future replica that    3 without 2: the future replica is the log
       names its id
     no log, and another future replica with the     the log was lost with its directory, which is
-      file                                          absent or new: the future replica may lack
-                                                    records, and is left alone
+      file                                          absent or new: records may be missing from
+                                                    the future replica, which is not changed
     any other future replica                        unfinished: removed, and copied again
 
 All functions are blocking: call them in a worker thread.
@@ -130,8 +130,8 @@ def settle_moves(
                 logs[partition] = [path]
             elif are_all:
                 logger.warning(
-                    "%s-%d: its log is lost, and %s, to which it was being copied, may lack"
-                    " records: the copy is not used, and the next start removes it",
+                    "%s-%d: its log is lost, and records may be missing from %s, to which it was"
+                    " being copied: the copy is not used, and the next start removes it",
                     *partition,
                     folder,
                 )
