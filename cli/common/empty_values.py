@@ -26,6 +26,18 @@ def refuse_empty_values(command: click.Command) -> None:
                 _refuse(parameter)
 
 
+class InputFile(click.File):
+    """Text file that exists, or - for standard input."""
+
+    def __init__(self) -> None:
+        super().__init__(encoding="utf-8")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":  # the file is opened before the callback of `refuse_empty_values`
+            self.fail("the value is empty; specify a value", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def takes_text(parameter: click.Parameter) -> bool:
     """Return whether the parameter has a value, and an empty one is a mistake."""
     if not isinstance(parameter, click.Option):

@@ -15,6 +15,7 @@ from cli.admin.common.session import (
     complete_topics,
     session_command,
 )
+from cli.common.empty_values import InputFile
 from cli.common.output import Column, Row, show_pairs, show_table, size_text
 from metaquorum.client.move_plans.measuring import described_limits, measured_state
 from metaquorum.client.socket_transport import wait
@@ -62,7 +63,7 @@ _RATE: Final = click.IntRange(1, INT64_MAX)
 )
 @click.option(
     "--topics-file",
-    type=click.File(encoding="utf-8"),
+    type=InputFile(),
     metavar="FILE",
     help="Balance the topics of a --topics-to-move-json-file; - is standard input.",
 )

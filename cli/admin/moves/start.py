@@ -5,12 +5,13 @@ from typing import TextIO
 import click
 
 from cli.admin.common.session import INT64_MAX, Session, session_command
+from cli.common.empty_values import InputFile
 from cli.common.output import size_text
 from metaquorum.moves.plan import Plan, PlanError, read_plan
 
 
 @click.command("start", short_help="Let the cluster carry out a plan.")
-@click.argument("plan_file", metavar="PLAN.json", type=click.File(encoding="utf-8"))
+@click.argument("plan_file", metavar="PLAN.json", type=InputFile())
 @click.option(
     "--throttle",
     "rate",
