@@ -36,6 +36,7 @@ _WITHOUT_ARRAYS: Final = frozenset(
     (
         "AddOffsetsToTxn",
         "AlterMovePlan",
+        "AlterWorker",
         "ApiVersions",
         "AuthenticateReplica",
         "DescribeAcls",
