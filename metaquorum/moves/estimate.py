@@ -8,10 +8,11 @@ The proposal estimates with averages over the cluster:
                                   R: replication factor
     replica.fetch.response.max.bytes <= throttle x window, or window x N / workers if that is less
 
-MoveTime assumes that everything is sent through one throttle, and is the longest time. The sizes
-and rates of each partition give a closer one. A worker with throttle T receives C bytes of copies
-while producers write K bytes per second to the same partitions (keep-up traffic), which the
-throttle counts:
+MoveTime assumes that everything is sent through one throttle, and that partitions have the same
+size: it is too long if many workers send, and too short if large partitions move. The sizes and
+rates of each partition give a closer one. A worker with throttle T receives C bytes of copies while
+producers write K bytes per second to the same partitions (keep-up traffic), which the throttle
+counts:
 
     time of one worker and side = C / (T - K)      the move ends with the slowest
     K of a follower: the inbound rate of partitions that the worker receives

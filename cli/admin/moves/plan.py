@@ -183,7 +183,8 @@ def plan_command(
     _show(session, state, plan, found)
     _note(session, state, plan, found, drain)
     if plan_file is not None and plan.moves:
-        session.say(f"\n`mq-admin moves start {plan_file}` carries out the plan")
+        session.say("")
+        session.say(f"`mq-admin moves start {plan_file}` carries out the plan")
 
 
 def _worker_ids(text: str) -> set[int]:
@@ -316,7 +317,7 @@ def _pairs(found: Estimate) -> list[tuple[str, str]]:
         *pairs,
         ("throttle", f"{_rate(found.throttle_bytes_per_s)}{share}"),
         ("MoveTime", f"{_duration(found.move_time_s)}{slowest}"),
-        ("MoveTime of KIP-73", f"at most {_duration(found.kip73_time_s)}"),
+        ("MoveTime of KIP-73", f"about {_duration(found.kip73_time_s)}"),
     ]
 
 

@@ -14,6 +14,7 @@ from metaquorum.config.throttled_replicas import ThrottledReplicas
 from wire.primitives.frozen import frozen
 
 SIDES = ("leader", "follower")
+_WHICH = "; the log of the active controller says which were given up, and why"
 
 
 @frozen
@@ -44,7 +45,7 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
     if plan.has_ended:
         yield wait(
             f"plan {plan.plan_id} is {plan.state}: {plan.done} of {plan.moves} moves are done,"
-            f" {plan.stopped} were cancelled or given up"
+            f" {plan.stopped} were cancelled or given up{_WHICH if plan.stopped else ''}"
         )
     elif plan.state == "loading":
         yield wait("the moves of the plan are being sent; it has not started")
@@ -66,10 +67,7 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
             f" {plan.batch_size} at the same time"
         )
     if plan.stopped and not plan.has_ended:
-        yield wait(
-            f"{plan.stopped} moves were given up or cancelled: the log of the active controller"
-            " says which"
-        )
+        yield wait(f"{plan.stopped} moves were cancelled or given up{_WHICH}")
 
 
 def _of_partition(facts: PlanFacts, partition: MovingPartition) -> Iterator[Wait]:
@@ -107,19 +105,20 @@ def _of_replica(
         lag = max(0, view.log_end_offset - known.log_end_offset)
         copied = f"worker {replica} is {lag} records behind leader {leader}"
     held = [
-        text
+        throttle
         for side, worker_id in zip(SIDES, (leader, replica), strict=True)
-        if (text := _throttle(facts, partition, side, worker_id, replica)) is not None
+        if (throttle := _throttle(facts, partition, side, worker_id, replica)) is not None
     ]
+    throttled = " and ".join(text for _, text in held) or "it is not throttled"
     return Wait(
-        at, replica, lag, f"{copied}; {' and '.join(held) if held else 'it is not throttled'}"
+        at, replica, lag, f"{copied}; {throttled}", is_problem=any(rate == 0 for rate, _ in held)
     )
 
 
 def _throttle(
     facts: PlanFacts, partition: MovingPartition, side: str, worker_id: int, replica: int
-) -> str | None:
-    """Return the throttle of that worker on that side, and whose it is; None without one."""
+) -> tuple[int, str] | None:
+    """Return the throttle of that worker on that side, with a text of whose it is."""
     plan_rate = facts.plan.rate_bytes_per_s if replica in partition.adding else None
     listed = ThrottledReplicas.of(
         [each for each in facts.lists.get((partition.topic, side), "").split(",") if each]
@@ -128,8 +127,9 @@ def _throttle(
     operator = facts.throttles.get((worker_id, side))
     if plan_rate is None and (operator is None or not is_listed):
         return None
-    if plan_rate is None or (operator is not None and operator < plan_rate):
+    if operator is not None and (plan_rate is None or operator < plan_rate):
         whose, rate = "an operator's config", operator
     else:
+        assert plan_rate is not None
         whose, rate = f"plan {facts.plan.plan_id}", plan_rate
-    return f"throttled to {rate} B/s as {side} on worker {worker_id} by {whose}"
+    return rate, f"throttled to {rate} B/s as {side} on worker {worker_id} by {whose}"

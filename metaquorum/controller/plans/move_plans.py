@@ -144,10 +144,9 @@ def create_plan(image: MetadataImage, asked: NewMovePlan, now_ms: int) -> Decisi
         raise _invalid("The bytes of the plan are not a number from 0 to 2^63 - 1.")
     active = [plan_id for plan_id, plan in sorted(image.plans.items()) if not plan.has_ended]
     if len(active) >= MAX_ACTIVE_PLANS:
-        raise KafkaError(
-            ErrorCode.POLICY_VIOLATION,
+        raise _invalid(
             f"At most {MAX_ACTIVE_PLANS} plans run at the same time, and plans"
-            f" {', '.join(map(str, active))} have not ended. Wait for one, or cancel it.",
+            f" {', '.join(map(str, active))} have not ended. Wait for one, or cancel it."
         )
     plan_id = max(image.plans, default=0) + 1
     ended = [plan_id for plan_id, plan in sorted(image.plans.items()) if plan.has_ended]

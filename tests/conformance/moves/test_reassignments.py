@@ -307,7 +307,7 @@ def test_a_plan_of_mq_admin_is_carried_out_by_kafkas_tool_and_by_the_cluster(
     assert re.search(r"^MoveRatio +0\.\d+$", text, re.MULTILINE)
     assert re.search(r"^bounds +IN = 0 B/s < throttle < N - IN/R = 100,000,000 B/s$", text, re.M)
     assert re.search(r"^throttle +50,000,000 B/s, 50% of the network$", text, re.MULTILINE)
-    assert f"`mq-admin moves start {file}` carries out the plan" in text
+    assert f"\n\n`mq-admin moves start {file}` carries out the plan\n" in text
     plan = json.loads(file.read_text())
     assert len(plan["partitions"]) == 3
     assert all(row["current"] == [1, 2] for row in plan["partitions"])

@@ -44,6 +44,24 @@ def test_a_replica_that_lags_is_named_with_the_throttles_and_whose_they_are() ->
     assert "throttled to 500 B/s as follower on worker 3 by plan 7" in first
 
 
+def test_a_throttle_of_0_is_a_problem_because_the_move_never_ends() -> None:
+    (first, _) = explain(FACTS)
+    assert not first.is_problem
+    (first, _) = explain(replace(FACTS, throttles={(1, "leader"): 0}))
+    assert "throttled to 0 B/s as leader on worker 1 by an operator's config" in first.text
+    assert first.is_problem
+
+
+def test_moves_that_were_given_up_point_at_the_log_of_the_controller() -> None:
+    ended = replace(PLAN, state="complete", stopped=2, moving=())
+    log = "the log of the active controller says which were given up, and why"
+    assert texts(replace(FACTS, plan=ended)) == [
+        f"plan 7 is complete: 3 of 10 moves are done, 2 were cancelled or given up; {log}"
+    ]
+    (*_, last) = texts(replace(FACTS, plan=replace(PLAN, stopped=2)))
+    assert last == f"2 moves were cancelled or given up; {log}"
+
+
 @pytest.mark.parametrize(
     ("listed", "is_throttled"), [("0:1", True), ("*", True), ("0:3", False), ("", False)]
 )

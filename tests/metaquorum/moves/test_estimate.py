@@ -146,6 +146,16 @@ def test_a_bootstrapping_worker_takes_replicas_of_two_others() -> None:
     assert found.keep_up == pytest.approx(2 * MB)
 
 
+def test_a_large_partition_takes_longer_than_the_proposal_says() -> None:
+    large = PartitionState("p", 0, (1,), 1, 10 * MB, 0.0)
+    small = [PartitionState("p", index, (1,), 1, 0, 0.0) for index in range(1, 10)]
+    state = cluster(2, [large, *small])
+    plan = Plan((PartitionMove("p", 0, (1,), (2,), 10 * MB),))
+    found = estimate(state, plan, MB, UNKNOWN)
+    assert found.move_time_s == pytest.approx(10)
+    assert found.kip73_time_s == pytest.approx(1), "an average, and not a bound"
+
+
 def test_a_replica_that_only_leaves_costs_nothing() -> None:
     state = cluster(2, [partition(0, (1, 2), MB)])
     found = estimate(state, moved(state, (2,)), 1, UNKNOWN)

@@ -330,8 +330,9 @@ def test_few_plans_run_and_few_that_have_ended_are_kept() -> None:
     image = made()
     for _ in range(MAX_ACTIVE_PLANS):
         image, _ = replay(image, create_plan(image, new(), 5).all_records())
-    with pytest.raises(KafkaError, match=r"plans 1, 2, 3, 4 have not ended"):
+    with pytest.raises(KafkaError, match=r"plans 1, 2, 3, 4 have not ended") as refused:
         create_plan(image, new(), 5)
+    assert refused.value.code == ErrorCode.INVALID_REQUEST, "mq-admin adds no hint at configs"
     for number in range(1, 3 * MAX_PLANS):
         image, _ = replay(image, expire_plan(image, number).all_records())
         image, _ = replay(image, step_plan(image, number, 1).all_records())
