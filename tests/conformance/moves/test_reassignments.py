@@ -114,8 +114,26 @@ def test_a_move_to_a_worker_that_is_down_is_listed_and_can_be_cancelled(
     cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
 ) -> None:
     topic = filled(cluster, 1, [1, 2])
-    at = ("--bootstrap-server", cluster[1].bootstrap)
     cluster[3].kill()
+    try:
+        wait_until(lambda: 3 not in known(cluster), what="worker 3 is fenced")
+        move_to_3_and_cancel(cluster, kafka_tool, tmp_path, topic)
+    finally:
+        cluster[3].start()
+    assert read(cluster, topic) == list(range(RECORDS))
+
+
+def known(cluster: Cluster) -> set[int]:
+    """Return the ids of the live workers and of the controller."""
+    admin = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
+    found: Any = admin.list_topics(timeout=PATIENCE_S)
+    return {*found.brokers, found.controller_id}
+
+
+def move_to_3_and_cancel(
+    cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path, topic: str
+) -> None:
+    at = ("--bootstrap-server", cluster[1].bootstrap)
     plan = plan_file(tmp_path, topic, [3, 2])
     arguments = ("reassign-partitions", *at, "--reassignment-json-file", plan)
     other = KafkaAdminClient(bootstrap_servers=cluster[1].bootstrap)
@@ -139,8 +157,6 @@ def test_a_move_to_a_worker_that_is_down_is_listed_and_can_be_cancelled(
         "No partition reassignments found."
         in kafka_tool("reassign-partitions", *at, "--list").stdout
     )
-    cluster[3].start()
-    assert read(cluster, topic) == list(range(RECORDS))
 
 
 def throttles(cluster: Cluster, topic: str) -> dict[str, str]:
