@@ -33,6 +33,7 @@ from metaquorum.spark.loader.errors import (
 )
 from metaquorum.spark.loader.load_job import LoadJob, committed_files, plan_load, read_report
 from metaquorum.spark.loader.load_report import LoadReport
+from metaquorum.spark.loader.process_runner import MAX_ATTEMPTS
 from metaquorum.spark.loader.spark_runner import lanes
 from metaquorum.spark.loader.storage.local_storage import LocalStorage
 from metaquorum.spark.loader.table.committed_table import Table
@@ -494,15 +495,19 @@ def test_lanes_have_about_the_same_size() -> None:
 
 
 class KillsWorkers(Events):
-    """Kills the workers of this process when a range begins, up to a number of times."""
+    """Kills all workers of this process when a range begins, a number of times.
+
+    Each time may be during the same range, which is given up after MAX_ATTEMPTS.
+    """
 
     def __init__(self, times: int) -> None:
         self.killed: list[int] = []
         self._times = times
 
     def on_range(self, index: int, what: object) -> None:
-        if len(self.killed) < self._times:
-            self.killed += kill_descendants(os.getpid(), WORKER)
+        if self._times and (killed := kill_descendants(os.getpid(), WORKER)):
+            self.killed += killed
+            self._times -= 1
 
 
 def kill_descendants(ancestor: int, word: bytes) -> list[int]:
@@ -533,10 +538,11 @@ def descendants(ancestor: int, word: bytes) -> list[int]:
 
 
 def test_workers_that_are_killed_are_replaced(node: Peer, own_topic: str, tmp_path: Path) -> None:
-    events = KillsWorkers(6)
+    times = MAX_ATTEMPTS - 1
+    events = KillsWorkers(times)
     options = {"max_records_per_range": 100, "events": events}
     report = load(node.bootstrap, own_topic, tmp_path / "out", **options)
-    assert len(events.killed) >= 6
+    assert len(events.killed) >= times
     assert report.records == COUNT
     assert_whole(tmp_path / "out")
     assert not any(is_running(pid) for pid in events.killed)
