@@ -218,7 +218,7 @@ def _prepared_not_resumed() -> AbstractContextManager[None]:
 
 
 def _loss_forgotten() -> AbstractContextManager[None]:
-    """Continue the epochs of producer ids after a loss of the end of the coordinator's log."""
+    """Give the next epochs of producer ids after a loss of the end of the coordinator's log."""
 
     def wrong(right: Any) -> Any:
         def replay(self: Any, record: Any, now: float) -> Any:

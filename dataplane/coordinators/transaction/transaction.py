@@ -223,7 +223,7 @@ class Transaction:
     def aborted_after_loss(self, places: Iterable[Place], now_ms: int) -> "Transaction":
         """Return the decision to abort what the producer id has left open in these partitions.
 
-        The last epoch ends a transaction of any other, and fences the producer id for ever.
+        The last epoch ends a transaction of any other, and fences the producer id permanently.
         """
         return replace(
             self,

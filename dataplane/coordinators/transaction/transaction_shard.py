@@ -14,7 +14,7 @@ log (the partition's `unclean_epoch`). Epochs that were given after that record 
 partitions may know them: if one was given again, its first batches would be taken for duplicates,
 and be acknowledged without being stored. So no epoch of such a producer id is given again:
 
-    InitProducerId                   a new producer id, whatever the client expects
+    InitProducerId                   a new producer id, with any expected id and epoch
     EndTxn of version 2, repeated    the known outcome
     all others                       INVALID_PRODUCER_ID_MAPPING; clients abort and initialize
     an open transaction              aborted at once, with the last epoch, which fences all others
@@ -156,7 +156,7 @@ class TransactionShard:
         self._retry_at = inf
         self._open_places = open_places
         self._doubtful: dict[str, None] = {}
-        # Doubtful ids whose open transactions are to be aborted, and where producers have them.
+        # Doubtful ids whose open transactions will be aborted, and where producers have them.
         self._to_check: deque[str] = deque()
         self._left_open: Mapping[int, Collection[Place]] | None = None
 

@@ -114,7 +114,7 @@ def test_an_open_transaction_is_aborted_with_the_last_epoch(version: int) -> Non
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_what_only_a_partition_knows_to_be_open_is_aborted(is_prepared: bool) -> None:
-    """Otherwise its readers wait for ever: no later marker has this producer id."""
+    """Otherwise its readers wait: no later marker has this producer id."""
     coordinator = Coordinator()
     producer = coordinator.init()
     if is_prepared:
