@@ -21,8 +21,8 @@ and be acknowledged without being stored. So no epoch of such a producer id is g
     one that only partitions know    the same, in partitions that this worker leads
     a prepared transaction           its markers are sent; completed, it has the last epoch
 
-Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98,
-KIP-360, KIP-890.
+Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98, KIP-360, KIP-890. (Kafka continues the
+epochs at the last known one after a loss.)
 """
 
 from collections import deque
