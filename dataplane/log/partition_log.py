@@ -17,6 +17,7 @@ StorageError.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,7 +28,12 @@ from dataplane.log.recovery.recovery import LoadedLog
 from dataplane.log.segments.aborted import AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import OpenFiles, storage_error, storage_errors
+from dataplane.log.segments.files import (
+    DiskFullError,
+    OpenFiles,
+    storage_error,
+    storage_errors,
+)
 from dataplane.log.segments.markers import encoded, marker_at, read_marker
 from dataplane.log.segments.names import DAMAGED
 from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable, TransactionMarker
@@ -634,7 +640,8 @@ class PartitionLog(LocalLog):
         self.log_start_offset = min(self.log_start_offset, offset)
         if self.epochs.truncate_from_end(offset):
             self._folder.epochs_changed()
-        self._folder.write_epochs()
+        with suppress(DiskFullError):  # no append until they are written
+            self._folder.write_epochs()
         self._folder.drop_snapshots_behind(offset)
 
     def _reload_producers(self) -> None:
