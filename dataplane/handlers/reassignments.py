@@ -64,6 +64,12 @@ async def handle_alter_partition_reassignments(
             timeout_s=timeout_seconds(message.timeout_ms),
         )
         answer.responses = await slicer.do(_by_topic(topics, errors), count)
+        if not topics:
+            answer.error_message = ""  # as in Kafka
+        late = next(iter(errors), None)
+        if late is not None and {_code(each) for each in errors} == {ErrorCode.REQUEST_TIMED_OUT}:
+            # Kafka's controller executes a request as a whole, so its timeout is an error of it.
+            answer.error_code, answer.error_message = late.code, late.message
         return answer
     finally:
         slicer.discard(specs, errors)
@@ -90,10 +96,14 @@ def _by_topic(
     return results
 
 
+def _code(error: KafkaError | None) -> ErrorCode:
+    return ErrorCode.NONE if error is None else error.code
+
+
 def _result(index: int, error: KafkaError | None) -> ReassignablePartitionResponse:
     return ReassignablePartitionResponse(
         partition_index=index,
-        error_code=ErrorCode.NONE if error is None else error.code,
+        error_code=_code(error),
         error_message=None if error is None else error.message,
     )
 

@@ -81,9 +81,10 @@ class Configs:
         for source, own_name, text, value in self._words(key):
             words.append(Synonym(own_name, text, source))
             values.append(value)
-        last = key.synonyms[-1][0] if key.synonyms else key.name
-        default = WORKER_KEYS[last].default if key.synonyms else key.default
-        words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
+        if not (key.dynamic_only and words):  # Kafka's defaults do not have these configs
+            last = key.synonyms[-1][0] if key.synonyms else key.name
+            default = WORKER_KEYS[last].default if key.synonyms else key.default
+            words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
         values.append(key.default)
         return Resolved(key, values[0], tuple(words))
 
