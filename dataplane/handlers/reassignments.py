@@ -63,11 +63,11 @@ async def handle_alter_partition_reassignments(
             lambda part: ReassignPartitions(request.context, part),
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        answer.responses = await slicer.do(_by_topic(topics, errors), count)
+        codes: set[int] = set()
+        answer.responses = await slicer.do(_by_topic(topics, errors, codes), count)
         if not topics:
             answer.error_message = ""  # as in Kafka
-        late = next(iter(errors), None)
-        if late is not None and {_code(each) for each in errors} == {ErrorCode.REQUEST_TIMED_OUT}:
+        elif codes == {ErrorCode.REQUEST_TIMED_OUT} and (late := errors[0]) is not None:
             # Kafka's controller executes a request as a whole, so its timeout is an error of it.
             answer.error_code, answer.error_message = late.code, late.message
         return answer
@@ -76,9 +76,12 @@ async def handle_alter_partition_reassignments(
 
 
 def _by_topic(
-    topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None]
+    topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None], codes: set[int]
 ) -> Work[list[ReassignableTopicResponse]]:
-    """Return a result for each topic of the request; `errors` has its partitions in order."""
+    """Return a result for each topic of the request; `errors` has its partitions in order.
+
+    Adds the error codes of the partitions to `codes`.
+    """
     results: list[ReassignableTopicResponse] = []
     of_partitions = iter(errors)
 
@@ -91,19 +94,16 @@ def _by_topic(
     def take(row: tuple[ReassignableTopicResponse, ReassignablePartition]) -> None:
         result, one = row
         result.partitions.append(_result(one.partition_index, next(of_partitions)))
+        codes.add(result.partitions[-1].error_code)
 
     yield from in_pieces(rows(), take)
     return results
 
 
-def _code(error: KafkaError | None) -> ErrorCode:
-    return ErrorCode.NONE if error is None else error.code
-
-
 def _result(index: int, error: KafkaError | None) -> ReassignablePartitionResponse:
     return ReassignablePartitionResponse(
         partition_index=index,
-        error_code=_code(error),
+        error_code=ErrorCode.NONE if error is None else error.code,
         error_message=None if error is None else error.message,
     )
 
