@@ -2,7 +2,7 @@
 
 Each client's program makes the same calls and prints their answers, which are also those of Apache
 Kafka 4.3.1 (METAQUORUM_TEST_PEER=kafka). The programs in Go are built if Go is installed and its
-modules can be downloaded; otherwise their tests are skipped, and say so.
+modules can be downloaded; otherwise their tests are skipped with that reason.
 """
 
 import json
