@@ -149,6 +149,18 @@ def test_limits_of_replication_are_described_only_while_they_are_set(name: str) 
     simulated(scenario)
 
 
+def test_throttled_replicas_have_no_synonyms_in_configs_of_workers() -> None:
+    async def scenario(served: Simulated) -> None:
+        client = await served.connect()
+        await client.create("t")
+        name = "leader.replication.throttled.replicas"
+        assert await sources(client, TOPIC, "t", name) == [(name, "", 5)]
+        assert await change(client, TOPIC, "t", {name: "0:1"}) == 0
+        assert await sources(client, TOPIC, "t", name) == [(name, "0:1", 1)] * 2
+
+    simulated(scenario)
+
+
 @in_trio
 async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
