@@ -23,8 +23,8 @@ from confluent_kafka.admin import (
 
 from tests.conformance.groups.peers import ThreeNodes
 from tests.conformance.moves.topics import LARGE, RECORDS, new_topic, read_all, send
-from tests.conformance.other_languages.test_admin import HERE, installed
-from tests.nodes import KAFKA, PATIENCE_S
+from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, installed
+from tests.nodes import KAFKA, PATIENCE_S, eventually
 from wire.primitives.errors import ErrorCode
 
 pytestmark = pytest.mark.slow
@@ -167,6 +167,21 @@ def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
     assert read_all(addresses(three), topic) == list(range(RECORDS))
 
 
+def test_kafkajs(three: ThreeNodes, tmp_path: Path) -> None:
+    installed(list(KAFKAJS), tmp_path)
+    topic = new_topic(addresses(three), 2, [1, 2])
+    modules = f"NODE_PATH={tmp_path / 'node_modules'}"
+    program = HERE / "kafkajs_moves.js"
+    with running("env", modules, "node", program, addresses(three), topic) as process:
+        assert answers(process) == {
+            **{name: MOVES[name] for name in ("unknownPartition", "unknownWorker", "twice")},
+            "listedBefore": [],
+            "move": "NONE",
+            "replicas": [[3, 2], [2, 3]],
+        }
+    assert read_all(addresses(three), topic) == list(range(RECORDS))
+
+
 TOPIC, BROKER = ConfigResource.Type.TOPIC, ConfigResource.Type.BROKER
 
 
@@ -222,6 +237,10 @@ def test_the_sequence_of_cruise_control(three: ThreeNodes) -> None:
         "inFlight": 1,
         "replicasAfterStop": moved | {"0": "[1, 3] in sync [1, 3]"},
     }
-    assert described(at, topic) == operators, "only the operator's throttles are left"
+
+    def check_throttles() -> None:
+        assert described(at, topic) == operators, "only the operator's throttles are left"
+
+    eventually(check_throttles)
     change(at, BROKER, "2", f"{LEADERS}.rate", None)
     assert read_all(at, topic, 2 * RECORDS) == list(range(2 * RECORDS))
