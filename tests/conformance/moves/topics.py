@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.nodes import PATIENCE_S, unique
@@ -36,11 +36,12 @@ def read_all(bootstrap: str, topic: str, count: int = RECORDS) -> list[int]:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
-            "group.id": unique("reader"),
-            "auto.offset.reset": "earliest",
+            "group.id": "unused",
+            "enable.auto.commit": False,
         }
     )
-    consumer.subscribe([topic])
+    partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     found: list[int] = []
     while len(found) < count:
         message = consumer.poll(PATIENCE_S)
