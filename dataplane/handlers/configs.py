@@ -9,7 +9,7 @@ from dataplane.worker.capabilities import HasImage, HasLayers, HasSlicer, HasWor
 from dataplane.worker.context import Request
 from metaquorum.config.definition import ConfigType, Scope, to_text
 from metaquorum.config.registry import is_of_listener, shown_keys
-from metaquorum.config.resolution import Configs, Resolved
+from metaquorum.config.resolution import Configs, ConfigSource, Resolved
 from metaquorum.controller.config_changes import ALL_WORKERS
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.runtime.whole_numbers import whole_number
@@ -131,9 +131,15 @@ def config_scope(resource_type: int) -> Scope:
 
 
 def resolve_all(configs: Configs) -> Iterator[Resolved]:
-    """Yield every config that is shown, by name; then the configs of single listeners."""
+    """Yield every config that is shown, by name; then the configs of single listeners.
+
+    A config that can be set dynamically only is shown while it is set, as in Kafka: Cruise Control
+    does not set its throttle on a worker that has the config.
+    """
     names = dict.fromkeys(key.name for key in shown_keys(configs.scope))
-    yield from map(configs.resolve, names)
+    for resolved in map(configs.resolve, names):
+        if not (resolved.key.dynamic_only and resolved.source is ConfigSource.DEFAULT):
+            yield resolved
     if configs.scope is Scope.WORKER:
         given = sorted({name for _, texts in configs.layers for name in texts} - names.keys())
         yield from (configs.resolve(name) for name in given if is_of_listener(name))

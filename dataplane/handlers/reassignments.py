@@ -63,16 +63,25 @@ async def handle_alter_partition_reassignments(
             lambda part: ReassignPartitions(request.context, part),
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        answer.responses = await slicer.do(_by_topic(topics, errors), count)
+        codes: set[int] = set()
+        answer.responses = await slicer.do(_by_topic(topics, errors, codes), count)
+        if not topics:
+            answer.error_message = ""  # as in Kafka
+        elif codes == {ErrorCode.REQUEST_TIMED_OUT} and (late := errors[0]) is not None:
+            # Kafka's controller executes a request as a whole, so its timeout is an error of it.
+            answer.error_code, answer.error_message = late.code, late.message
         return answer
     finally:
         slicer.discard(specs, errors)
 
 
 def _by_topic(
-    topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None]
+    topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None], codes: set[int]
 ) -> Work[list[ReassignableTopicResponse]]:
-    """Return a result for each topic of the request; `errors` has its partitions in order."""
+    """Return a result for each topic of the request; `errors` has its partitions in order.
+
+    Adds the error codes of the partitions to `codes`.
+    """
     results: list[ReassignableTopicResponse] = []
     of_partitions = iter(errors)
 
@@ -85,6 +94,7 @@ def _by_topic(
     def take(row: tuple[ReassignableTopicResponse, ReassignablePartition]) -> None:
         result, one = row
         result.partitions.append(_result(one.partition_index, next(of_partitions)))
+        codes.add(result.partitions[-1].error_code)
 
     yield from in_pieces(rows(), take)
     return results

@@ -45,7 +45,10 @@ class Synonym:
 
 @frozen
 class Resolved:
-    """Value of a config in force, and its synonyms in all layers, the one in force first."""
+    """Value of a config in force, and its synonyms in all layers, the one in force first.
+
+    A config whose default is in no layer has no synonyms while it is not set.
+    """
 
     key: ConfigKey
     value: ConfigValue
@@ -53,7 +56,7 @@ class Resolved:
 
     @property
     def source(self) -> ConfigSource:
-        return self.synonyms[0].source
+        return self.synonyms[0].source if self.synonyms else ConfigSource.DEFAULT
 
 
 _NO_TEXTS: Final[Mapping[str, str]] = {}
@@ -81,9 +84,11 @@ class Configs:
         for source, own_name, text, value in self._words(key):
             words.append(Synonym(own_name, text, source))
             values.append(value)
-        last = key.synonyms[-1][0] if key.synonyms else key.name
-        default = WORKER_KEYS[last].default if key.synonyms else key.default
-        words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
+        # As in Kafka, whose workers have no defaults of these.
+        if not key.dynamic_only and (key.synonyms or key.scope is Scope.WORKER):
+            last = key.synonyms[-1][0] if key.synonyms else key.name
+            default = WORKER_KEYS[last].default if key.synonyms else key.default
+            words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
         values.append(key.default)
         return Resolved(key, values[0], tuple(words))
 

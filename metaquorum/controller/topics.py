@@ -287,7 +287,7 @@ def check_workers(image: MetadataImage, workers: tuple[int, ...]) -> None:
         raise _bad_assignment("The manual partition assignment includes an empty replica list.")
     if len(workers) > MAX_REPLICAS:
         raise _bad_assignment(f"A partition can have at most {MAX_REPLICAS} replicas.")
-    for worker_id in workers:
+    for worker_id in sorted(workers):  # the message names the same worker as Kafka's
         if worker_id not in image.workers:
             raise _bad_assignment(
                 f"The manual partition assignment includes broker {worker_id}, but no such"

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ SETTINGS: Final = {
     "offsets.topic.num.partitions": 5,
 }
 THREE: Final = {"offsets.topic.replication.factor": 3, "min.insync.replicas": 2}
+WITH_GROUPS: Final = {**SETTINGS, **THREE}
 
 
 def is_kafka() -> bool:
@@ -50,42 +52,63 @@ class ThreeNodes(Protocol):
 
 
 class OurThree:
-    """Three metaquorum nodes, each with both roles."""
+    """Three metaquorum nodes, each with both roles.
 
-    def __init__(self, folder: Path) -> None:
-        self._cluster = Cluster(folder, settings={**SETTINGS, **THREE})
+    `log_dirs`: names of their log directories, in the folder of each node.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] = WITH_GROUPS,
+        log_dirs: Sequence[str] = (),
+    ) -> None:
+        self.cluster: Final = Cluster(folder, settings=settings)
+        for node in self.cluster.nodes.values():
+            if log_dirs:
+                paths = [str(node.folder / each) for each in log_dirs]
+                node.configure({"log.dirs": ",".join(paths)})
 
     @property
     def addresses(self) -> list[str]:
-        return self._cluster.bootstrap.split(",")
+        return self.cluster.bootstrap.split(",")
 
     def start(self) -> None:
-        self._cluster.start()
+        self.cluster.start()
 
     def kill(self, number: int) -> None:
-        self._cluster[number].kill()
+        self.cluster[number].kill()
 
     def restart(self, number: int) -> None:
-        self._cluster.start(number)
+        self.cluster.start(number)
 
     def stop(self) -> None:
-        self._cluster.stop()
+        self.cluster.stop()
 
 
 class KafkaThree:
-    """Three Apache Kafka nodes, each with both roles."""
+    """Three Apache Kafka nodes, each with both roles, as `OurThree`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] = WITH_GROUPS,
+        log_dirs: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._port = free_ports([1, 2, 100, 101, 102])
+        # Directories are relative to the folder of each node.
+        dirs = {"log.dirs": ",".join(log_dirs)} if log_dirs else {}
+        self._settings = {**LASTING, **settings, **dirs}
 
     @property
     def addresses(self) -> list[str]:
         return [f"127.0.0.1:{self._port + number}" for number in range(NODES)]
 
     def start(self) -> None:
-        settings = {**LASTING, **SETTINGS, **THREE}
-        sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        sets = [
+            part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")
+        ]
         size = ("--nodes", str(NODES), "--heap", "400m")
         self._run("start", "--base-port", str(self._port), *size, *sets)
 

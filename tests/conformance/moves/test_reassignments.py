@@ -2,33 +2,21 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as OtherTopicPartition
 
 from tests.cli.admin.running import Admin
 from tests.clusters import Cluster
+from tests.conformance.moves.topics import LARGE, RECORDS, new_topic, read_all
 from tests.conftest import KafkaTool
-from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
-
-RECORDS = 200
-LARGE = 40_000  # bytes of a record; a throttle admits the first response, of 1 MiB
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    made.start()
-    yield made
-    made.stop()
 
 
 def plan_file(folder: Path, topic: str, *targets: list[int]) -> str:
@@ -41,36 +29,12 @@ def plan_file(folder: Path, topic: str, *targets: list[int]) -> str:
     return str(path)
 
 
-def filled(cluster: Cluster, partitions: int, replicas: list[int], *, record_bytes: int = 1) -> str:
-    """Return the name of a new topic with records; all partitions have these replicas."""
-    topic = unique("moved")
-    admin = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
-    new = NewTopic(topic, partitions, replica_assignment=[replicas] * partitions)
-    admin.create_topics([new])[topic].result(PATIENCE_S)
-    producer = Producer({"bootstrap.servers": cluster[1].bootstrap, "acks": "all"})
-    for number in range(RECORDS):
-        producer.produce(topic, str(number).ljust(record_bytes), partition=number % partitions)
-    assert producer.flush(PATIENCE_S) == 0
-    return topic
+def filled(cluster: Cluster, partitions: int, replicas: list[int], record_bytes: int = 1) -> str:
+    return new_topic(cluster[1].bootstrap, partitions, replicas, record_bytes)
 
 
 def read(cluster: Cluster, topic: str) -> list[int]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": cluster[1].bootstrap,
-            "group.id": unique("reader"),
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.subscribe([topic])
-    found: list[int] = []
-    while len(found) < RECORDS:
-        message = consumer.poll(PATIENCE_S)
-        assert message is not None
-        assert message.error() is None
-        found.append(int(message.value()))
-    consumer.close()
-    return sorted(found)
+    return read_all(cluster[1].bootstrap, topic)
 
 
 def replicas(cluster: Cluster, topic: str) -> dict[int, tuple[list[int], list[int]]]:
@@ -251,7 +215,7 @@ def test_throttles_of_a_move_are_set_and_removed_by_kafkas_tools(
 def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
     cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
 ) -> None:
-    topic = filled(cluster, 2, [1, 2], record_bytes=LARGE)
+    topic = filled(cluster, 2, [1, 2], LARGE)
     admin = Admin(MQ_BOOTSTRAP=cluster[2].bootstrap)
     plan = plan_file(tmp_path, topic, [3, 2], [3, 2])
     (plan_id,) = admin.json("moves", "start", plan, "--throttle", 20, "--batch", 1).values()
@@ -288,7 +252,7 @@ def status(admin: Admin, plan_id: int) -> dict[str, Any]:
 def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    topic = filled(cluster, 1, [1, 2], record_bytes=LARGE)
+    topic = filled(cluster, 1, [1, 2], LARGE)
     admin = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
     plan = plan_file(tmp_path, topic, [3, 2])
     started = admin("moves", "start", plan, "--throttle", 20)
@@ -315,7 +279,7 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
 def test_a_plan_of_mq_admin_is_carried_out_by_kafkas_tool_and_by_the_cluster(
     cluster: Cluster, kafka_tool: KafkaTool, tmp_path: Path
 ) -> None:
-    topic = filled(cluster, 3, [1, 2], record_bytes=LARGE // 40)
+    topic = filled(cluster, 3, [1, 2], LARGE // 40)
     admin = Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
     file = tmp_path / "made.json"
     asked = ("moves", "plan", "--topic", topic, "--measure-seconds", 0.2)

@@ -127,6 +127,40 @@ async def test_a_workers_configs_are_in_force_for_all_topics_that_have_none(tmp_
         assert served.worker.replica_manager.by_name("none", 0).config.retention_ms == 1000
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["leader.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second"],
+)
+def test_limits_of_replication_are_described_only_while_they_are_set(name: str) -> None:
+    """As in Kafka: Cruise Control sets its throttle only on workers without this config."""
+
+    async def scenario(served: Simulated) -> None:
+        client = await served.connect()
+        assert await sources(client, BROKER, "1", name) == []
+        assert await change(client, BROKER, ALL, {name: 777}) == 0
+        shown = (name, "777", 3)
+        assert await sources(client, BROKER, "1", name) == [shown, shown]
+        assert await change(client, BROKER, "1", {name: 555}) == 0
+        assert await sources(client, BROKER, "1", name) == [*[(name, "555", 2)] * 2, shown]
+        for each in ("1", ALL):
+            assert await change(client, BROKER, each, {name: None}) == 0
+        assert await sources(client, BROKER, "1", name) == []
+
+    simulated(scenario)
+
+
+def test_throttled_replicas_have_no_synonyms_in_configs_of_workers() -> None:
+    async def scenario(served: Simulated) -> None:
+        client = await served.connect()
+        await client.create("t")
+        name = "leader.replication.throttled.replicas"
+        assert await sources(client, TOPIC, "t", name) == [(name, "", 5)]
+        assert await change(client, TOPIC, "t", {name: "0:1"}) == 0
+        assert await sources(client, TOPIC, "t", name) == [(name, "0:1", 1)] * 2
+
+    simulated(scenario)
+
+
 @in_trio
 async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:

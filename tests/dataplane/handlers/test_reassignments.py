@@ -116,6 +116,30 @@ def test_a_move_is_listed_until_it_is_complete_or_cancelled() -> None:
     together(scenario)
 
 
+def test_a_timeout_is_an_error_of_the_whole_request() -> None:
+    """As in Kafka: some clients read only this error, others only those of partitions."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(1)
+        late = int(ErrorCode.REQUEST_TIMED_OUT)
+        for timeout_ms in (0, -1):
+            message = asked_for("t", (0, [2, 1]), (9, [1]), timeout_ms=timeout_ms)
+            answer = await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, message)
+            assert answer.error_code == late
+            (topic,) = answer.responses
+            assert [one.error_code for one in topic.partitions] == [late, late]
+        message = asked_for("t", (0, [9, -3, 8]))
+        answer = await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, message)
+        assert answer.error_code == ErrorCode.NONE
+        assert "broker -3," in answer.responses[0].partitions[0].error_message
+        nothing = AlterPartitionReassignmentsRequest()
+        answer = await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, nothing)
+        assert (answer.error_code, answer.error_message, answer.responses) == (0, "", [])
+
+    together(scenario)
+
+
 def test_below_their_level_moves_are_refused_and_none_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
