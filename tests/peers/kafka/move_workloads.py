@@ -15,7 +15,7 @@ from group_workloads import Reader, text
 
 clock = time.perf_counter
 ALTER, LIST, DESCRIBE_LOG_DIRS = (45, 0), (46, 0), (35, 1)
-RATE = 200  # records a second of the producer beside the move
+RATE = 200  # records a second of the other producer
 WINDOW_S = 11.0  # first window of the replication quotas, which is not counted
 PARTITIONS = 4
 
@@ -181,11 +181,11 @@ def set_throttle(peer, topic, brokers, rate):
 
 
 def move(peer, connect, usage, settings, size, rate=None):
-    """Move `size` bytes from one broker to another; with `rate`, throttled at so many bytes/s.
+    """Move `size` bytes from one broker to another; with `rate`, throttled at that many bytes/s.
 
     `throttled_share` is the rate at which the logs of the target grew to the throttle, over all
-    but the first window. The CPU time is that of all brokers, of which the producer beside the
-    move causes the same before and during the move.
+    but the first window. The CPU time is that of all brokers, less what they used in as much time
+    before the move, when the other producer wrote, too.
     """
     metadata = peer.admin.list_topics(timeout=30)
     brokers = sorted(metadata.brokers)
