@@ -90,7 +90,13 @@ class Librdkafka:
 
     def produce(self, partition: int, value: str) -> None:
         def call() -> None:
-            self._producer.produce(self._topic, value, partition=partition)
+            try:
+                self._producer.produce(self._topic, value, partition=partition)
+            except KafkaException as raised:
+                # An earlier record has failed meanwhile. The abort says if the error is fatal.
+                if raised.args[0].code() == KafkaError._STATE:
+                    raise AbortableError from raised
+                raise
 
         self._try(call)
 

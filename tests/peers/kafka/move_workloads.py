@@ -64,7 +64,8 @@ def begin_move(connect, controller, topic, target):
     _throttled_ms, code = reader.take(">ih")
     # No top-level message (one byte), one topic (one byte), its name, and then the partitions.
     reader.at += 2
-    reader.at += reader.take(">B") - 1
+    size = reader.take(">B")
+    reader.at += size - 1
     rows = reader.take(">B") - 1
     codes = []
     for _ in range(rows):
