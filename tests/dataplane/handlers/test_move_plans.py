@@ -255,6 +255,43 @@ def test_bad_requests_are_refused_with_a_sentence() -> None:
     together(scenario, **SMALL)
 
 
+def test_partitions_that_move_already_are_refused_by_name_with_what_to_do() -> None:
+    async def scenario(cluster: Together) -> None:
+        names = "abcdefghijklmn"
+        client = await filled(cluster, *names, batches=1)
+        planned = [(topic, [3, 2]) for topic in names]
+        assert await started(client, *planned[:2], rate_bytes_per_s=1) == 1
+        one = ReassignablePartition(partition_index=0, replicas=[3, 2])
+        limit = {"follower.replication.throttled.replicas": "*"}
+        rate = {"follower.replication.throttled.rate": 1}
+        assert await change(await cluster.connect(3), BROKER, "3", rate) == ErrorCode.NONE
+        for topic in names[2:]:
+            assert await change(client, TOPIC, topic, limit) == ErrorCode.NONE
+        await cluster.until(lambda: quota_of(cluster, 3, "follower").rate_limit == 1)
+        rows = [ReassignableTopic(name=topic, partitions=[one]) for topic in names[2:]]
+        await client.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=rows)
+        )
+        await cluster.until(lambda: cluster.state("n", 1).is_moving)
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(("c", [1]), ("a", [1])))
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        assert answer.error_message == (
+            "Partition c-0 moves already, by a reassignment. Wait until it ends, or cancel it with"
+            " 'kafka-reassign-partitions.sh --cancel'."
+            " Partition a-0 is part of plan 1, which has not ended. Wait for it, or cancel it with"
+            " 'mq-admin moves cancel 1'."
+        )
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(*planned))
+        assert (
+            "12 partitions (c-0, d-0, e-0, f-0, g-0, h-0, i-0, j-0, k-0, l-0 and 2 more) move"
+            in (answer.error_message)
+        )
+        assert "2 partitions (a-0, b-0) are part of plan 1" in answer.error_message
+        assert list(cluster.worker(1).image.plans) == [1]
+
+    together(scenario, **SMALL)
+
+
 def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
     async def scenario(cluster: Together) -> None:
         from tests.dataplane.replication.throttling.test_throttled_moves import create
