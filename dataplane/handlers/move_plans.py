@@ -34,6 +34,7 @@ from wire.messages.describe_move_plans import (
     DescribeMovePlansRequest,
     DescribeMovePlansResponse,
     MovingPartition,
+    StoppedMove,
 )
 from wire.messages.start_move_plan import (
     PlannedPartition,
@@ -260,6 +261,10 @@ def _described(
         done=header.done,
         stopped=header.stopped,
         moving_count=len(plan.moving),
+        stops=[
+            StoppedMove(topic=stop.topic, partition_index=stop.partition, reason=stop.reason)
+            for stop in header.stops
+        ],
     )
     if plan.has_ended:
         return described

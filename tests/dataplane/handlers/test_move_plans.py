@@ -292,6 +292,34 @@ def test_partitions_that_move_already_are_refused_by_name_with_what_to_do() -> N
     together(scenario, **SMALL)
 
 
+def test_a_stopped_move_is_described_and_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", batches=50)
+        plan_id = await started(client, ("a", [3, 2]), ("b", [3, 2]), rate_bytes_per_s=1)
+        await cluster.until(lambda: len(plan_of(cluster, 1).moving) == 2)
+        none = ReassignablePartition(partition_index=0, replicas=None)
+        stop = ReassignableTopic(name="a", partitions=[none])
+        await client.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=[stop])
+        )
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="b")], timeout_ms=20_000)
+        await client.call(ApiKey.DELETE_TOPICS, request)
+        await cluster.until(lambda: plan_of(cluster, 1).has_ended)
+        (plan,) = await described(client, plan_id)
+        assert [(each.topic, each.partition_index, each.reason) for each in plan.stops] == [
+            ("a", 0, "another client cancelled its move"),
+            ("b", 0, "its topic was deleted"),
+        ]
+
+    together(scenario, **SMALL)
+    logged = [each.getMessage() for each in caplog.records if "were stopped" in each.getMessage()]
+    said = "; ".join(logged)
+    assert "moves of plan 1 were stopped: a-0: another client cancelled its move" in said
+    assert "b-0: its topic was deleted" in said
+
+
 def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
     async def scenario(cluster: Together) -> None:
         from tests.dataplane.replication.throttling.test_throttled_moves import create
