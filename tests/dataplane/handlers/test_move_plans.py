@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from dataplane.prometheus.exposition import Page
+from dataplane.prometheus.move_plans import add_move_plans
+from dataplane.prometheus.slices import Slices
 from dataplane.quotas.replication_quota import UNLIMITED
 from metaquorum.controller.plans.move_plans import NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
@@ -318,6 +321,45 @@ def test_a_stopped_move_is_described_and_logged_with_its_reason(
     said = "; ".join(logged)
     assert "moves of plan 1 were stopped: a-0: another client cancelled its move" in said
     assert "b-0: its topic was deleted" in said
+
+
+async def page_of(cluster: Together, seen_by: int) -> str:
+    page = Page()
+    worker = cluster.worker(seen_by)
+    await add_move_plans(page, worker.image, Slices(worker.clock))
+    return b"".join(page.texts()).decode()
+
+
+def test_the_metrics_show_the_plans_that_have_not_ended() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", "c", batches=50)
+        assert 'metaquorum_move_plans{state="running"} 0' in await page_of(cluster, 2)
+        moves = [(topic, [3, 2]) for topic in "abc"]
+        await started(client, *moves, rate_bytes_per_s=10, batch_size=1)
+        await cluster.until(lambda: plan_of(cluster, 2).moving)
+        assert await altered(client, 1, "pause") is None
+        await cluster.until(lambda: plan_of(cluster, 2).header.state == "paused")
+        page = await page_of(cluster, 2)
+        for line in (
+            'metaquorum_move_plans{state="paused"} 1',
+            'metaquorum_move_plans{state="running"} 0',
+            'metaquorum_move_plan_moves{plan="1",state="waiting"} 2',
+            'metaquorum_move_plan_moves{plan="1",state="moving"} 1',
+            'metaquorum_move_plan_moves{plan="1",state="done"} 0',
+            'metaquorum_move_plan_bytes_left{plan="1"} 3000',
+            'metaquorum_move_plan_throttle_rate{plan="1"} 10',
+        ):
+            assert line in page
+        assert await altered(client, 1, "throttle") is None
+        await cluster.until(lambda: not cluster.state("a", 2).is_moving)
+        page = await page_of(cluster, 2)
+        assert 'metaquorum_move_plan_bytes_left{plan="1"} 2000' in page
+        assert "metaquorum_move_plan_throttle_rate{" not in page
+        assert await altered(client, 1, "cancel") is None
+        await cluster.until(lambda: plan_of(cluster, 2).has_ended)
+        assert 'plan="1"' not in await page_of(cluster, 2)
+
+    together(scenario, **SMALL)
 
 
 def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
