@@ -97,10 +97,12 @@ def drain(session: Session, worker: int) -> None:
         f" {load['leads']} partitions"
     )
     if load["replicas"]:
+        file = f"drain-{worker}.json"
         session.note(
-            f"`mq-admin moves plan --drain {worker}` plans the moves of its replicas and"
-            " `mq-admin moves start` carries them out"
+            f"`mq-admin moves plan --drain {worker} --plan-file {file}` plans the moves of its"
+            " replicas"
         )
+        session.note(f"`mq-admin moves start {file}` carries out that plan")
     session.note(f"`mq-admin workers remove {worker}` removes it when it is empty and stopped")
 
 

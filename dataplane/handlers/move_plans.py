@@ -34,6 +34,7 @@ from wire.messages.describe_move_plans import (
     DescribeMovePlansRequest,
     DescribeMovePlansResponse,
     MovingPartition,
+    StoppedMove,
 )
 from wire.messages.start_move_plan import (
     PlannedPartition,
@@ -44,7 +45,9 @@ from wire.messages.start_move_plan import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 SENT_PARTS: Final = 20  # in one request to the controller: 2000 moves
+MOST_NAMED: Final = 10  # partitions in one sentence
 _NONE: Final = -1
+_NO_PLAN: Final = 0
 
 
 class PlansMoves(AsksController, HasImage, Protocol):
@@ -103,6 +106,7 @@ def _planned(
 ) -> Work[None]:
     """Put the requested moves into `planned`. Raises KafkaError if one of them is invalid."""
     taken: dict[PartitionKey, int] = {}
+    busy: dict[int, list[str]] = {}  # partitions that cannot be planned, by plan, or _NO_PLAN
     for plan_id, plan in image.plans.items():
         if not plan.has_ended:
             taken |= dict.fromkeys(plan.moving, plan_id)
@@ -127,10 +131,9 @@ def _planned(
         if key in planned:
             raise _invalid(f"The plan names partition {at} more than once.")
         if (other := taken.get(key)) is not None:
-            raise _invalid(
-                f"Partition {at} is part of plan {other}, which has not ended. Wait for it, or"
-                f" cancel it with 'mq-admin moves cancel {other}'."
-            )
+            busy.setdefault(other, []).append(at)
+        elif topic.partitions[one.partition_index].is_moving:
+            busy.setdefault(_NO_PLAN, []).append(at)
         if one.size_bytes < 0:
             raise _invalid(f"The bytes of partition {at} are below 0.")
         if len(planned) == MAX_PLAN_MOVES:
@@ -138,6 +141,30 @@ def _planned(
         planned[key] = PlannedMove(*key, tuple(one.replicas), one.size_bytes)
 
     yield from for_each_of(topics, lambda topic: topic.partitions, take)
+    if busy:
+        raise _invalid(_busy_text(busy))
+
+
+def _busy_text(busy: dict[int, list[str]]) -> str:
+    """Return sentences that name the partitions of each plan, and those of reassignments."""
+    texts = []
+    for plan_id, names in sorted(busy.items()):
+        named = ", ".join(names[:MOST_NAMED])
+        if len(names) > MOST_NAMED:
+            named += f" and {len(names) - MOST_NAMED} more"
+        is_one = len(names) == 1
+        subject = f"Partition {named}" if is_one else f"{len(names)} partitions ({named})"
+        if plan_id == _NO_PLAN:
+            texts.append(
+                f"{subject} {'moves' if is_one else 'move'} already, by a reassignment. Wait until"
+                " it ends, or cancel it with 'kafka-reassign-partitions.sh --cancel'."
+            )
+        else:
+            texts.append(
+                f"{subject} {'is' if is_one else 'are'} part of plan {plan_id}, which has not"
+                f" ended. Wait for it, or cancel it with 'mq-admin moves cancel {plan_id}'."
+            )
+    return " ".join(texts)
 
 
 def _parts(plan_id: int, planned: dict[PartitionKey, PlannedMove]) -> Work[list[MovePlanPart]]:
@@ -234,6 +261,10 @@ def _described(
         done=header.done,
         stopped=header.stopped,
         moving_count=len(plan.moving),
+        stops=[
+            StoppedMove(topic=stop.topic, partition_index=stop.partition, reason=stop.reason)
+            for stop in header.stops
+        ],
     )
     if plan.has_ended:
         return described

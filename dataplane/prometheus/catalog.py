@@ -320,8 +320,9 @@ _ROWS: Final = (
         "metaquorum_replication_throttled_rate_limit",
         _GAUGE,
         ("side",),
-        "Limit of throttled replication in bytes a second, if leader.replication.throttled.rate or"
-        " follower.replication.throttled.rate is set.",
+        "Limit of throttled replication in bytes a second that is in force: the lowest of"
+        " leader.replication.throttled.rate or follower.replication.throttled.rate, and of the"
+        " plans that move replicas of this worker. Without a limit there is no row.",
     ),
     Metric(
         "metaquorum_replica_lag_sum",
@@ -603,6 +604,33 @@ _ROWS: Final = (
         _GAUGE,
         (),
         "Replicas on draining workers, also those that a move adds or removes.",
+    ),
+    Metric(
+        "metaquorum_move_plans",
+        _GAUGE,
+        ("state",),
+        "Plans of moves that have not ended, by state: loading, running, paused or cancelling.",
+    ),
+    Metric(
+        "metaquorum_move_plan_moves",
+        _GAUGE,
+        ("plan", "state"),
+        "Moves of a plan that has not ended. Those that are waiting or moving are left; stopped"
+        " ones were cancelled or given up.",
+    ),
+    Metric(
+        "metaquorum_move_plan_bytes_left",
+        _GAUGE,
+        ("plan",),
+        "Bytes of the moves of a plan that are waiting or moving, as estimated at its start. A move"
+        " counts as a whole until it ends.",
+    ),
+    Metric(
+        "metaquorum_move_plan_throttle_rate",
+        _GAUGE,
+        ("plan",),
+        "Throttle of a plan in bytes a second of each worker on each side. Without one there is no"
+        " row.",
     ),
     Metric(_CONTROLLER + "globaltopiccount", _GAUGE, (), "Topics in the cluster."),
     Metric(_CONTROLLER + "globalpartitioncount", _GAUGE, (), "Partitions in the cluster."),

@@ -25,6 +25,7 @@ from dataplane.prometheus.exposition import Page, label_text
 from dataplane.prometheus.group_lags import GroupLags
 from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from dataplane.prometheus.move_plans import add_move_plans
 from dataplane.prometheus.replication_quotas import add_replication_quotas
 from dataplane.prometheus.requests import RequestMeter
 from dataplane.prometheus.slices import Slices
@@ -141,6 +142,7 @@ class Collector:
                 page.add("kafka_controller_controllerstats_" + name, count)
             _add_mutations(page, self.controller, self._loader.image, self._clock.monotonic())
             await _add_cluster(page, self._loader.image, slices)
+            await add_move_plans(page, self._loader.image, slices)
         page.add("metaquorum_metrics_collect_seconds", round(self._collect_s, 6))
         self._collect_s = slices.end()
         return page

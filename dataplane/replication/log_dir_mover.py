@@ -12,10 +12,17 @@ weakens no guarantee. The log is not compacted while it moves, as in Kafka. A mo
 swap if the replica or one of the directories goes offline, if the replica is deleted, or if it is
 requested for another directory.
 
+After a restart the copy continues at its end: it is recovered by a scan of all of it, and truncated
+to the offsets at which it has the leader epochs of the current log (`common_end`). The same leader
+epoch at the same offset names the same record, as for replicas on two workers (KIP-101), so the
+current log may have been truncated meanwhile. Compaction may have changed the current log, and
+removed tombstones of records that the copy has: the copy of a compacted log begins again.
+
 The bytes of all moves count for one quota, replica.alter.log.dirs.io.max.bytes.per.second.
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -24,9 +31,16 @@ import trio
 
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.dirs.moved_logs import LogId, future_folder, new_unique, read_log_id
+from dataplane.log.dirs.moved_logs import (
+    LogId,
+    UnfinishedMove,
+    future_folder,
+    new_unique,
+    read_log_id,
+)
 from dataplane.log.local_log import NO_CUT
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery.recovery import RecoveryStoppedError
 from dataplane.log.segments.files import (
     ColdError,
     DirectoryFailedError,
@@ -67,6 +81,18 @@ class _SourceError(Exception):
     def __init__(self, error: StorageError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def common_end(log: PartitionLog, future: PartitionLog) -> int:
+    """Return the first offset at which the logs end, or have different or no leader epochs."""
+    start = max(log.log_start_offset, future.log_start_offset)
+    end = min(log.log_end_offset, future.log_end_offset)
+    begins = {at for _, at in (*log.epochs.entries, *future.epochs.entries) if start < at < end}
+    for at in (start, *sorted(begins)):
+        epoch = log.epochs.epoch_at(at)
+        if epoch < 0 or epoch != future.epochs.epoch_at(at):
+            return at
+    return max(start, end)
 
 
 class Move:
@@ -125,6 +151,10 @@ class LogDirMover:
         self.moves: Final[dict[tuple[str, int], Move]] = {}
         self.failed_count = 0  # moves that ended by an error
         self.moved_count = 0
+        self.continued_count = 0  # moves of an earlier process that continue with its copy
+        # Moves of an earlier process whose copy is being recovered: paths of their targets.
+        self._continuing: dict[tuple[str, int], str] = {}
+        self._recovered: dict[tuple[str, int], PartitionLog] = {}  # for `_begin`
         self._slots = trio.Semaphore(concurrent)
         self._waiting: list[Move] = []
         self._requested = trio.Event()
@@ -157,6 +187,9 @@ class LogDirMover:
             if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
                 return ErrorCode.REPLICA_NOT_AVAILABLE
             return error.code
+        if self._continuing.get(at) == path:
+            return ErrorCode.NONE
+        self._continuing.pop(at, None)
         source = log_dirs.dir_of(at)
         if partition.offline is not None or source is None:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -173,6 +206,13 @@ class LogDirMover:
 
     def _begin(self, partition: Partition, source: LogDir, target: LogDir) -> ErrorCode:
         log, now_ms, rng = partition.log, self._clock.now_ms(), self._runtime.random
+        at = partition.topic, partition.index
+        cleaned_to = source.checkpoints.cleaner_offsets.get(at)
+        copy = self._recovered.get(at)
+        if copy is not None and cleaned_to is None and _is_usable(partition, copy):
+            target.adopt_future(self._recovered.pop(at))
+            self._enter(Move(partition, source, target, copy, None), common_end(log, copy))
+            return ErrorCode.NONE
         try:
             future = target.create_future(log, log.log_start_offset, rng, now_ms)
         except StorageError as error:
@@ -180,13 +220,28 @@ class LogDirMover:
             self._target_failed(target, error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         assert future is not None
-        cleaned_to = source.checkpoints.cleaner_offsets.get((partition.topic, partition.index))
-        move = Move(partition, source, target, future, cleaned_to)
+        self._enter(Move(partition, source, target, future, cleaned_to))
+        return ErrorCode.NONE
+
+    def _enter(self, move: Move, continues_at: int | None = None) -> None:
+        """Let the move run. `continues_at`: the copy has all before this offset, and is started."""
         self.moves[move.at] = move
         self._waiting.append(move)
         self._requested.set()
-        logger.info("%s: moving the replica from %s to %s", partition, source.path, target.path)
-        return ErrorCode.NONE
+        names = move.partition, move.source.path, move.target.path
+        if continues_at is None:
+            logger.info("%s: moving the replica from %s to %s", *names)
+            return
+        self.continued_count += 1
+        move.started_for = move.log.log_start_offset
+        if continues_at < move.future.log_end_offset:
+            move.log.least_cut = continues_at  # `_follow` truncates the copy
+        logger.info(
+            "%s: the move from %s to %s continues at offset %d of %d",
+            *names,
+            continues_at,
+            move.log.log_end_offset,
+        )
 
     def _end(self, move: Move, reason: str) -> None:
         """End a move without a swap, and delete its future replica."""
@@ -209,19 +264,83 @@ class LogDirMover:
 
     async def run(self) -> None:
         """Run moves until cancelled; those that an earlier process had begun first."""
-        for (topic, index), path in self._log_dirs.unfinished_moves:
-            if code := self.alter(topic, index, path):
-                logger.warning(
-                    "%s-%d: the move to %s is not continued: %s", topic, index, path, code.name
-                )
-        self._log_dirs.unfinished_moves = []
+        unfinished, self._log_dirs.unfinished_moves = self._log_dirs.unfinished_moves, []
+        self._continuing = {each.partition: each.path for each in unfinished}
         async with trio.open_nursery() as nursery:
+            for each in unfinished:
+                nursery.start_soon(self._continue, each)
             while True:
                 await self._requested.wait()
                 self._requested = trio.Event()
                 for move in self._waiting:
                     nursery.start_soon(self._run_one, move)
                 self._waiting = []
+
+    async def _continue(self, unfinished: UnfinishedMove) -> None:
+        """Resume a move of an earlier process with its copy, or begin it again without it."""
+        at, path = unfinished.partition, unfinished.path
+        target = next((one for one in self._log_dirs.online if one.path == path), None)
+        if target is None:
+            self._continuing.pop(at, None)
+            return
+        copy = None
+        async with self._slots:
+            if self._continuing.get(at) == path:
+                copy = await self._recover(unfinished, target)
+        is_wanted = self._continuing.get(at) == path
+        if is_wanted:
+            del self._continuing[at]
+            if copy is not None:
+                self._recovered[at] = copy
+            if code := self.alter(*at, path):
+                logger.warning("%s-%d: the move to %s is not continued: %s", *at, path, code.name)
+            if copy is not None and self._recovered.pop(at, None) is None:
+                return  # it is in use
+        folder = os.path.join(path, unfinished.name)
+        try:
+            target.drop_folder(at, folder, self._runtime.random)
+        except StorageError as error:
+            logger.error("cannot delete the copy of %s-%d: %s", *at, error)
+            self._target_failed(target, error)
+
+    async def _recover(self, unfinished: UnfinishedMove, target: LogDir) -> PartitionLog | None:
+        """Return the copy of an earlier process, recovered; None if it cannot be used."""
+        try:
+            partition = self._partitions.by_name(*unfinished.partition)
+        except KafkaError:
+            return None
+        if partition.offline is not None or partition.config.compacts or target.is_in_doubt:
+            return None
+        log, now_ms = partition.log, self._clock.now_ms()
+        is_stopped = False
+        recover = partial(
+            target.recover_future, unfinished.name, log.config, now_ms, lambda: is_stopped
+        )
+
+        async def stop() -> None:
+            nonlocal is_stopped
+            try:
+                await trio.sleep_forever()
+            finally:  # the thread's work ends before the node stops
+                is_stopped = True
+
+        loaded = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            try:
+                loaded = await self._disk.run(recover)
+            except StorageError as error:
+                logger.warning(
+                    "%s: cannot use the copy in %s: %s; it is copied again",
+                    partition,
+                    target.path,
+                    error,
+                )
+                self._target_failed(target, error)
+            except RecoveryStoppedError:
+                pass
+            nursery.cancel_scope.cancel()
+        return None if loaded is None else target.open_future(log, loaded, now_ms)
 
     async def _run_one(self, move: Move) -> None:
         with move.scope:
@@ -543,6 +662,18 @@ class LogDirMover:
         self.moved_count += 1
         logger.info("%s: moved from %s to %s", move.partition, move.source.path, move.target.path)
         return name
+
+
+def _is_usable(partition: Partition, copy: PartitionLog) -> bool:
+    """Return whether a copy that an earlier process has made can be continued."""
+    log = partition.log
+    return (
+        not partition.config.compacts
+        and copy.topic_id == log.topic_id
+        and copy.log_start_offset <= log.log_start_offset
+        and log.log_start_offset <= common_end(log, copy)
+        and copy.log_start_offset < common_end(log, copy)
+    )
 
 
 def _is_caught_up(log: PartitionLog, future: PartitionLog) -> bool:

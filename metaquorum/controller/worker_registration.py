@@ -21,7 +21,8 @@ avoids and nothing else. Its present replicas leave it by moves that an operator
 Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from enum import IntEnum
 from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
@@ -45,12 +46,19 @@ from metaquorum.controller.leader_selection import (
     without_workers,
 )
 from metaquorum.controller.topics import check_epoch
-from metaquorum.metadata.image import NO_EPOCH, MetadataImage, PartitionImage, partition_record
+from metaquorum.metadata.image import (
+    NO_EPOCH,
+    MetadataImage,
+    MovePlanImage,
+    PartitionImage,
+    partition_record,
+)
 from metaquorum.metadata.records import (
     METADATA_VERSION,
     Endpoint,
     FeatureRange,
     MetadataRecord,
+    PlannedMove,
     RegisterControllerRecord,
     RegisterWorkerRecord,
     UnregisterWorkerRecord,
@@ -61,6 +69,8 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
+SCAN_MOVES: Final = 500
+_NO_PLAN: Final = 0
 
 # Whether the topic allows unclean leader election (unclean.leader.election.enable).
 MayBeUnclean: TypeAlias = Callable[[MetadataImage, str], bool]
@@ -362,6 +372,7 @@ def remove_worker(
 
     def records() -> Iterator[MetadataRecord | None]:
         held = moving = looked_at = 0
+        leaving: Counter[int] = Counter()  # replicas that leave, by plan, or _NO_PLAN
         for topic in image.topics.each():
             for partition in topic.partitions:
                 looked_at += 1
@@ -370,6 +381,15 @@ def remove_worker(
                 if worker_id in partition.replicas:
                     held += 1
                     moving += worker_id in partition.adding or worker_id in partition.removing
+                    if worker_id in partition.removing:
+                        leaving[partition.plan] += 1
+        if held and worker.draining:
+            for plan_id, plan in image.plans.items():
+                for number, move in enumerate(() if plan.has_ended else _waiting(plan)):
+                    if number % SCAN_MOVES == 0:
+                        yield None
+                    leaving[plan_id] += _leaves(image, worker_id, move)
+            raise _still_draining(worker_id, held, leaving)
         if held:
             raise _not_empty(worker_id, held, moving)
         _check_gone(worker, is_alive, "remove")
@@ -386,6 +406,43 @@ def _not_empty(worker_id: int, held: int, moving: int) -> KafkaError:
         f"Worker {worker_id} has {replicas}{moves}. 'mq-admin workers drain {worker_id}' keeps new"
         f" ones away, 'mq-admin moves plan --drain {worker_id}' plans the moves of the present"
         " ones, and 'mq-admin moves start' carries them out. Remove the worker after that.",
+    )
+
+
+def _waiting(plan: MovePlanImage) -> Iterator[PlannedMove]:
+    return plan.moves(plan.header.begun)
+
+
+def _leaves(image: MetadataImage, worker_id: int, move: PlannedMove) -> bool:
+    """Return whether the move, which has not begun, takes a replica away from the worker."""
+    topic = image.topic_by_id(move.topic_id)
+    if topic is None or move.partition >= len(topic.partitions) or worker_id in move.replicas:
+        return False
+    partition = topic.partitions[move.partition]
+    return worker_id in partition.replicas and not partition.is_moving
+
+
+def _still_draining(worker_id: int, held: int, leaving: Mapping[int, int]) -> KafkaError:
+    """Return an error that says how many replicas are left, and which plan moves them away."""
+    parts = [
+        f"{count} {'leaves' if count == 1 else 'leave'} by plan {plan_id}, of which 'mq-admin"
+        f" moves status {plan_id}' shows the progress"
+        for plan_id, count in sorted(leaving.items())
+        if count and plan_id != _NO_PLAN
+    ]
+    if count := leaving.get(_NO_PLAN, 0):
+        parts.append(f"{count} {'leaves' if count == 1 else 'leave'} by a reassignment")
+    unplanned = held - sum(leaving.values())
+    if unplanned:
+        parts.append(
+            f"no move is planned for {unplanned}: 'mq-admin moves plan --drain {worker_id}"
+            " --plan-file FILE' plans one, and 'mq-admin moves start FILE' carries it out"
+        )
+    replicas = "1 replica" if held == 1 else f"{held} replicas"
+    return KafkaError(
+        ErrorCode.INVALID_REQUEST,
+        f"Worker {worker_id} is draining and still has {replicas}: {'; '.join(parts)}."
+        " Remove the worker when it has none.",
     )
 
 

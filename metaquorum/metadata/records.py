@@ -36,6 +36,8 @@ MAX_KEY_BYTES: Final = 64
 MAX_PARTITION: Final = 2**31 - 1
 MAX_PLANNED_MOVES: Final = 100  # in one record
 MAX_BATCH_MOVES: Final = 500  # partitions that one plan moves at the same time
+MAX_STOPS: Final = 20  # stopped moves that a plan remembers: the last ones
+MAX_REASON_CHARS: Final = 300
 
 # States of a plan of moves; the last two are final.
 LOADING: Final = "loading"  # its moves are being sent
@@ -250,6 +252,24 @@ class RemoveScramCredentialRecord:
     iterations: int = 0
 
 
+# Reasons that replay adds for moves that other changes stop. Replicas of other versions add the
+# same ones, so the texts must not change.
+STOPPED_BY_DELETION: Final = "its topic was deleted"
+STOPPED_BY_CANCEL: Final = "another client cancelled its move"
+STOPPED_BY_REQUEST: Final = "another client requested other replicas"
+
+
+class StoppedMove(NamedTuple):
+    """Move of a plan that was cancelled or given up, and why.
+
+    `topic` is empty if the topic was deleted before the turn of the move.
+    """
+
+    topic: str
+    partition: int
+    reason: str
+
+
 class PlannedMove(NamedTuple):
     """Move of one partition in a plan; `size_bytes` is what it copies, as the plan estimates."""
 
@@ -269,7 +289,8 @@ class MovePlanRecord:
     `size_bytes`: of the whole plan. `estimate_s`: how long it takes by the plan, or -1. `begun`:
     number of moves that have begun or were given up, from the first on. `done`, `stopped`: number
     of moves that have ended at their target, and otherwise; each later record of a partition that
-    ends its move counts as well.
+    ends its move counts as well. `stops`: the last of the moves that have ended otherwise, except
+    those that ended because the whole plan is cancelled.
     """
 
     plan_id: int
@@ -286,6 +307,7 @@ class MovePlanRecord:
     begun: int = 0
     done: int = 0
     stopped: int = 0
+    stops: tuple[StoppedMove, ...] = ()
 
 
 @frozen
@@ -503,6 +525,7 @@ _PLAN_ID: Final = Integer(1, 2**31 - 1)
 _PLANNED_MOVE: Final = Struct(
     PlannedMove, Uuid(), Integer(0, MAX_PARTITION), _REPLICAS, Integer(0, _OFFSET_MAX)
 )
+_STOPPED_MOVE: Final = Struct(StoppedMove, _NAME, Integer(0, MAX_PARTITION), Text(MAX_REASON_CHARS))
 _ENTITY_PART: Final = Struct(EntityPart, OneOf(USER, CLIENT_ID, IP), Nullable(_LONG_TEXT))
 
 SCHEMAS: Final[tuple[Schema, ...]] = (
@@ -659,6 +682,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("begun", _COUNT),
             Field("done", _COUNT),
             Field("stopped", _COUNT),
+            Field("stops", Array(_STOPPED_MOVE, MAX_STOPS)),
         ),
         levels=(4,),
     ),

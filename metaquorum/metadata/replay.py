@@ -21,6 +21,11 @@ from metaquorum.metadata.image import (
 )
 from metaquorum.metadata.quota_lookup import QuotaEntity
 from metaquorum.metadata.records import (
+    CANCELLING,
+    MAX_STOPS,
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_DELETION,
+    STOPPED_BY_REQUEST,
     ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
@@ -35,6 +40,7 @@ from metaquorum.metadata.records import (
     RemoveScramCredentialRecord,
     RemoveTopicRecord,
     ScramCredentialRecord,
+    StoppedMove,
     TopicRecord,
     UnregisterWorkerRecord,
     WorkerChangeRecord,
@@ -371,7 +377,8 @@ class Replay:
         if after is not None and not after.is_moving and after.replicas == before.target:
             header = replace(header, done=header.done + 1)
         else:
-            header = replace(header, stopped=header.stopped + 1)
+            stops = _with_stop(header, self._topic_names.get(key[0]) or "", key[1], after)
+            header = replace(header, stopped=header.stopped + 1, stops=stops)
         self._put_plan(replace(plan, header=header))
 
     def _close_plans(self) -> None:
@@ -385,6 +392,19 @@ class Replay:
         else:
             self._features.pop(record.name, None)
         self._touched_features[record.name] = None
+
+
+def _with_stop(
+    header: MovePlanRecord, topic: str, partition: int, after: PartitionImage | None
+) -> tuple[StoppedMove, ...]:
+    """Return the stops of a plan with that of a partition; the controller may have given it."""
+    if header.state == CANCELLING or any(stop[:2] == (topic, partition) for stop in header.stops):
+        return header.stops
+    if after is None:
+        reason = STOPPED_BY_DELETION
+    else:
+        reason = STOPPED_BY_REQUEST if after.is_moving else STOPPED_BY_CANCEL
+    return (*header.stops, StoppedMove(topic, partition, reason))[-MAX_STOPS:]
 
 
 def _collision_key(name: str) -> str | None:

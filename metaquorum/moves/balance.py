@@ -282,9 +282,10 @@ class _Placement:
         free = [each for each in order if each not in others]
         if not free:
             partition = self.partitions[at]
+            many = "1 worker" if len(order) == 1 else f"{len(order)} workers"
             raise PlanError(
-                f"{partition.name} has {len(partition.replicas)} replicas, and only {len(order)}"
-                " workers may have them; add workers, or lower the replication factor first"
+                f"{partition.name} has {len(partition.replicas)} replicas, and the plan leaves only"
+                f" {many} for them; add workers, or lower the replication factor first"
             )
         hosts = Counter([self._host.get(each) for each in others])
         racks = Counter([self._rack.get(each) for each in others])

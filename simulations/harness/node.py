@@ -70,6 +70,9 @@ class NodeOnMachine:
             raise
         finally:
             self.serving = False
+            worker = self.node.worker
+            if worker is not None and worker.log_dir_mover.continued_count:
+                self._world.count("disk moves continued", worker.log_dir_mover.continued_count)
 
     def boot(self) -> Fate:
         self._changed = trio.Event()

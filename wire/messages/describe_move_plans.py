@@ -25,12 +25,21 @@ class MovingPartition(Struct):
     size_bytes: int = int64()
 
 
+class StoppedMove(Struct):
+    """A move that was cancelled or given up. `topic` is empty if it was deleted before its turn."""
+
+    topic: str = string()
+    partition_index: int = int32()
+    reason: str = string()
+
+
 class DescribedMovePlan(Struct):
     """State of one plan.
 
     `begun`: moves that have begun or were given up; `done` and `stopped` of them have ended at
     their target, or otherwise. `begun_bytes`, `moving_bytes`: estimated bytes of those that have
     begun, and of those that move now; -1 for a plan that has ended, which has forgotten its moves.
+    `stops`: the last moves that have ended otherwise, except by a cancel of the plan.
     """
 
     plan_id: int = int32()
@@ -51,6 +60,7 @@ class DescribedMovePlan(Struct):
     begun_bytes: int = int64(default=-1)
     moving_bytes: int = int64(default=-1)
     moving: list[MovingPartition] = array(MovingPartition)
+    stops: list[StoppedMove] = array(StoppedMove)
 
 
 class DescribeMovePlansResponse(Message, api=10012, versions="0", flexible="0+"):

@@ -138,7 +138,8 @@ def plan_command(
     Nothing moves: `mq-admin moves start` and `kafka-reassign-partitions` carry out the file of
     --plan-file. A plan moves few bytes, and keeps the replicas of a partition on as many hosts and
     racks as now. The estimate is from sizes, and from inbound rates that are measured first. A
-    throttle that can never finish is refused; without --throttle one is proposed.
+    throttle that can never finish is refused; without --throttle one is proposed. The columns of
+    leaders count preferred leaders: partitions of which the worker is the first replica.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.boot_markers import BootMarkers
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
 from dataplane.log.recovery.folder import Unsynced
-from dataplane.log.recovery.recovery import LoadedLog, load_log
+from dataplane.log.recovery.recovery import LoadedLog, RecoveryStoppedError, load_log
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import (
     MAX_OPEN_FILES,
@@ -99,6 +99,7 @@ class LogDir:
         self._noted_futures: dict[Partition, PartitionLog] = {}
         self.checkpoints: Final = OffsetCheckpoints(disk, path)
         self.was_clean = False
+        self.is_in_doubt = False  # a sync of an earlier process may have failed
         self.last_broker_epoch = -1  # broker epoch of the last clean shutdown, if there was one
         # The directory is empty, and the controller may not know yet which logs are lost.
         self.is_new = False
@@ -188,7 +189,7 @@ class LogDir:
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
-            in_doubt = not self.was_clean and mark.is_in_doubt()
+            in_doubt = self.is_in_doubt = not self.was_clean and mark.is_in_doubt()
             mark.begin()  # recovery syncs files, too
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
@@ -441,6 +442,45 @@ class LogDir:
         self.futures[at] = future
         return future
 
+    def recover_future(
+        self, name: str, config: LogConfig, now_ms: int, is_stopped: Callable[[], bool]
+    ) -> LoadedLog:
+        """Recover the future replica in the folder `name`, by a scan of all of it. Blocking.
+
+        Raises StorageError, or RecoveryStoppedError before the next segment if `is_stopped`.
+        """
+        marker = self.files.sync_failure_marker
+        with storage_errors("recover", self._path(name)):
+            marker.begin()
+        try:
+            loaded = load_log(
+                self._disk,
+                self._path(name),
+                config,
+                clean=False,
+                recovery_point=0,
+                log_start_offset=0,
+                now_ms=now_ms,
+                is_stopped=is_stopped,
+            )
+        except RecoveryStoppedError:
+            marker.end()
+            raise
+        except BaseException:
+            marker.has_failed = True
+            raise
+        marker.end()
+        # Nothing is lost with the end of a copy.
+        loaded.truncated_bytes, loaded.lost_end_offset, loaded.is_damaged = 0, -1, False
+        return loaded
+
+    def open_future(self, log: PartitionLog, loaded: LoadedLog, now_ms: int) -> PartitionLog:
+        """Return the recovered future replica of `log`; `adopt_future` puts it into service."""
+        return PartitionLog(self.files, log.config, log.topic, log.partition, loaded, now_ms)
+
+    def adopt_future(self, future: PartitionLog) -> None:
+        self.futures[future.topic, future.partition] = future
+
     def note_future(self, future: PartitionLog) -> None:
         """Add the future replica to the next checkpoints."""
         self._noted_futures[future.topic, future.partition] = future
@@ -453,13 +493,19 @@ class LogDir:
         if self._noted_futures.get(at) is future:
             del self._noted_futures[at]
             self.checkpoints.forget(at)
+        name = self.drop_folder(at, future.folder, rng)
+        if name is not None:
+            future.moved(self._path(name))
+
+    def drop_folder(self, at: Partition, folder: str, rng: random.Random) -> str | None:
+        """Delete the folder of a future replica; return its new name. Raises StorageError."""
         if self.failure is not None:  # leave the folder for the next start
-            return
+            return None
         name = retired_folder(*at, new_unique(rng), DELETED_FOLDER)
-        with storage_errors("rename", future.folder):
-            self._disk.rename(future.folder, self._path(name))
-        future.moved(self._path(name))
+        with storage_errors("rename", folder):
+            self._disk.rename(folder, self._path(name))
         self._deleted.append(name)
+        return name
 
     def promote_future(self, future: PartitionLog) -> None:
         """Make the future replica the log of its partition. Raises StorageError."""

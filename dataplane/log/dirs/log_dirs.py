@@ -28,7 +28,7 @@ import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
 from dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
-from dataplane.log.dirs.moved_logs import settle_moves
+from dataplane.log.dirs.moved_logs import UnfinishedMove, settle_moves
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
@@ -73,8 +73,7 @@ class LogDirs:
         self.listener: FailureListener | None = None
         # Directory for a replica that this worker does not have yet.
         self.preferred: Final[dict[Partition, str]] = {}
-        # Unfinished moves of an earlier process: partitions with the paths of their targets.
-        self.unfinished_moves: list[tuple[Partition, str]] = []
+        self.unfinished_moves: list[UnfinishedMove] = []  # begun by the last process
         self._all: Final = tuple(online)
         self._random = random
         self._disk = disk

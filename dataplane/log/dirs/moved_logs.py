@@ -21,7 +21,8 @@ without 2, until 4. At the start:
     no log, and another future replica with the     the log was lost with its directory, which is
       file                                          absent or new: records may be missing from
                                                     the future replica, which is not changed
-    any other future replica                        unfinished: removed, and copied again
+    any other future replica of a log               unfinished: the copy continues (`LogDirMover`)
+    any other future replica                        removed
 
 All functions are blocking: call them in a worker thread.
 """
@@ -53,6 +54,15 @@ logger = logging.getLogger(__name__)
 # Replaced logs that a file names. A log that was replaced before that many moves, and is found
 # again, is not recognized: both logs are offline then.
 MAX_REPLACED: Final = 64
+
+
+@frozen
+class UnfinishedMove:
+    """A future replica of a log in another directory: `name` is that of its folder in `path`."""
+
+    partition: Partition
+    path: str
+    name: str
 
 
 @frozen
@@ -91,11 +101,11 @@ def read_log_id(disk: Disk, folder: str) -> LogId | None:
 
 def settle_moves(
     disk: Disk, paths: Sequence[str], *, are_all: bool, rng: random.Random
-) -> list[tuple[Partition, str]]:
+) -> list[UnfinishedMove]:
     """Finish or undo the moves that were in progress, as the table above says.
 
-    `are_all`: the directories at `paths` are all that this worker has. Return the partitions whose
-    copy is to begin again, each with the path of its target. Raises OSError.
+    `are_all`: the directories at `paths` are all that this worker has. Return the moves whose copy
+    is to continue. Raises OSError.
     """
     logs: dict[Partition, list[str]] = {}  # paths of directories
     futures: list[tuple[Partition, str, str]] = []  # with path and folder name
@@ -111,7 +121,7 @@ def settle_moves(
     for partition, holders in logs.items():
         if len(holders) > 1:
             _delete_replaced(disk, partition, holders, rng)
-    again: list[tuple[Partition, str]] = []
+    unfinished: list[UnfinishedMove] = []
     ids = [read_log_id(disk, os.path.join(path, name)) for path, name in strays]
     former = {log_id.own for log_id in ids if log_id is not None}
     for partition, path, name in futures:
@@ -141,10 +151,13 @@ def settle_moves(
             and path not in holders
             and _have_same_topic(disk, partition, holders[0], folder)
         ):
-            again.append((partition, path))
+            if disk.exists(os.path.join(folder, MOVED)):  # the copy may become shorter
+                disk.remove(os.path.join(folder, MOVED))
+            unfinished.append(UnfinishedMove(partition, path, name))
+            continue
         _delete(disk, path, name, partition, rng)
     _delete_replaced_strays(disk, logs, strays)
-    return again
+    return unfinished
 
 
 def _delete_replaced(

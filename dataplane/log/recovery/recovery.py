@@ -29,6 +29,7 @@ them in a worker thread (`Disk.run`).
 import logging
 import os
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -86,6 +87,10 @@ _LENGTH_AT: Final = 8  # position of the batch length, after the base offset
 _LENGTH_END: Final = 12  # the batch length counts the bytes from here on
 
 
+class RecoveryStoppedError(Exception):
+    """Raised if the caller stops a recovery before the log is recovered."""
+
+
 @dataclass(slots=True)
 class LoadedLog:
     """Result of recovery, with which a `PartitionLog` starts."""
@@ -121,6 +126,7 @@ def load_log(
     now_ms: int,
     in_doubt: bool = False,
     notes_damage: bool = False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> LoadedLog:
     """Recover the log in `folder`, and return its state. Raises StorageError if it is damaged.
 
@@ -128,8 +134,9 @@ def load_log(
     `in_doubt`: an earlier sync may have failed.
     `notes_damage`: other nodes rely on all writes of the previous process, so a marker in the
     folder records truncated damage until the controller knows (`PartitionLog.forget_damage`).
+    `is_stopped`: asked before each segment; if it returns True, this raises RecoveryStoppedError.
     """
-    rest = (recovery_point, log_start_offset, now_ms, in_doubt, notes_damage)
+    rest = (recovery_point, log_start_offset, now_ms, in_doubt, notes_damage, is_stopped)
     with storage_errors("recover", folder):
         if clean:
             try:
@@ -159,6 +166,7 @@ class _Loader:
         now_ms: int,
         in_doubt: bool,
         notes_damage: bool,
+        is_stopped: Callable[[], bool],
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -169,6 +177,7 @@ class _Loader:
         self.now_ms = now_ms
         self.in_doubt = in_doubt
         self.notes_damage = notes_damage
+        self.is_stopped = is_stopped
         self.log = LoadedLog(
             folder,
             log_start_offset=log_start_offset,
@@ -336,6 +345,8 @@ class _Loader:
 
     def _read_segments(self, first_unclean: int) -> None:
         for number, base in enumerate(self.bases):
+            if self.is_stopped():
+                raise RecoveryStoppedError(self.folder)
             self._check_order(base)
             is_last = number + 1 == len(self.bases)
             next_base = NEVER if is_last else self.bases[number + 1]

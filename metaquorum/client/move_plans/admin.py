@@ -8,7 +8,13 @@ from typing import Final
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
-from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, Progress
+from metaquorum.client.move_plans.values import (
+    MovePlan,
+    MovingPartition,
+    PlanFacts,
+    Progress,
+    StoppedMove,
+)
 from metaquorum.client.quorum import describe_workers
 from metaquorum.client.replicas import describe_replicas, reported_configs, topic_config
 from metaquorum.client.values import Partition, ResourceType, Topic
@@ -269,6 +275,7 @@ def _plan(row: DescribedMovePlan, now_ms: int) -> MovePlan:
             for each in row.moving
         ],
         now_ms,
+        [StoppedMove(each.topic or None, each.partition_index, each.reason) for each in row.stops],
     )
 
 

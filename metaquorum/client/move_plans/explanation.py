@@ -5,16 +5,17 @@ a replica of the target          its worker is down, it has not fetched, or it l
 a throttle                       the lower of the plan's rate and an operator's, on either side
 a leader                         no replica can lead
 its turn                         `batch_size` others move, or the plan is paused
+
+The last moves that were stopped are named as well, with the reason.
 """
 
 from collections.abc import Iterator
 
-from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts
+from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, StoppedMove
 from metaquorum.config.throttled_replicas import ThrottledReplicas
 from wire.primitives.frozen import frozen
 
 SIDES = ("leader", "follower")
-_WHICH = "; the log of the active controller says which were given up, and why"
 
 
 @frozen
@@ -33,6 +34,7 @@ def explain(facts: PlanFacts) -> list[Wait]:
     waits: list[Wait] = []
     for partition in facts.plan.moving:
         waits += _of_partition(facts, partition)
+    waits += [_of_stop(stop) for stop in facts.plan.stops]
     waits += _of_plan(facts.plan)
     return waits
 
@@ -45,7 +47,7 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
     if plan.has_ended:
         yield wait(
             f"plan {plan.plan_id} is {plan.state}: {plan.done} of {plan.moves} moves are done,"
-            f" {plan.stopped} were cancelled or given up{_WHICH if plan.stopped else ''}"
+            f" {plan.stopped} were cancelled or given up{_unnamed(plan)}"
         )
     elif plan.state == "loading":
         yield wait("the moves of the plan are being sent; it has not started")
@@ -67,7 +69,22 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
             f" {plan.batch_size} at the same time"
         )
     if plan.stopped and not plan.has_ended:
-        yield wait(f"{plan.stopped} moves were cancelled or given up{_WHICH}")
+        yield wait(f"{plan.stopped} moves were cancelled or given up{_unnamed(plan)}")
+
+
+def _unnamed(plan: MovePlan) -> str:
+    """Return how many of the stopped moves the plan remembers, if not all."""
+    if plan.state in ("cancelling", "cancelled") or len(plan.stops) >= plan.stopped:
+        return ""
+    return f"; the last {len(plan.stops)} are named"
+
+
+def _of_stop(stop: StoppedMove) -> Wait:
+    if stop.topic is None:
+        text = f"the move of partition {stop.partition} of a topic was given up: {stop.reason}"
+        return Wait(None, None, None, text, is_problem=True)
+    at = f"{stop.topic}-{stop.partition}"
+    return Wait(at, None, None, f"its move was stopped: {stop.reason}", is_problem=True)
 
 
 def _of_partition(facts: PlanFacts, partition: MovingPartition) -> Iterator[Wait]:

@@ -29,6 +29,15 @@ class MovingPartition:
 
 
 @frozen
+class StoppedMove:
+    """A move that was cancelled or given up. `topic` None: it was deleted before its turn."""
+
+    topic: str | None
+    partition: int
+    reason: str
+
+
+@frozen
 class MovePlan:
     """State of one plan at `now_ms`; see DescribeMovePlans. None: not known, or none."""
 
@@ -51,6 +60,7 @@ class MovePlan:
     moving_bytes: int | None
     moving: Sequence[MovingPartition]
     now_ms: int
+    stops: Sequence[StoppedMove] = ()  # the last of those that were stopped
 
     @property
     def has_ended(self) -> bool:

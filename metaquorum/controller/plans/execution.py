@@ -15,7 +15,7 @@ from metaquorum.controller.plans.move_plans import expire_plan, step_plan
 from metaquorum.controller.proposer import Proposer
 from metaquorum.metadata.image import MovePlanImage
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.metadata.records import LOADING, MovePlanRecord
+from metaquorum.metadata.records import CANCELLED, CANCELLING, LOADING, MovePlanRecord
 from metaquorum.runtime.interfaces import Clock, sleep
 from wire.primitives.errors import KafkaError
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 PACE_S: Final = 0.1
 CHECK_S: Final = 1.0  # some changes stop a move without a change of its plan: a worker is removed
 LOADING_S: Final = 60.0  # a plan that gets no moves for this time has lost its sender
-MOST_NAMED: Final = 5  # moves in one log line
+MOST_NAMED: Final = 10  # moves in one log line
 
 
 class PlanExecution:
@@ -36,11 +36,16 @@ class PlanExecution:
         self._clock = clock
         # Number of parts and time of expiry of each plan that is loading.
         self._expiry: dict[int, tuple[int, float]] = {}
+        # Number of stopped moves of each plan that were logged.
+        self._stopped: dict[int, int] = {}
 
     async def run(self) -> None:
         """Take every step that is due, until cancelled."""
+        plans = self._loader.image.plans
+        self._stopped = {plan_id: plan.header.stopped for plan_id, plan in plans.items()}
         while True:
             plans = self._loader.image.plans
+            self._log_stops(plans)
             active = [plan_id for plan_id, plan in sorted(plans.items()) if not plan.has_ended]
             has_more = False
             for plan_id in active:
@@ -67,17 +72,26 @@ class PlanExecution:
         now_ms = self._clock.now_ms()
         changed = await self._proposer.change(lambda image: step_plan(image, plan_id, now_ms))
         step = changed.answer
-        if step.given_up:
-            logger.warning(
-                "plan %d gives up %d moves: %s%s",
-                plan_id,
-                len(step.given_up),
-                "; ".join(step.given_up[:MOST_NAMED]),
-                "; ..." if len(step.given_up) > MOST_NAMED else "",
-            )
         if step.ended is not None:
             _log_end(step.ended)
         return step.has_more
+
+    def _log_stops(self, plans: Mapping[int, MovePlanImage]) -> None:
+        """Log the moves that were stopped, by this controller or by other changes, and why."""
+        before = self._stopped
+        self._stopped = {plan_id: plan.header.stopped for plan_id, plan in plans.items()}
+        for plan_id, stopped in self._stopped.items():
+            header = plans[plan_id].header
+            count = stopped - before.get(plan_id, 0)
+            if count and header.state not in (CANCELLING, CANCELLED):
+                named = header.stops[-count:][:MOST_NAMED]
+                logger.warning(
+                    "%d moves of plan %d were stopped: %s%s",
+                    count,
+                    plan_id,
+                    "; ".join(f"{at_text(*stop[:2])}: {stop.reason}" for stop in named),
+                    "; ..." if count > len(named) else "",
+                )
 
     async def _expire(self, plan_id: int, parts: int) -> None:
         now = self._clock.monotonic()
@@ -104,6 +118,11 @@ class PlanExecution:
             nursery.start_soon(expire)
             await self._loader.wait_plans(known)
             nursery.cancel_scope.cancel()
+
+
+def at_text(topic: str, partition: int) -> str:
+    """Return the name of a partition; of a deleted topic only the number is known."""
+    return f"{topic}-{partition}" if topic else f"partition {partition} of a deleted topic"
 
 
 def _log_end(header: MovePlanRecord) -> None:

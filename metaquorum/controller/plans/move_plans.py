@@ -22,6 +22,9 @@ throttle (`dataplane.partition.plan_throttles`): no throttle can be left behind.
     has the target already, or moves there at once         is done
     otherwise                                              begins
 
+The plan remembers the last moves that were stopped, with the reason: a step gives it for those that
+it gives up or cancels, and replay for those that another change stops.
+
 A move that has begun is cancelled if a worker of its target is unregistered, as it could never end.
 A move that cannot be cancelled (`reassignment.cancelled`) continues until it is complete, with its
 throttle.
@@ -43,15 +46,20 @@ from metaquorum.metadata.records import (
     LOADING,
     MAX_BATCH_MOVES,
     MAX_PLANNED_MOVES,
+    MAX_REASON_CHARS,
+    MAX_STOPS,
     MAX_TEXT_CHARS,
     METADATA_VERSION,
     PAUSED,
     RUNNING,
+    STOPPED_BY_DELETION,
     MetadataRecord,
     MovePlanRecord,
+    PartitionRecord,
     PlannedMove,
     PlannedMovesRecord,
     RemoveMovePlanRecord,
+    StoppedMove,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
@@ -122,7 +130,7 @@ class PlanStep:
 
     begun: int = 0
     has_more: bool = False
-    given_up: tuple[str, ...] = ()  # for each move, the partition and why
+    given_up: tuple[StoppedMove, ...] = ()
     ended: MovePlanRecord | None = None
 
 
@@ -245,7 +253,9 @@ def step_plan(image: MetadataImage, plan_id: int, now_ms: int) -> Decision[PlanS
     if header.state == CANCELLING:
         return _cancelling(image, plan, now_ms)
     if records := _cancel(image, [at for at in sorted(plan.moving) if _is_stuck(image, at)]):
-        return Decision(PlanStep(has_more=True), records)
+        stops = [_stuck(image, record) for record in records]
+        # Each record of a partition counts its stop on top of the header.
+        return Decision(PlanStep(has_more=True), [_with_stops(header, stops), *records])
     if header.begun == header.moves and not plan.moving:
         after = replace(header, state=COMPLETE, ended_ms=max(0, now_ms))
         return Decision(PlanStep(ended=after), [after])
@@ -267,7 +277,7 @@ def _beginning(image: MetadataImage, plan: MovePlanImage) -> Decision[PlanStep]:
     free = header.batch_size - len(plan.moving)
     begun: dict[PartitionKey, MetadataRecord] = {}
     at_once: dict[PartitionKey, MetadataRecord] = {}
-    given_up: list[str] = []
+    given_up: list[StoppedMove] = []
     looked_at = 0
     done = header.done
     for move in plan.moves(header.begun):
@@ -277,15 +287,16 @@ def _beginning(image: MetadataImage, plan: MovePlanImage) -> Decision[PlanStep]:
         key = move.topic_id, move.partition
         topic = image.topic_by_id(move.topic_id)
         if topic is None or move.partition >= len(topic.partitions):
-            given_up.append(f"partition {move.partition} of a deleted topic: it is missing")
+            given_up.append(StoppedMove("", move.partition, STOPPED_BY_DELETION))
             continue
         if topic.partitions[move.partition].is_moving or key in begun or key in at_once:
-            given_up.append(f"{topic.name}-{move.partition}: it moves already")
+            given_up.append(StoppedMove(topic.name, move.partition, "it moves already"))
             continue
         try:
             after = requested_move(image, topic, move.partition, move.replicas, header.plan_id)
         except KafkaError as error:
-            given_up.append(f"{topic.name}-{move.partition}: {error.message}")
+            reason = str(error.message)[:MAX_REASON_CHARS]
+            given_up.append(StoppedMove(topic.name, move.partition, reason))
             continue
         if after is None or not after.is_moving:
             done += 1
@@ -295,7 +306,7 @@ def _beginning(image: MetadataImage, plan: MovePlanImage) -> Decision[PlanStep]:
     if not looked_at:
         return Decision(PlanStep())
     changed = replace(
-        header,
+        _with_stops(header, given_up),
         begun=header.begun + looked_at,
         done=done,
         stopped=header.stopped + len(given_up),
@@ -316,9 +327,24 @@ def _cancelling(image: MetadataImage, plan: MovePlanImage, now_ms: int) -> Decis
     return Decision(PlanStep(has_more=bool(records)), records)
 
 
-def _cancel(image: MetadataImage, keys: Sequence[PartitionKey]) -> list[MetadataRecord]:
+def _with_stops(header: MovePlanRecord, stops: Sequence[StoppedMove]) -> MovePlanRecord:
+    return replace(header, stops=(*header.stops, *stops)[-MAX_STOPS:]) if stops else header
+
+
+def _stuck(image: MetadataImage, record: PartitionRecord) -> StoppedMove:
+    """Return why a step cancels that move; the record is the one that cancels it."""
+    topic = image.topic_by_id(record.topic_id)
+    assert topic is not None, "a deleted topic has left its plan"
+    target = topic.partitions[record.partition].target
+    lost = next(replica for replica in target if replica not in image.workers)
+    return StoppedMove(
+        topic.name, record.partition, f"worker {lost} of its target is no longer registered"
+    )
+
+
+def _cancel(image: MetadataImage, keys: Sequence[PartitionKey]) -> list[PartitionRecord]:
     """Return records that cancel the moves, of at most STEP_MOVES that can be cancelled."""
-    records: list[MetadataRecord] = []
+    records: list[PartitionRecord] = []
     for topic_id, number in keys:
         topic = image.topic_by_id(topic_id)
         assert topic is not None, "a deleted topic has left its plan"

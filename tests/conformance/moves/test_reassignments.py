@@ -313,4 +313,6 @@ def test_a_plan_of_mq_admin_is_carried_out_by_kafkas_tool_and_by_the_cluster(
     back = admin.json(*asked, "--workers", "1,2", "--throttle", 10)["estimate"]
     assert "Set replica.fetch.response.max.bytes=110 on all workers" in back["warnings"][0]
     admin("moves", "plan", "--drain", 3, "--measure-seconds", 0, code=2)
-    assert "has 3 replicas, and only 2 workers may have them; add workers" in admin.errors
+    assert (
+        "has 3 replicas, and the plan leaves only 2 workers for them; add workers" in admin.errors
+    )

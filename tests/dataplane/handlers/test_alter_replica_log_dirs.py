@@ -1,6 +1,7 @@
 """Replicas that move between the log directories of a node (AlterReplicaLogDirs)."""
 
 import errno
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import trio
 
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
-from tests.dataplane.handlers.test_admin_changes import BROKER, change
+from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
 from tests.dataplane.serving import (
     FaultyDisk,
@@ -194,6 +195,133 @@ async def test_a_move_begins_again_at_the_next_start(tmp_path: Path) -> None:
         await wait_moved(served, "b")
         assert await client.values("t") == [b"0"]
         assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+
+
+async def half_copied(tmp_path: Path, **configs: object) -> tuple[int, list[bytes]]:
+    """Stop a node that has copied a part of t-0 to b; return the end of the copy, and all values.
+
+    The log has 60 records, in segments of 20,000 bytes; its last 64 KiB are copied in one step.
+    """
+    async with two_dirs(tmp_path, segment_bytes=20_000) as (served, client):
+        for number in range(60):
+            await client.produce("t", batch_of(b"%02d" % number * 1500))
+        quota = served.worker.log_dir_mover.quota
+        quota.limit(16_000, quota_now(served))  # steps of one batch
+        assert await move(client, tmp_path / "b") == 0
+        begun = served.worker.log_dir_mover.moves["t", 0]
+        while begun.future.log_end_offset < 10:
+            await trio.lowlevel.checkpoint()
+        stop_copying(served)
+        return begun.future.log_end_offset, await client.values("t")
+
+
+def copied_bytes(served: Served) -> int:
+    return int(served.worker.log_dir_mover.quota.bytes)
+
+
+def continued(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records]
+    return [text.partition(" continues at ")[2] for text in texts if " continues at " in text]
+
+
+@in_trio
+async def test_a_copy_continues_at_its_end_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    end, values = await half_copied(tmp_path)
+    (future,) = (tmp_path / "b").glob("t-0.*-future")
+    assert 10 <= end < 40
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        assert await client.values("t") == values
+        log = partition(served).log
+        assert (log.log_end_offset, log.segment_count > 1) == (61, True)
+        assert not log.was_damaged
+        assert log.lost_bytes == 0
+        assert 0 < copied_bytes(served) < log.size_bytes * (61 - end + 3) / 61
+        await client.produce("t", batch_of(b"new"))
+    assert continued(caplog) == [f"offset {end} of 61"]
+    assert not future.exists()
+    async with two_dirs(tmp_path) as (served, client):
+        assert await client.values("t") == [*values, b"new"]
+
+
+@in_trio
+async def test_a_copy_with_a_torn_tail_continues_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    end, values = await half_copied(tmp_path)
+    (future,) = (tmp_path / "b").glob("t-0.*-future")
+    last = max(future.glob("*.log"))
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - 10)
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        assert await client.values("t") == values
+        assert not partition(served).log.was_damaged
+    assert continued(caplog) == [f"offset {end - 1} of 61"]
+
+
+@in_trio
+async def test_a_copy_ends_where_the_log_ends_after_a_loss_of_power(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    end, values = await half_copied(tmp_path)
+    # A loss of power takes the tail of the log, which the copy has.
+    log = tmp_path / "a" / "t-0"
+    for each in [*(tmp_path / "a").glob(".kafka_cleanshutdown"), *log.glob("*.snapshot")]:
+        each.unlink()
+    (tmp_path / "a" / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+    _, *later = sorted(log.glob("*.log"))
+    for each in later:
+        for path in log.glob(f"{each.stem}.*"):
+            path.unlink()
+    kept = int(later[0].stem)
+    assert 0 < kept < end
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        await client.produce("t", batch_of(b"new"))
+        assert await client.values("t") == [*values[:kept], b"new"]
+        assert partition(served).log.log_end_offset == kept + 1
+    assert continued(caplog) == [f"offset {kept} of {kept}"]
+
+
+@in_trio
+async def test_the_copy_of_a_compacted_log_begins_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compaction may have removed a tombstone whose record the copy has."""
+    caplog.set_level(logging.INFO)
+    _, values = await half_copied(tmp_path)
+    async with two_dirs(tmp_path) as (served, client):
+        stop_copying(served)
+        assert await change(client, TOPIC, "t", {"cleanup.policy": "compact"}) == 0
+    caplog.clear()
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        assert copied_bytes(served) >= partition(served).log.size_bytes
+        assert await client.values("t") == values
+    assert continued(caplog) == []
+    assert not list((tmp_path / "b").glob("t-0.*-future"))
+
+
+@in_trio
+async def test_a_move_can_be_cancelled_or_redirected_while_its_copy_is_recovered(
+    tmp_path: Path,
+) -> None:
+    await half_copied(tmp_path)
+    async with two_dirs(tmp_path) as (served, client):
+        mover = served.worker.log_dir_mover
+        if mover._continuing:
+            assert await move(client, tmp_path / "b") == 0, "the same move"
+        assert await move(client, tmp_path / "a") == 0
+        while list((tmp_path / "b").glob("t-0.*-future")):
+            await trio.sleep(0.001)
+        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
+        assert not mover.moves
 
 
 @in_trio

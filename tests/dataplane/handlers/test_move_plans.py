@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from dataplane.prometheus.exposition import Page
+from dataplane.prometheus.move_plans import add_move_plans
+from dataplane.prometheus.slices import Slices
 from dataplane.quotas.replication_quota import UNLIMITED
 from metaquorum.controller.plans.move_plans import NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
@@ -251,6 +254,110 @@ def test_bad_requests_are_refused_with_a_sentence() -> None:
         assert "There is no plan 77" in str(await altered(client, 77, "pause"))
         assert "'stop' is none of start" in str(await altered(client, plan_id, "stop"))
         assert await described(client, 77) == []
+
+    together(scenario, **SMALL)
+
+
+def test_partitions_that_move_already_are_refused_by_name_with_what_to_do() -> None:
+    async def scenario(cluster: Together) -> None:
+        names = "abcdefghijklmn"
+        client = await filled(cluster, *names, batches=1)
+        planned = [(topic, [3, 2]) for topic in names]
+        assert await started(client, *planned[:2], rate_bytes_per_s=1) == 1
+        one = ReassignablePartition(partition_index=0, replicas=[3, 2])
+        limit = {"follower.replication.throttled.replicas": "*"}
+        rate = {"follower.replication.throttled.rate": 1}
+        assert await change(await cluster.connect(3), BROKER, "3", rate) == ErrorCode.NONE
+        for topic in names[2:]:
+            assert await change(client, TOPIC, topic, limit) == ErrorCode.NONE
+        await cluster.until(lambda: quota_of(cluster, 3, "follower").rate_limit == 1)
+        rows = [ReassignableTopic(name=topic, partitions=[one]) for topic in names[2:]]
+        await client.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=rows)
+        )
+        await cluster.until(lambda: cluster.state("n", 1).is_moving)
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(("c", [1]), ("a", [1])))
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        assert answer.error_message == (
+            "Partition c-0 moves already, by a reassignment. Wait until it ends, or cancel it with"
+            " 'kafka-reassign-partitions.sh --cancel'."
+            " Partition a-0 is part of plan 1, which has not ended. Wait for it, or cancel it with"
+            " 'mq-admin moves cancel 1'."
+        )
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(*planned))
+        assert (
+            "12 partitions (c-0, d-0, e-0, f-0, g-0, h-0, i-0, j-0, k-0, l-0 and 2 more) move"
+            in (answer.error_message)
+        )
+        assert "2 partitions (a-0, b-0) are part of plan 1" in answer.error_message
+        assert list(cluster.worker(1).image.plans) == [1]
+
+    together(scenario, **SMALL)
+
+
+def test_a_stopped_move_is_described_and_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", batches=50)
+        plan_id = await started(client, ("a", [3, 2]), ("b", [3, 2]), rate_bytes_per_s=1)
+        await cluster.until(lambda: len(plan_of(cluster, 1).moving) == 2)
+        none = ReassignablePartition(partition_index=0, replicas=None)
+        stop = ReassignableTopic(name="a", partitions=[none])
+        await client.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=[stop])
+        )
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="b")], timeout_ms=20_000)
+        await client.call(ApiKey.DELETE_TOPICS, request)
+        await cluster.until(lambda: plan_of(cluster, 1).has_ended)
+        (plan,) = await described(client, plan_id)
+        assert [(each.topic, each.partition_index, each.reason) for each in plan.stops] == [
+            ("a", 0, "another client cancelled its move"),
+            ("b", 0, "its topic was deleted"),
+        ]
+
+    together(scenario, **SMALL)
+    logged = [each.getMessage() for each in caplog.records if "were stopped" in each.getMessage()]
+    said = "; ".join(logged)
+    assert "moves of plan 1 were stopped: a-0: another client cancelled its move" in said
+    assert "b-0: its topic was deleted" in said
+
+
+async def page_of(cluster: Together, seen_by: int) -> str:
+    page = Page()
+    worker = cluster.worker(seen_by)
+    await add_move_plans(page, worker.image, Slices(worker.clock))
+    return b"".join(page.texts()).decode()
+
+
+def test_the_metrics_show_the_plans_that_have_not_ended() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b", "c", batches=50)
+        assert 'metaquorum_move_plans{state="running"} 0' in await page_of(cluster, 2)
+        moves = [(topic, [3, 2]) for topic in "abc"]
+        await started(client, *moves, rate_bytes_per_s=10, batch_size=1)
+        await cluster.until(lambda: plan_of(cluster, 2).moving)
+        assert await altered(client, 1, "pause") is None
+        await cluster.until(lambda: plan_of(cluster, 2).header.state == "paused")
+        page = await page_of(cluster, 2)
+        for line in (
+            'metaquorum_move_plans{state="paused"} 1',
+            'metaquorum_move_plans{state="running"} 0',
+            'metaquorum_move_plan_moves{plan="1",state="waiting"} 2',
+            'metaquorum_move_plan_moves{plan="1",state="moving"} 1',
+            'metaquorum_move_plan_moves{plan="1",state="done"} 0',
+            'metaquorum_move_plan_bytes_left{plan="1"} 3000',
+            'metaquorum_move_plan_throttle_rate{plan="1"} 10',
+        ):
+            assert line in page
+        assert await altered(client, 1, "throttle") is None
+        await cluster.until(lambda: not cluster.state("a", 2).is_moving)
+        page = await page_of(cluster, 2)
+        assert 'metaquorum_move_plan_bytes_left{plan="1"} 2000' in page
+        assert "metaquorum_move_plan_throttle_rate{" not in page
+        assert await altered(client, 1, "cancel") is None
+        await cluster.until(lambda: plan_of(cluster, 2).has_ended)
+        assert 'plan="1"' not in await page_of(cluster, 2)
 
     together(scenario, **SMALL)
 

@@ -6,7 +6,13 @@ import pytest
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.move_plans.explanation import explain
-from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, Progress
+from metaquorum.client.move_plans.values import (
+    MovePlan,
+    MovingPartition,
+    PlanFacts,
+    Progress,
+    StoppedMove,
+)
 from metaquorum.client.values import FollowerView, PartitionView, WorkerDescription
 
 MOVING = MovingPartition("t", 0, (3, 2), (3,), (1,), (1, 2), 1, 1000)
@@ -52,14 +58,23 @@ def test_a_throttle_of_0_is_a_problem_because_the_move_never_ends() -> None:
     assert first.is_problem
 
 
-def test_moves_that_were_given_up_point_at_the_log_of_the_controller() -> None:
-    ended = replace(PLAN, state="complete", stopped=2, moving=())
-    log = "the log of the active controller says which were given up, and why"
-    assert texts(replace(FACTS, plan=ended)) == [
-        f"plan 7 is complete: 3 of 10 moves are done, 2 were cancelled or given up; {log}"
+def test_moves_that_were_stopped_are_named_with_the_reason() -> None:
+    stops = (
+        StoppedMove(None, 4, "its topic was deleted"),
+        StoppedMove("t", 5, "worker 3 of its target is no longer registered"),
+    )
+    ended = replace(PLAN, state="complete", stopped=2, moving=(), stops=stops)
+    waits = explain(replace(FACTS, plan=ended))
+    assert [(wait.partition, wait.text) for wait in waits] == [
+        (None, "the move of partition 4 of a topic was given up: its topic was deleted"),
+        ("t-5", "its move was stopped: worker 3 of its target is no longer registered"),
+        (None, "plan 7 is complete: 3 of 10 moves are done, 2 were cancelled or given up"),
     ]
-    (*_, last) = texts(replace(FACTS, plan=replace(PLAN, stopped=2)))
-    assert last == f"2 moves were cancelled or given up; {log}"
+    assert [wait.is_problem for wait in waits] == [True, True, False]
+    (*_, last) = texts(replace(FACTS, plan=replace(PLAN, stopped=30, stops=stops)))
+    assert last == "30 moves were cancelled or given up; the last 2 are named"
+    cancelled = replace(PLAN, state="cancelled", stopped=30, moving=(), stops=stops[:1])
+    assert texts(replace(FACTS, plan=cancelled))[-1].endswith("30 were cancelled or given up")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Draining workers: no new replicas or leaderships, until they return or are removed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -35,9 +36,13 @@ from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import (
     METADATA_VERSION,
+    RUNNING,
     FeatureLevelRecord,
     MetadataRecord,
+    MovePlanRecord,
     PartitionRecord,
+    PlannedMove,
+    PlannedMovesRecord,
     RecordEncoder,
     TopicRecord,
     WorkerChangeRecord,
@@ -391,6 +396,28 @@ def test_a_worker_with_a_replica_is_not_removed(states: list[PartitionRecord], w
     assert words in error.message
     assert "'mq-admin moves plan --drain 3'" in error.message
     unregister_worker(image, 3)  # Kafka's request removes it all the same
+
+
+def test_a_draining_worker_is_not_advised_to_drain_but_told_what_is_left() -> None:
+    states = [led(at, "123", "12", 1) for at in range(4)]
+    image = drained(cluster(*states, led(4, "123", "13", 1, removing="3")), 3)
+    error = refused(lambda: remove_worker(image, 3).all_records())
+    assert error.message == (
+        "Worker 3 is draining and still has 5 replicas: 1 leaves by a reassignment; no move is"
+        " planned for 4: 'mq-admin moves plan --drain 3 --plan-file FILE' plans one, and 'mq-admin"
+        " moves start FILE' carries it out. Remove the worker when it has none."
+    )
+    header = MovePlanRecord(7, "a", "b", RUNNING, None, 1, 4, 0, -1, 0)
+    planned = tuple([PlannedMove(TOPIC_ID, at, numbers("12"), 0) for at in range(4)])
+    begun = led(0, "123", "13", 1, removing="3")
+    image = after(image, header, PlannedMovesRecord(7, planned))
+    image = after(image, replace(header, begun=1), replace(begun, partition_epoch=1, plan=7))
+    error = refused(lambda: remove_worker(image, 3).all_records())
+    assert error.message == (
+        "Worker 3 is draining and still has 5 replicas: 4 leave by plan 7, of which 'mq-admin moves"
+        " status 7' shows the progress; 1 leaves by a reassignment. Remove the worker when it has"
+        " none."
+    )
 
 
 def test_an_empty_worker_is_removed_once_it_is_stopped() -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.dirs.moved_logs import LogId, future_folder, read_log_id, settle_moves
+from dataplane.log.dirs.moved_logs import (
+    LogId,
+    UnfinishedMove,
+    future_folder,
+    read_log_id,
+    settle_moves,
+)
 from dataplane.log.recovery.checkpoints import encode_partition_metadata
 from metaquorum.runtime.system import RealDisk
 
@@ -25,9 +31,13 @@ def make(folder: Path, log_id: LogId | None = None, topic_id: bytes = TOPIC_ID) 
         (folder / ".metaquorum_moved").write_bytes(log_id.encode())
 
 
-def settle(path: Path, *, are_all: bool = True) -> list[tuple[tuple[str, int], str]]:
+def settle(path: Path, *, are_all: bool = True) -> list[UnfinishedMove]:
     paths = [str(path / name) for name in ("a", "b") if (path / name).is_dir()]
     return settle_moves(RealDisk(), paths, are_all=are_all, rng=random.Random(0))
+
+
+def unfinished(path: Path) -> list[UnfinishedMove]:
+    return [UnfinishedMove(("t", 0), str(path / "b"), FUTURE)]
 
 
 def names(path: Path) -> dict[str, list[str]]:
@@ -62,9 +72,9 @@ def only_former_renamed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "found", "begins_again"),
+    ("state", "found", "continues"),
     [
-        (nothing_renamed, {"a": ["t-0"], "b": ["deleted"]}, True),
+        (nothing_renamed, {"a": ["t-0"], "b": [FUTURE]}, True),
         (only_future_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
         (both_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
         (only_former_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
@@ -74,12 +84,13 @@ def test_each_step_of_the_swap_leaves_one_log(
     tmp_path: Path,
     state: Callable[[Path], None],
     found: dict[str, list[str]],
-    begins_again: bool,
+    continues: bool,
 ) -> None:
     state(tmp_path)
-    assert settle(tmp_path) == ([(("t", 0), str(tmp_path / "b"))] if begins_again else [])
+    left = unfinished(tmp_path) if continues else []
+    assert settle(tmp_path) == left
     assert names(tmp_path) == found
-    assert settle(tmp_path) == []  # also after a kill during the start
+    assert settle(tmp_path) == left  # also after a kill during the start
     assert names(tmp_path) == found
 
 
@@ -88,8 +99,19 @@ def test_a_log_is_not_replaced_while_a_directory_is_absent(tmp_path: Path) -> No
     assert settle(tmp_path, are_all=False) == []
     assert names(tmp_path) == {"b": [FUTURE]}
     make(tmp_path / "a/t-0", BEFORE)  # the directory is back, with later records
-    assert settle(tmp_path) == [(("t", 0), str(tmp_path / "b"))]
-    assert names(tmp_path) == {"a": ["t-0"], "b": ["deleted"]}
+    assert settle(tmp_path) == unfinished(tmp_path)
+    assert names(tmp_path) == {"a": ["t-0"], "b": [FUTURE]}
+
+
+def test_a_copy_that_continues_cannot_become_the_log_before_it_is_complete_again(
+    tmp_path: Path,
+) -> None:
+    nothing_renamed(tmp_path)
+    assert settle(tmp_path) == unfinished(tmp_path)
+    assert read_log_id(RealDisk(), str(tmp_path / "b" / FUTURE)) is None
+    (tmp_path / "a/t-0").rename(tmp_path / "a" / STRAY)  # for another reason
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": [STRAY], "b": ["deleted"]}
 
 
 def test_a_directory_that_comes_back_has_the_former_log(tmp_path: Path) -> None:

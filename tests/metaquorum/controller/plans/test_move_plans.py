@@ -40,13 +40,18 @@ from metaquorum.metadata.records import (
     LOADING,
     MAX_BATCH_MOVES,
     MAX_PLANNED_MOVES,
+    MAX_STOPS,
     PAUSED,
     RUNNING,
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_DELETION,
+    STOPPED_BY_REQUEST,
     MetadataRecord,
     PartitionRecord,
     PlannedMove,
     RecordEncoder,
     RemoveTopicRecord,
+    StoppedMove,
     TopicRecord,
     decode_record,
 )
@@ -182,6 +187,7 @@ def test_a_cancelled_plan_takes_its_partitions_back() -> None:
     image = settled(in_sync(settled(started()), 0))
     image = settled(changed(image, CANCEL))
     assert counts(image) == (CANCELLED, 4, 1, 3)
+    assert not image.plans[1].header.stops, "the cancel is the reason"
     assert state(image, 0).replicas == (3, 2), "what is done stays"
     assert [state(image, at).replicas for at in (1, 2, 3)] == [(2, 1)] * 3
     assert not any(each.plan for each in image.topics["p"].partitions)
@@ -206,6 +212,8 @@ def test_another_client_takes_a_partition_out_of_the_plan(target: tuple[int, ...
     assert (moving(image), counts(image)) == ([0, 2], (RUNNING, 3, 0, 1))
     assert state(image, 1).plan == 0
     assert moving(settled(image)) == [0, 2, 3]
+    why = STOPPED_BY_CANCEL if target is None else STOPPED_BY_REQUEST
+    assert image.plans[1].header.stops == (StoppedMove("p", 1, why),)
 
 
 def test_the_same_request_by_another_client_leaves_the_partition_in_the_plan() -> None:
@@ -218,11 +226,12 @@ def test_a_partition_that_moves_already_is_given_up() -> None:
     image = started()
     image = after(image, reassign(image, Reassignment("p", 1, (4, 2))))
     image, step = stepped(image)
-    assert step.given_up == ("p-1: it moves already",)
+    assert step.given_up == (StoppedMove("p", 1, "it moves already"),)
+    assert image.plans[1].header.stops == step.given_up
     assert (moving(image), counts(image)) == ([0, 2, 3], (RUNNING, 4, 0, 1))
     twice = loaded(made(), moves(2) + moves(1), batch=5)
     image, step = stepped(changed(twice, START))
-    assert (moving(image), step.given_up) == ([0, 1], ("p-0: it moves already",))
+    assert (moving(image), step.given_up) == ([0, 1], (StoppedMove("p", 0, "it moves already"),))
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])
@@ -230,6 +239,8 @@ def test_a_deleted_topic_leaves_the_plan(is_created_again: bool) -> None:
     image = settled(started())
     image, _ = replay(image, [RemoveTopicRecord(TOPIC_ID)])
     assert (moving(image), counts(image)) == ([], (RUNNING, 3, 0, 3))
+    stops = tuple([StoppedMove("p", at, STOPPED_BY_DELETION) for at in range(3)])
+    assert image.plans[1].header.stops == stops
     if is_created_again:
         other = bytes(15) + b"\7"
         record = PartitionRecord(other, 0, (1, 2), (1, 2), 1, 0, 0)
@@ -248,10 +259,23 @@ def test_a_worker_that_is_unregistered_ends_the_moves_to_it() -> None:
     image, _ = replay(image, gone.all_records())
     image, step = stepped(image)
     assert (moving(image), step.has_more) == ([], True)
+    why = "worker 3 of its target is no longer registered"
+    stops = tuple([StoppedMove("p", at, why) for at in range(3)])
+    assert image.plans[1].header.stops == stops, "and not as cancelled by another client"
     image, step = stepped(image)
     assert len(step.given_up) == 7
-    assert "no such broker" in step.given_up[0]
+    assert "no such broker" in step.given_up[0].reason
+    assert image.plans[1].header.stops == (*stops, *step.given_up)
     assert counts(settled(image)) == (COMPLETE, 10, 0, 10)
+
+
+def test_a_plan_remembers_the_last_of_many_stopped_moves() -> None:
+    image = started(30, partitions=30)
+    image, _ = replay(image, [RemoveTopicRecord(TOPIC_ID)])
+    image = settled(image)
+    assert counts(image) == (COMPLETE, 30, 0, 30)
+    stops = [StoppedMove("", at, STOPPED_BY_DELETION) for at in range(30)]
+    assert image.plans[1].header.stops == tuple(stops[-MAX_STOPS:])
 
 
 def test_the_throttle_of_a_plan_can_be_changed_and_removed() -> None:
