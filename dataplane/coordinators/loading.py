@@ -10,6 +10,9 @@ may run meanwhile. They leave gaps in the offsets, and move records to other fil
 file was removed is read again. So is one that could not be read while the disk or the process has a
 transient failure. Memory: one chunk, and one decompressed piece of a batch.
 
+Records of leader epochs before the partition's `unclean_epoch` are doubtful: what followed them may
+be lost.
+
 A transaction may still be open at the end: its marker follows in the leader's own epoch.
 Compaction may have removed records of a transaction, or all of them, but not the marker of those
 that are left.
@@ -151,6 +154,7 @@ class ShardLoader(Generic[S]):
     def _replayed(self, chunk: Chunk) -> Work[None]:
         """Replay the records of the chunk from the next offset on, in pieces. Raises LoadError."""
         offset, shard = self._offset, self._hosted.shard
+        unclean_epoch = self._hosted.partition.state.unclean_epoch
         transactional = self._hosted.transactional
         count, left = 0, PIECE_BYTES
         for position, header in chunk.batches:
@@ -167,6 +171,7 @@ class ShardLoader(Generic[S]):
                 replay = shard.replay
                 if header.is_transactional and transactional is not None:
                     replay = partial(_replay_transactional, transactional, header.producer_id)
+                is_doubtful = header.leader_epoch < unclean_epoch
                 for data, spans in record_spans(chunk.data, position, header):
                     for (
                         _, _, _, delta, _, key_at, key_length, value_at, value_length, _, _
@@ -177,7 +182,10 @@ class ShardLoader(Generic[S]):
                             data[value_at : value_at + value_length] if value_length >= 0 else None
                         )
                         long = replay(
-                            CoordinatorRecord(data[key_at : key_at + key_length], value), 0.0
+                            CoordinatorRecord(
+                                data[key_at : key_at + key_length], value, None, is_doubtful
+                            ),
+                            0.0,
                         )
                         if long is not None:
                             yield from long

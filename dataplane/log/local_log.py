@@ -21,7 +21,13 @@ import trio
 from dataplane.log.recovery.folder import LogFolder, Unsynced
 from dataplane.log.recovery.recovery import LoadedLog
 from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import LogFile, OpenFiles, storage_error, storage_errors
+from dataplane.log.segments.files import (
+    DiskFullError,
+    LogFile,
+    OpenFiles,
+    storage_error,
+    storage_errors,
+)
 from dataplane.log.segments.names import (
     ABORTED_INDEX,
     CLEANED,
@@ -509,7 +515,8 @@ class LocalLog:
     async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
         """Sync all records that were appended before this call.
 
-        Concurrent callers share one sync. Raises StorageError if the directory fails.
+        Concurrent callers share one sync. Raises StorageError if the directory fails, DiskFullError
+        if only the leader epochs cannot be written: the records are synced then.
         """
         target = self.log_end_offset
         while self._failure is None and (
@@ -541,7 +548,11 @@ class LocalLog:
                 del self._unsynced_segments[0]
         # Read the end only now, so that segments sealed during the syncs above are included:
         # otherwise they, and the cleaner, would wait for the next flush.
-        self._folder.write_epochs()
+        full: DiskFullError | None = None
+        try:
+            self._folder.write_epochs()
+        except DiskFullError as error:  # a truncation must be synced before the next append
+            full = error
         end, truncations = self.log_end_offset, self._truncations
         unsynced = self._folder.take_unsynced()
         try:
@@ -551,7 +562,10 @@ class LocalLog:
             raise
         if truncations == self._truncations:
             self._cut_unsynced = False
-            self.recovery_point = max(self.recovery_point, end)
+            if full is None:  # else recovery would not find the epochs
+                self.recovery_point = max(self.recovery_point, end)
+        if full is not None:
+            raise full
 
     async def _sync_files(
         self, disk: Disk, files: Sequence[LogFile], unsynced: Unsynced | None

@@ -17,6 +17,7 @@ StorageError.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,7 +28,12 @@ from dataplane.log.recovery.recovery import LoadedLog
 from dataplane.log.segments.aborted import AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import OpenFiles, storage_error, storage_errors
+from dataplane.log.segments.files import (
+    DiskFullError,
+    OpenFiles,
+    storage_error,
+    storage_errors,
+)
 from dataplane.log.segments.markers import encoded, marker_at, read_marker
 from dataplane.log.segments.names import DAMAGED
 from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable, TransactionMarker
@@ -203,6 +209,11 @@ class PartitionLog(LocalLog):
         for header in headers:
             if header.leader_epoch != self.epochs.latest:
                 self.assign_epoch(header.leader_epoch, header.base_offset)
+        try:
+            self.write_epochs()
+        except StorageError:
+            self._forget_epochs_of_unwritten()
+            raise
         write = _Write(segment, segment.size_bytes, headers[0].base_offset, next_offset - 1, -1)
         try:
             segment.file.get().write(records, write.position)
@@ -254,17 +265,22 @@ class PartitionLog(LocalLog):
         segment = self._segment_for(position, offset - 1, max_timestamp, now_ms)
         if leader_epoch != self.epochs.latest:
             self.assign_epoch(leader_epoch, first)
+            self.write_epochs()
         return _Write(segment, segment.size_bytes, first, offset - 1, append_time)
 
     def _undo(self, write: _Write, error: OSError) -> StorageError:
         self._tail_dirty = True
-        if self.epochs.truncate_from_end(self.log_end_offset + 1):
-            self._folder.epochs_changed()
+        self._forget_epochs_of_unwritten()
         try:
             self._clean_tail()
         except StorageError as second:
             logger.warning("%s; the next append truncates what the failed one left", second)
         return storage_error(error, "append to", write.segment.file.path)
+
+    def _forget_epochs_of_unwritten(self) -> None:
+        """Remove leader epochs that begin within batches whose append has failed."""
+        if self.epochs.truncate_from_end(self.log_end_offset + 1):
+            self._folder.epochs_changed()
 
     def _commit(
         self,
@@ -326,19 +342,28 @@ class PartitionLog(LocalLog):
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
         """Record that `leader_epoch` begins at `start_offset`, by default the log end offset.
 
-        Writes the checkpoint of leader epochs without a sync. A log without a folder keeps the
-        epoch in memory until the folder is created.
+        In memory: `write_epochs` writes it, and every append and flush before it does its work.
         """
         start = self.log_end_offset if start_offset is None else start_offset
         if self.epochs.assign(leader_epoch, start):
             self._folder.epochs_changed()
-        self._folder.write_epochs()
 
     def drop_unused_epochs(self) -> None:
-        """Remove leader epochs without records, in which this leader appended nothing."""
+        """Remove leader epochs without records, in which this leader appended nothing.
+
+        In memory, as `assign_epoch` does.
+        """
         if self.epochs.truncate_from_end(self.log_end_offset):
             self._folder.epochs_changed()
-            self._folder.write_epochs()
+
+    def write_epochs(self) -> None:
+        """Write the checkpoint of leader epochs, if it is out of date, without a sync.
+
+        A log without a folder keeps the epochs in memory until the folder is created. Recovery
+        finds the epochs of records after the recovery point without the file. Raises StorageError;
+        the next append or flush tries again.
+        """
+        self._folder.write_epochs()
 
     # Reading
 
@@ -617,7 +642,8 @@ class PartitionLog(LocalLog):
         self.log_start_offset = min(self.log_start_offset, offset)
         if self.epochs.truncate_from_end(offset):
             self._folder.epochs_changed()
-        self._folder.write_epochs()
+        with suppress(DiskFullError):  # no append until they are written
+            self._folder.write_epochs()
         self._folder.drop_snapshots_behind(offset)
 
     def _reload_producers(self) -> None:

@@ -396,7 +396,8 @@ class Partition:
     def assign(self, state: PartitionImage) -> None:
         """Apply leader, replicas and ISR of the metadata log.
 
-        Raises StorageError if the log directory fails.
+        Raises StorageError if the leader epochs cannot be written; all else is applied then. After
+        a full disk, the next append or flush writes them.
         """
         changed = state.leader_epoch != self.leader_epoch or state.leader != self.leader_id
         # A move that removes a replica begins a new epoch of the same leader.
@@ -416,8 +417,7 @@ class Partition:
         if state.leader != self.worker_id:
             self.leader_state = None
             self._uncommitted.clear()
-            # A replica being removed writes nothing: a full disk may be the reason for the removal.
-            if changed and state.leader_epoch >= 0 and self.worker_id in state.replicas:
+            if changed and state.leader_epoch >= 0:
                 self.log.drop_unused_epochs()
         else:
             self._lead(state, anew=changed)
@@ -425,6 +425,9 @@ class Partition:
             self.wake_waiters()
         elif changed:
             self._wake_watchers()
+        # A replica being removed writes nothing: a full disk may be the reason for the removal.
+        if self.offline is None and self.worker_id in state.replicas:
+            self.log.write_epochs()
 
     def leads_since(self, leader_epoch: int) -> bool:
         """Return whether this worker leads, and has led without interruption since that epoch.

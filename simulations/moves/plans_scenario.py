@@ -1,7 +1,8 @@
 """Scenario `planned-moves`: plans with throttles that the controller carries out, under all faults.
 
 A planner starts plans, pauses, resumes, cancels and throttles them, while in half of the worlds a
-mover asks for other moves of the same partitions, and topics are deleted and recreated.
+mover asks for other moves of the same partitions, and topics are deleted and recreated. In a part
+of the worlds an operator drains workers and lets them return, while plans move replicas to them.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every plan has ended, and every throttle
 """
@@ -13,6 +14,7 @@ from simulations.cluster.cluster_setup import LIVENESS_S, within
 from simulations.cluster.fault_plan import without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
+from simulations.moves.draining import DRAINS, Drainer
 from simulations.moves.move_checkers import MovesEnd, RemovedAreNoLosses, RemovedLogsAreGone
 from simulations.moves.mover import Mover
 from simulations.moves.moves_scenario import PLAIN_CHECKERS, draw_settings
@@ -33,6 +35,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     draw = world.stream("settings planned-moves")
     has_mover = draw.random() < 0.5
     settings = draw_settings(draw)
+    # A separate random stream: the operator does not change the draws of other worlds.
+    drains = world.stream("drains").random() < DRAINS
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
 
@@ -41,6 +45,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         clients.movers.append(Planner(cluster_state, "planner", world.stream("planner")))
         if has_mover:
             clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
+        if drains:
+            clients.movers.append(Drainer(cluster_state, "drainer", world.stream("drainer")))
         return clients
 
     await play_settings(
@@ -87,5 +93,7 @@ PLANNED_MOVES: Final = Scenario(
         "moves of plans done",
         "moves of plans stopped",
         "moves ended",
+        "workers drained",
+        "partitions created during a drain",
     ),
 )

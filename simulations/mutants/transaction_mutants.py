@@ -217,6 +217,18 @@ def _prepared_not_resumed() -> AbstractContextManager[None]:
     return swapped(TransactionShard, "loaded", wrong)
 
 
+def _loss_forgotten() -> AbstractContextManager[None]:
+    """Give the next epochs of producer ids after a loss of the end of the coordinator's log."""
+
+    def wrong(right: Any) -> Any:
+        def replay(self: Any, record: Any, now: float) -> Any:
+            return right(self, record._replace(is_doubtful=False), now)
+
+        return replay
+
+    return swapped(TransactionShard, "replay", wrong)
+
+
 def _last_partitions_only() -> AbstractContextManager[None]:
     """Forget the earlier partitions of a transaction when others are added."""
 
@@ -375,6 +387,12 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a new coordinator sends no markers for what the last one had decided",
             ("T4", "liveness"),
             _prepared_not_resumed,
+        ),
+        (
+            "lost-epochs-given-again",
+            "a coordinator gives the epochs again that a loss has taken from its log",
+            ("R6", "T5"),
+            _loss_forgotten,
         ),
         (
             "last-partitions-only",

@@ -282,7 +282,10 @@ class ZombiesAreRefused(TransactionChecker):
 
 
 class EpochsAreGivenOnce(TransactionChecker):
-    """No two instances of clients get the same producer id and epoch; epochs grow."""
+    """No two instances of clients get the same producer id and epoch; epochs grow.
+
+    So it is also after a loss of states: partitions may know the epochs that were given before.
+    """
 
     invariant = "T5"
 
@@ -294,8 +297,6 @@ class EpochsAreGivenOnce(TransactionChecker):
         """Check a producer that a coordinator has given to an instance; it may repeat that."""
         owner = self._given.setdefault(producer, instance)
         fence = self.transactions.fence_before(producer, asked_at)
-        if self.has_lost_state:
-            return
         self.compare(
             owner == instance, "{} is given to {} and to {}", tuple(producer), owner, instance
         )

@@ -64,12 +64,26 @@ class SeveralRows:
                 self.environment.acked([attempt], row.base_offset)
             else:
                 attempt.given_up = True
+        places = [self._directory(attempt) for attempt in attempts]
         self._checker.answered(
             [
-                (self._folder(attempt).rsplit("/", 1)[0], row.error_code)
-                for attempt, row in zip(attempts, rows, strict=True)
+                (place, row.error_code)
+                for place, row in zip(places, rows, strict=True)
+                if place is not None
             ]
         )
+
+    def _directory(self, attempt: Attempt) -> str | None:
+        """Return the log directory of the attempt's log; None if the log has no folder yet.
+
+        A refused first append leaves none, so the directory of such a log is unknown.
+        """
+        folder = self._folder(attempt)
+        try:
+            self.environment.node.storage.folder(folder)
+        except FileNotFoundError:
+            return None
+        return folder.rsplit("/", 1)[0]
 
     def _folder(self, attempt: Attempt) -> str:
         return log_folder(self.environment.node.storage, attempt.topic.name, attempt.partition)

@@ -216,6 +216,27 @@ class Transaction:
             updated_ms=now_ms,
         )
 
+    def used_up(self) -> "Transaction":
+        """Return the state with the last epoch: no client is given another one of this id."""
+        return replace(self, producer_epoch=MAX_EPOCH, last_producer_epoch=self.producer_epoch)
+
+    def aborted_after_loss(self, places: Iterable[Place], now_ms: int) -> "Transaction":
+        """Return the decision to abort what the producer id has left open in these partitions.
+
+        The last epoch ends a transaction of any other, and fences the producer id permanently.
+        """
+        return replace(
+            self,
+            state=State.PREPARE_ABORT,
+            previous_producer_id=self.producer_id,
+            next_producer_id=NO_PRODUCER_ID,
+            producer_epoch=MAX_EPOCH,
+            last_producer_epoch=NO_EPOCH,
+            started_ms=now_ms if self.state in IDLE else self.started_ms,
+            updated_ms=now_ms,
+            partitions=frozenset(places),
+        )
+
     def partitions_by_topic(self) -> dict[str, list[int]]:
         """Return the partitions of each topic; topics and partitions are in order."""
         by_topic: dict[str, list[int]] = {}

@@ -8,7 +8,7 @@ have been open for too long, and remove ids that no client uses any longer.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -31,6 +31,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
     is_too_long,
 )
 from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
+from dataplane.partition.partition import Partition
 from dataplane.replication.worker_client import WorkerClient
 from dataplane.scheduling.time_slices import Work
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
@@ -79,6 +80,12 @@ class CoordinatorParts(RuntimeParts, Protocol):
         """Metadata image that all parts of this worker have applied."""
 
 
+class AllPartitions(Partitions, Protocol):
+    """The partitions of the worker, of all topics."""
+
+    def __iter__(self) -> Iterator[Partition]: ...
+
+
 class Asked(Generic[T]):
     """An answer that may come later."""
 
@@ -111,7 +118,7 @@ class TransactionCoordinator:
     def __init__(
         self,
         parts: CoordinatorParts,
-        partitions: Partitions,
+        partitions: AllPartitions,
         configs: TransactionConfigs,
         client: WorkerClient,
         marker_writer: WritesMarkers,
@@ -150,13 +157,32 @@ class TransactionCoordinator:
             self._transaction_version,
             self.markers.send,
             self.statistics,
+            self._open_places,
         )
+
+    def _open_places(self) -> dict[int, list[Place]]:
+        """Return the partitions led by this worker in which producers have open transactions."""
+        places: dict[int, list[Place]] = {}
+        for partition in self._partitions:
+            transactions = partition.log.producers.transactions
+            if transactions is not None and partition.is_served:
+                for producer_id in transactions.open.values():
+                    places.setdefault(producer_id, []).append((partition.topic, partition.index))
+        return places
 
     def _transaction_version(self) -> int:
         return self._parts.image.features.get(TRANSACTION_VERSION, 0)
 
     def _loaded(self, shard: TransactionShard) -> None:
         self.statistics.load_times.record(self.runtime.load_s, self._parts.clock.monotonic())
+        if shard.doubtful_count:
+            log.warning(
+                "%s-%d may have lost the end of its log: %d transactional ids get new producer ids"
+                " when their clients continue, and what they left open is aborted",
+                TRANSACTION_STATE,
+                shard.index,
+                shard.doubtful_count,
+            )
         if shard.unreadable_count:
             log.warning(
                 "skipped %d malformed records of %s-%d; the first: %s",

@@ -7,12 +7,26 @@ clients retry. A prepared transaction remains pending until its completion is re
     prepared --replayed--> `on_prepared`: the markers are sent --> complete --replayed
 
 So no marker exists before its decision is committed, and no new transaction begins before the
-markers of the last one are written. Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98,
-KIP-360, KIP-890.
+markers of the last one are written.
+
+An id is doubtful after a load if its last record is older than a possible loss of the end of the
+log (the partition's `unclean_epoch`). Epochs that were given after that record are forgotten, and
+partitions may know them: if one was given again, its first batches would be taken for duplicates,
+and be acknowledged without being stored. So no epoch of such a producer id is given again:
+
+    InitProducerId                   a new producer id, with any expected id and epoch
+    EndTxn of version 2, repeated    the known outcome
+    all others                       INVALID_PRODUCER_ID_MAPPING; clients abort and initialize
+    an open transaction              aborted at once, with the last epoch, which fences all others
+    one that only partitions know    the same, in partitions that this worker leads
+    a prepared transaction           its markers are sent; completed, it has the last epoch
+
+Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98, KIP-360, KIP-890. (Kafka continues the
+epochs at the last known one after a loss.)
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import inf
@@ -32,6 +46,7 @@ from dataplane.coordinators.transaction.transaction import (
     EPOCH_BUMP_VERSION,
     IDLE,
     LAST_EPOCH,
+    MAX_EPOCH,
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_TIME,
@@ -52,6 +67,9 @@ MAX_PARTITIONS: Final = 20_000
 MAX_TOPICS: Final = 2_000
 # Seconds until the record of a completion that could not be appended is written again.
 RETRY_S: Final = 1.0
+NOW: Final = 0.0  # before every monotonic time
+# Doubtful ids, and partitions of their open transactions, that are looked at in one step.
+MAX_CHECKED: Final = 500
 # Memory of an id without partitions, and of one partition in its state, estimated.
 ID_BYTES: Final = 1000
 PARTITION_BYTES: Final = 200
@@ -91,6 +109,10 @@ class TransactionMemory:
         return self.used_bytes + size_bytes <= self.limit_bytes
 
 
+def _no_places() -> Mapping[int, Collection[Place]]:
+    return {}
+
+
 _CONCURRENT: Final = Outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
 _NEEDS_ID: Final = Outcome(ErrorCode.NONE, needs_id=True)
 _INVALID_STATE: Final = Outcome(ErrorCode.INVALID_TXN_STATE)
@@ -100,7 +122,8 @@ class TransactionShard:
     """The shard of transactional ids.
 
     `transaction_version` returns the cluster's level; `on_prepared` is called with each transaction
-    whose markers must be sent.
+    whose markers must be sent. `open_places` returns the partitions in which producers have open
+    transactions.
     """
 
     def __init__(
@@ -111,6 +134,7 @@ class TransactionShard:
         transaction_version: Callable[[], int],
         on_prepared: Callable[["TransactionShard", str, Transaction], object],
         statistics: TransactionStatistics | None = None,
+        open_places: Callable[[], Mapping[int, Collection[Place]]] = _no_places,
     ) -> None:
         self.index = index  # number of the partition
         self.coordinator_epoch = coordinator_epoch
@@ -130,6 +154,16 @@ class TransactionShard:
         self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
+        self._open_places = open_places
+        self._doubtful: dict[str, None] = {}
+        # Doubtful ids whose open transactions will be aborted, and where producers have them.
+        self._to_check: deque[str] = deque()
+        self._left_open: Mapping[int, Collection[Place]] | None = None
+
+    @property
+    def doubtful_count(self) -> int:
+        """Number of ids whose last records may be lost, and whose clients have not returned."""
+        return len(self._doubtful)
 
     @property
     def unwritten_count(self) -> int:
@@ -153,7 +187,7 @@ class TransactionShard:
         known = self.transactions.get(transactional_id)
         if transactional_id in self._pending:
             return _CONCURRENT
-        if known is None:
+        if known is None or transactional_id in self._doubtful:
             if not self._memory.has_room(_size_of(transactional_id, None)):
                 return Outcome(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if new_id is None:
@@ -219,7 +253,7 @@ class TransactionShard:
         """Add partitions to the transaction; the first begin it."""
         if transactional_id in self._pending:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        known = self.transactions.get(transactional_id)
+        known = self._certain(transactional_id)
         code = _check_producer(known, producer)
         if known is None or code is not ErrorCode.NONE:
             return code
@@ -243,7 +277,7 @@ class TransactionShard:
         self, transactional_id: str, producer: Expected, places: Iterable[Place]
     ) -> dict[Place, ErrorCode]:
         """Return for each partition whether it is part of the transaction (KIP-890)."""
-        known = self.transactions.get(transactional_id)
+        known = self._certain(transactional_id)
         code = _check_producer(known, producer)
         if known is None or code is not ErrorCode.NONE:
             return dict.fromkeys(places, code)
@@ -253,6 +287,12 @@ class TransactionShard:
             place: ErrorCode.NONE if place in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
             for place in places
         }
+
+    def _certain(self, transactional_id: str) -> Transaction | None:
+        """Return the transaction, unless later records of it may be lost."""
+        if transactional_id in self._doubtful:
+            return None
+        return self.transactions.get(transactional_id)
 
     # End
 
@@ -272,6 +312,8 @@ class TransactionShard:
             if transactional_id in self._pending:
                 return _CONCURRENT
             return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if transactional_id in self._doubtful:
+            return self._end_doubtful(transactional_id, known, producer, is_commit, client_version)
         if client_version < EPOCH_BUMP_VERSION:
             return self._end_classic(transactional_id, known, producer, is_commit, now_ms)
         if transactional_id in self._pending:
@@ -340,12 +382,40 @@ class TransactionShard:
             return Outcome(ErrorCode.NONE, known.producer_id, known.producer_epoch)
         return _INVALID_STATE
 
+    def _end_doubtful(
+        self,
+        transactional_id: str,
+        known: Transaction,
+        producer: Expected,
+        is_commit: bool,
+        client_version: int,
+    ) -> Outcome:
+        """Answer the repeated end of the last known transaction, and refuse all others.
+
+        With a version below 2, a later transaction, which is lost, has the same epoch.
+        """
+        if transactional_id in self._pending:
+            return _CONCURRENT
+        given = known.producer_epoch
+        if given == MAX_EPOCH:
+            given = known.last_producer_epoch
+        is_repeated = producer == (known.producer_id, given - 1) or (
+            producer == (known.previous_producer_id, LAST_EPOCH) and given == 0
+        )
+        state = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
+        if client_version >= EPOCH_BUMP_VERSION and is_repeated and known.state is state:
+            return Outcome(ErrorCode.NONE, known.producer_id, given)
+        return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
     def complete(self, transactional_id: str, now_ms: int) -> Write[None] | None:
         """Return the record of a prepared transaction whose markers are all written."""
         known = self.transactions.get(transactional_id)
         if known is None or known.state not in PREPARED:
             return None
-        return Write([self._record(transactional_id, known.completed(now_ms))], None)
+        after = known.completed(now_ms)
+        if transactional_id in self._doubtful and after.producer_epoch != MAX_EPOCH:
+            after = after.used_up()
+        return Write([self._record(transactional_id, after)], None)
 
     # Time
 
@@ -424,17 +494,17 @@ class TransactionShard:
     ) -> list[CoordinatorRecord]:
         """Resume what was loaded; write completions again that could not be appended."""
         self._retry_at = inf
+        records = self._abort_left_open(now_ms) if self._to_check else []
         while self._to_resume:
             self._resume(*self._to_resume.popleft())
             if is_over is not None and is_over():
                 break
-        records: list[CoordinatorRecord] = []
         for transactional_id in list(islice(self._unwritten, PIECE_ROWS)):
             del self._unwritten[transactional_id]
             outcome = self.complete(transactional_id, now_ms)
             if outcome is not None:
                 records += outcome.records
-        if self._unwritten or self._to_resume:
+        if self._unwritten or self._to_resume or self._to_check:
             self._retry_at = now
         return records
 
@@ -448,6 +518,33 @@ class TransactionShard:
         elif loaded.state is State.ONGOING and loaded.started_ms > self._loaded_ms:
             self.transactions[transactional_id] = replace(loaded, started_ms=self._loaded_ms)
 
+    def _abort_left_open(self, now_ms: int) -> list[CoordinatorRecord]:
+        """Return the decisions to abort open transactions of some of the doubtful ids."""
+        if self._left_open is None:
+            self._left_open = self._open_places()
+        records: list[CoordinatorRecord] = []
+        left = MAX_CHECKED
+        while self._to_check and left > 0:
+            transactional_id = self._to_check.popleft()
+            self._pending.pop(transactional_id, None)
+            known = self.transactions[transactional_id]
+            places = set(self._left_open.get(known.producer_id, ()))
+            if known.state is State.ONGOING:
+                places |= known.partitions
+            left -= 1 + len(places)
+            if places or known.state is State.ONGOING:
+                after = known.aborted_after_loss(places, now_ms)
+                records.append(self._record(transactional_id, after))
+        if not self._to_check:
+            self._left_open = None
+        return records
+
+    def _check_later(self, transactional_id: str, state: State, due: float) -> None:
+        """Look for open transactions of a doubtful id; its operations wait meanwhile."""
+        self._pending[transactional_id] = state
+        self._to_check.append(transactional_id)
+        self._retry_at = min(self._retry_at, due)
+
     def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
 
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
@@ -459,6 +556,12 @@ class TransactionShard:
             if after is not None and after.state in COMPLETED:
                 self._unwritten[transactional_id] = None
                 self._retry_at = min(self._retry_at, now + RETRY_S)
+            elif (
+                transactional_id in self._doubtful
+                and after is not None
+                and after.state is State.PREPARE_ABORT
+            ):
+                self._check_later(transactional_id, after.state, now + RETRY_S)
             else:
                 self._pending.pop(transactional_id, None)
 
@@ -479,6 +582,10 @@ class TransactionShard:
                 self.first_problem = self.first_problem or str(error)
                 return None
             transition = Transition(transactional_id, after)
+            if record.is_doubtful:
+                self._doubtful[transactional_id] = None
+            else:
+                self._doubtful.pop(transactional_id, None)
         self._apply(*transition)
         return None
 
@@ -488,6 +595,8 @@ class TransactionShard:
             self._memory.used_bytes -= _size_of(transactional_id, before)
             self.state_counts[before.state.number] -= 1
         self._pending.pop(transactional_id, None)
+        if after is None or (self._is_loaded and after.state is State.EMPTY):
+            self._doubtful.pop(transactional_id, None)
         if after is None:
             self.transactions.pop(transactional_id, None)
             return
@@ -500,6 +609,14 @@ class TransactionShard:
             else:
                 self._statistics.aborted_count += 1
             self._send_markers(transactional_id, after)
+        elif (
+            transactional_id in self._doubtful
+            and before is not None
+            and self._is_loaded
+            and before.producer_epoch != MAX_EPOCH
+        ):
+            # Its producer may have begun another transaction before the loss.
+            self._check_later(transactional_id, after.state, NOW)
 
     def _send_markers(self, transactional_id: str, prepared: Transaction) -> None:
         self._pending[transactional_id] = prepared.completed(0).state
@@ -511,6 +628,9 @@ class TransactionShard:
             for transactional_id, known in piece:
                 if known.state in PREPARED:
                     self._pending[transactional_id] = known.completed(0).state
+                elif transactional_id in self._doubtful:
+                    self._check_later(transactional_id, known.state, NOW)
+                    continue
                 if known.state not in IDLE:
                     self._to_resume.append((transactional_id, known))
             yield
@@ -529,6 +649,8 @@ class TransactionShard:
     def unload(self) -> Work[None]:
         self.is_unloaded = True
         self._to_resume.clear()
+        self._to_check.clear()
+        self._left_open = None
         while self.transactions:
             transactional_id, known = self.transactions.popitem()
             self._memory.used_bytes -= _size_of(transactional_id, known)
@@ -536,6 +658,7 @@ class TransactionShard:
                 yield
         yield from emptied(self._pending)
         yield from emptied(self._unwritten)
+        yield from emptied(self._doubtful)
 
     def pieces(self) -> Iterator[list[tuple[str, Transaction]]]:
         """Yield all ids, in pieces; ids may be added and removed between two steps."""

@@ -17,7 +17,8 @@ Levels of `transaction.version` (a feature of the cluster):
           continue in the next transaction; after a failed step InitProducerId raises the epoch
           (KIP-360)
     2     a leader adds its partition with the first record (KIP-890); EndTxn answers with the epoch
-          of the next transaction, in which sequences begin at 0
+          of the next transaction, in which sequences begin at 0; the first transaction after a
+          lower level needs a new epoch from InitProducerId before it begins
 
 The level is that of the coordinator's finalized features when the transaction begins.
 """
@@ -78,6 +79,8 @@ class TransactionState:
     `is_bump_needed`: at levels below 2,
     the epoch must be raised after the abort, as it is not known which records were appended.
     `is_uncertain`: an answer to EndTxn was lost, so that the coordinator may have decided.
+    `is_epoch_used`: a transaction below level 2 has ended, and its epoch was kept. Its markers may
+    not be written yet, so records that add their partition themselves could still join it.
     """
 
     transactional_id: str
@@ -92,6 +95,7 @@ class TransactionState:
     is_bump_needed: bool = False
     is_uncertain: bool = False
     is_unknown_to_coordinator: bool = False
+    is_epoch_used: bool = False
     error: BrokerError | None = None
 
     @property
@@ -118,7 +122,12 @@ class TransactionState:
     def initialized(self, producer_id: int, producer_epoch: int) -> None:
         """Take a producer id and epoch."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.is_epoch_used = False
         self._ready()
+
+    def needs_epoch(self, level: int) -> bool:
+        """Return whether a transaction of `level` must begin with a new epoch."""
+        return level >= IMPLICIT_SINCE and self.is_epoch_used
 
     def begin(self, level: int) -> None:
         """Begin a transaction at a level of `transaction.version`."""
@@ -164,6 +173,7 @@ class TransactionState:
         is_new = is_new and (producer_id, producer_epoch) != (self.producer_id, self.producer_epoch)
         if is_new:
             self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.is_epoch_used = not is_new and (self.is_started or self.is_epoch_used)
         self._ready()
         return is_new
 

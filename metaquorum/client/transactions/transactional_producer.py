@@ -176,10 +176,16 @@ class TransactionalProducer:
     async def begin(self) -> None:
         """Begin a transaction; nothing is sent but a request for the feature levels, at times.
 
-        Raises WrongStateError in a transaction, and UnreachableError.
+        The first transaction after transaction.version was raised to 2 begins with a new epoch.
+        Raises WrongStateError in a transaction, UnreachableError, and FatalTransactionError if the
+        coordinator refuses the epoch.
         """
         self._state.check(State.READY)
-        self._state.begin(await self._feature_level(self.cluster.deadline()))
+        deadline = self.cluster.deadline()
+        level = await self._feature_level(deadline)
+        if self._state.needs_epoch(level):
+            await self._init_producer(deadline, *self.producer)
+        self._state.begin(level)
         self._batches.use_level(self._state.is_implicit)
 
     async def send(self, topic: str, records: Iterable[ProducerRecord]) -> list[Appended]:

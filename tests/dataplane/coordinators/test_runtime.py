@@ -44,6 +44,7 @@ class Register:
     def __init__(self, index: int) -> None:
         self.index = index
         self.values: dict[bytes, bytes] = {}
+        self.doubtful: set[bytes] = set()  # keys of doubtful records
         self.replayed = 0
         self.in_flight = 0
         self.is_restored = self.is_loaded = self.is_unloaded = False
@@ -53,6 +54,8 @@ class Register:
 
     def replay(self, record: CoordinatorRecord, now: float) -> None:
         self.replayed += 1
+        if record.is_doubtful:
+            self.doubtful.add(record.key)
         if self.is_loaded:
             self.in_flight -= 1
         if record.value is None:
@@ -272,6 +275,34 @@ def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
             await cluster.until(lambda: coordinator.state == "ACTIVE")
             assert coordinator.runtime.shard(0) is not before
             assert coordinator.values == {b"a": b"1"}
+
+    together(scenario)
+
+
+def test_records_of_leader_epochs_before_a_possible_loss_are_doubtful() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1,))
+        coordinator = Coordinator(cluster.worker(1))
+        partition = cluster.replica(1, TOPIC)
+
+        async def elect(unclean_epoch: int) -> None:
+            state = partition.state
+            after = replace(state, leader_epoch=state.leader_epoch + 2, unclean_epoch=unclean_epoch)
+            partition.assign(after)
+            coordinator.runtime.look()
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            coordinator.put(b"a", b"1")
+            await elect(-1)
+            assert coordinator.runtime.shard(0).doubtful == set()
+            await elect(partition.leader_epoch + 2)
+            assert coordinator.runtime.shard(0).doubtful == {b"a"}
+            coordinator.put(b"b", b"1")
+            await elect(partition.state.unclean_epoch)
+            assert coordinator.runtime.shard(0).doubtful == {b"a"}
+            assert coordinator.values == {b"a": b"1", b"b": b"1"}
 
     together(scenario)
 

@@ -31,6 +31,7 @@ from tests.dataplane.log.logs import (
     open_log,
     read_headers,
 )
+from tests.dataplane.serving import FaultyDisk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import BatchHeader
 from wire.records.records import BatchState, TimestampType, scan
@@ -551,6 +552,28 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, beside: bool) -> N
     append(log, make_batch(1))
     assert offsets(read_headers(log))[-1] == (6, 6)
     assert offsets(read_headers(open_log(tmp_path))) == offsets(read_headers(log))
+
+
+def test_a_truncation_on_a_full_disk_is_synced_and_the_log_goes_on_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "t-0", files=OpenFiles(disk, str(tmp_path)))
+    for epoch in (1, 2):
+        append(log, make_batch(2), epoch=epoch)
+    disk.fail("create", "/leader-epoch-checkpoint", errno.ENOSPC)
+    assert log.truncate_to(2)
+    with pytest.raises(DiskFullError):
+        trio.run(log.flush, disk)
+    assert str(tmp_path / "t-0" / "00000000000000000000.log") in disk.synced
+    assert log.recovery_point == 0
+    with pytest.raises(DiskFullError):
+        append(log, make_batch(2), epoch=3)
+    disk.faults.clear()
+    append(log, make_batch(2), epoch=3)
+    trio.run(log.flush, disk)
+    assert log.recovery_point == 4
+    assert open_log(tmp_path / "t-0").epochs.entries == [(1, 0), (3, 2)]
 
 
 def test_an_append_beside_the_loop_is_an_append(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 """One partition's leadership, high watermark and waiters, without a node."""
 
+import errno
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
 
 from dataplane.config.topic import TopicConfig
+from dataplane.log.segments.files import DiskFullError, OpenFiles
 from dataplane.partition.partition import FetchWaiter, Partition
 from metaquorum.config.resolution import WorkerLayers
-from tests.dataplane.log.logs import append, make_batch, open_log
+from tests.dataplane.log.logs import EPOCH, append, make_batch, open_log
 from tests.dataplane.replication.replicas import Setting, state
-from tests.dataplane.serving import in_trio, serving
+from tests.dataplane.serving import FaultyDisk, in_trio, serving
 from wire.primitives.errors import ErrorCode, KafkaError
+
+EPOCHS: Final = "/leader-epoch-checkpoint"
 
 
 def config_of(**texts: str) -> TopicConfig:
@@ -19,8 +24,9 @@ def config_of(**texts: str) -> TopicConfig:
     return TopicConfig.of(WorkerLayers().topic_configs(overrides), 1000)
 
 
-def partition_in(folder: Path, **texts: str) -> Partition:
-    log = open_log(folder / "t-0")
+def partition_in(folder: Path, disk: FaultyDisk | None = None, **texts: str) -> Partition:
+    files = None if disk is None else OpenFiles(disk, str(folder))
+    log = open_log(folder / "t-0", files=files)
     return Partition("t", bytes(16), 0, Setting().context, log, config_of(**texts))
 
 
@@ -64,6 +70,58 @@ def test_an_asker_of_another_epoch_is_told_so_before_anything_else(tmp_path: Pat
     assert partition.leader_error(6) is ErrorCode.NONE
     partition.fail("broken")
     assert partition.leader_error(6) is ErrorCode.KAFKA_STORAGE_ERROR
+    partition.log.close()
+
+
+def test_a_leader_without_room_for_its_epoch_waits_for_its_followers(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    partition = partition_in(tmp_path, disk)
+    append(partition.log, make_batch(1))
+    disk.fail("create", EPOCHS, errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        partition.assign(state(1, 7, (1, 2), (1, 2)))
+    partition.check_append(-1)
+    with pytest.raises(DiskFullError):
+        append(partition.log, make_batch(1), epoch=7)
+    disk.faults.clear()
+    append(partition.log, make_batch(1), epoch=7)
+    partition.appended(100)
+    assert (partition.high_watermark, partition.log.log_end_offset) == (0, 2)
+    assert partition.fetched_by(2, 102, 2, 0)
+    assert partition.high_watermark == 2
+    assert open_log(tmp_path / "t-0").epochs.entries == [(EPOCH, 0), (7, 1)]
+    partition.log.close()
+
+
+def test_a_leader_without_room_for_its_epoch_writes_it_with_its_next_state(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    partition = partition_in(tmp_path, disk)
+    append(partition.log, make_batch(1))
+    disk.fail("create", EPOCHS, errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        partition.assign(state(1, 7, (1, 2), (1, 2)))
+    disk.faults.clear()
+    partition.assign(state(1, 7, (1, 2), (1,), 8))
+    assert partition.high_watermark == 1
+    text = (tmp_path / "t-0" / "leader-epoch-checkpoint").read_text()
+    assert text.splitlines()[2:] == [f"{EPOCH} 0", "7 1"]
+    partition.log.close()
+
+
+@in_trio
+async def test_a_deposed_leader_whose_disk_is_full_wakes_all_waiters(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    partition = partition_in(tmp_path, disk)
+    append(partition.log, make_batch(1))
+    partition.assign(state(1, 7, (1, 2), (1, 2)))
+    woken = trio.Event()
+    partition.wait_committed(1, woken.set)
+    disk.fail("create", EPOCHS, errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        partition.assign(state(2, 8, (1, 2), (1, 2)))
+    assert woken.is_set()
+    assert partition.leader_error() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.log.epochs.entries == [(EPOCH, 0)]
     partition.log.close()
 
 

@@ -341,6 +341,33 @@ def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
     together(scenario, replica_lag_time_max_ms=2000)
 
 
+def test_a_leader_that_is_elected_while_its_disk_is_full_leads() -> None:
+    """Consumers and followers read from it at once, and producers write once there is room."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
+        client = await cluster.connect(1)
+        await fill(client, "t", 5)
+        machine = cluster.nodes[2].machine
+        machine.faults.refusing = lambda path: errno.ENOSPC if "/t-0/" in path else 0
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 5)
+        other = await cluster.connect(2)
+        assert await other.values("t") == [b"%d" % number for number in range(5)]
+        await other.produce("t", batch_of(b"refused"), acks=1, error=E.KAFKA_STORAGE_ERROR)
+        assert cluster.state("t", 2).offline == ()
+        machine.faults.refusing = None
+        await other.produce("t", batch_of(b"5"), acks=-1)
+        assert cluster.replica(3, "t").log.log_end_offset == 6
+        await cluster.restart(1)
+        await cluster.until(lambda: sorted(cluster.state("t", 2).isr) == [1, 2, 3])
+        await other.produce("t", batch_of(b"6"), acks=-1)
+        assert cluster.replica(1, "t").log.log_end_offset == 7
+
+    together(scenario)
+
+
 def test_a_leader_hears_of_followers_that_have_asked_before_it_knew_the_topic() -> None:
     async def scenario(cluster: Together) -> None:
         active = next(

@@ -115,7 +115,8 @@ def test_where_it_is_allowed_another_leads_in_the_batch_that_fences_the_last_in_
         await cluster.kill(1)
         await cluster.until(lambda: cluster.state("t", 2) != before)
         after = cluster.state("t", 2)
-        assert (after.leader, after.isr) == (2, (2,))
+        assert after.leader == 2
+        assert 1 not in after.isr  # 3 may have joined already
         assert after.leader_epoch == before.leader_epoch + 1
         assert after.unclean_epoch == after.leader_epoch
 

@@ -14,6 +14,7 @@ from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import State, Transaction
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
+from tests.dataplane.coordinators.transaction import test_loss as loss
 from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
 from tests.dataplane.handlers import test_produce_transactions as produce
 from tests.dataplane.handlers.transactions import test_offsets as commits
@@ -101,6 +102,9 @@ FAILS: dict[str, Callable[[], None]] = {
     "zombies-accepted": shard.test_a_new_instance_aborts_the_open_transaction_and_fences,
     "transaction-timeouts-ignored": (shard.test_a_transaction_that_is_open_for_too_long_is_aborted),
     "prepared-not-resumed": shard.test_prepared_transactions_resume_after_a_failover,
+    "lost-epochs-given-again": partial(
+        loss.test_an_epoch_that_a_loss_has_forgotten_is_not_given_again, 2
+    ),
     "last-partitions-only": a_transaction_keeps_its_earlier_partitions,
     "verified-without-look": shard.test_verification_answers_for_each_partition,
     "offsets-outside-of-transactions": (

@@ -30,20 +30,34 @@ class Coordinator:
         self.prepared: list[Transaction] = []
         self.memory = TransactionMemory(1 << 20)
         self.new_ids = iter(range(100, 200))
+        self.left_open: dict[int, list[Place]] = {}
+        self.certain_from = 0  # records of the log before this one are doubtful
         self.load()
 
     def load(self) -> None:
         self.shard = TransactionShard(
-            0, 5, self.memory, lambda: self.version, lambda _, __, each: self.prepared.append(each)
+            0,
+            5,
+            self.memory,
+            lambda: self.version,
+            lambda _, __, each: self.prepared.append(each),
+            open_places=lambda: self.left_open,
         )
-        for record in self.log:
-            self.shard.replay(CoordinatorRecord(record.key, record.value), 0.0)
+        for at, record in enumerate(self.log):
+            is_doubtful = at < self.certain_from
+            self.shard.replay(CoordinatorRecord(record.key, record.value, None, is_doubtful), 0.0)
         at_once(self.shard.restore(0.0))
         self.shard.loaded(0.0, self.now_ms)
 
     def resume(self) -> None:
         while self.shard.next_due <= 0.0:
-            assert not self.shard.due(0.0, self.now_ms)
+            self.take(Write(self.shard.due(0.0, self.now_ms), None))
+
+    def lose(self, count: int) -> None:
+        """Let the last records of the log be lost, and load it in the next leader epoch."""
+        del self.log[len(self.log) - count :]
+        self.certain_from = len(self.log)
+        self.fail_over()
 
     def fail_over(self, *, is_resumed: bool = True) -> None:
         at_once(self.shard.unload())

@@ -94,3 +94,19 @@ def test_the_answer_to_the_end_has_the_next_epoch() -> None:
     state.begin(0)
     assert not state.ended(-1, -1)  # EndTxn before version 5
     assert (state.producer_id, state.producer_epoch) == (7, 1)
+
+
+def test_an_epoch_that_ended_a_transaction_below_level_2_is_not_used_at_level_2() -> None:
+    state = opened(level=1)
+    state.ended(-1, -1)  # nothing was sent
+    assert not state.needs_epoch(2)
+    state.begin(1)
+    state.is_started = True
+    state.ended(-1, -1)
+    assert state.needs_epoch(2)
+    assert not state.needs_epoch(1)
+    state.begin(1)
+    state.ended(-1, -1)
+    assert state.needs_epoch(2)
+    state.initialized(7, 1)
+    assert not state.needs_epoch(2)
