@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaquorum.config.resolution import WorkerLayers
 from metaquorum.moves.cluster_state import (
     ClusterState,
     PartitionState,
@@ -49,8 +50,14 @@ def test_question_5_a_gigabit_network_of_500_nodes() -> None:
 
 def test_the_default_response_supports_throttles_over_1_mb() -> None:
     """ "the default value, of 10MB, is small enough to support leader quotas over 1MB/s" """
-    window_s = 11 * 1  # "By default the total window is 11 x 1s"
-    assert largest_response_bytes(MB, window_s) >= 10 * MB
+    configs = WorkerLayers().worker_configs()
+    window = ("replication.quota.window.num", "replication.quota.window.size.seconds")
+    samples, sample_s = (configs.integer(name) for name in window)
+    # "By default the total window is 11 x 1s and replica.fetch.response.max.bytes = 10MB."
+    assert (samples, sample_s) == (11, 1)
+    assert configs.integer("replica.fetch.response.max.bytes") == 10 << 20
+    window_s = samples * sample_s
+    assert largest_response_bytes(MB, window_s) >= 10 << 20
     assert largest_response_bytes(0.9 * MB, window_s) < 10 * MB
 
 
