@@ -15,7 +15,7 @@ from dataplane.quotas.replication_quota import ReplicationQuota
 
 # Least seconds between two fetches for omitted partitions. Meanwhile the quota accumulates, so that
 # the next responses have more bytes, and the rate is the same. The follower that got the last bytes
-# waits for so long after the others may read, as it would otherwise get the next ones, too.
+# waits this time longer than the quota requires, as it would otherwise get the next ones, too.
 LEAST_WAIT_S: Final = 0.05
 
 

@@ -75,7 +75,7 @@ class Experiment:
         before, after = self.moves[partition]
         return [each for each in after if each not in before]
 
-    # What happens
+    # Steps
 
     async def fill(self, batches: int) -> None:
         """Create the topic, with that many batches in each partition; all replicas are in sync."""
@@ -157,7 +157,7 @@ class Experiment:
         answer = await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, asked)
         assert {row.error_code for row in answer.responses[0].partitions} == {ErrorCode.NONE}
 
-    # What is seen
+    # Observations
 
     def states(self, seen_by: int = 1) -> tuple[Any, ...]:
         found: tuple[Any, ...] = self.cluster.worker(seen_by).image.topic("t").partitions

@@ -46,8 +46,9 @@ def test_a_throttle_up_to_the_inbound_rate_stalls_until_it_is_raised(throttle: i
 @pytest.mark.slow
 @pytest.mark.parametrize("low", [RATE, INBOUND * 3 // 2], ids=["symmetric", "asymmetric"])
 def test_moved_leaders_matter_only_under_different_throttles(low: int) -> None:
-    """Question 4: "So long as the throttle is set to the same value on all nodes, it should not
-    matter if leaders move". Of a bootstrapping worker and one leader it is high, of the other low.
+    """Question 4: with the same value on all nodes "it should not matter if leaders move".
+
+    Otherwise a bootstrapping worker and the first leader have a high one, the second a low one.
     """
 
     async def scenario(cluster: Together) -> None:
