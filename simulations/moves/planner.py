@@ -5,6 +5,7 @@ from typing import Final
 
 from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
+from metaquorum.metadata.records import LOADING, PAUSED
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.harness.client import BROKEN, ClientConnection
@@ -58,16 +59,26 @@ class Planner(ReplicaClient):
             await sleep(runtime.clock, self._pause_s * 2 * self._draw.random())
 
     async def _finish(self, connection: ClientConnection) -> bool:
-        """Resume all plans without a limit; return whether the cluster has accepted that."""
+        """Resume all plans without a limit; return whether the cluster has accepted that.
+
+        A plan whose start was interrupted before it had all moves is cancelled: the controller
+        would wait for them longer than the world does.
+        """
         plans = self.cluster_state.cluster_history.image.plans
         for plan_id in self._active():
-            if plans[plan_id].header.state == "paused":
+            state = plans[plan_id].header.state
+            if state == PAUSED:
                 await self._alter(connection, plan_id, RESUME)
+            elif state == LOADING:
+                await self._alter(connection, plan_id, CANCEL)
             await self._alter(connection, plan_id, THROTTLE, FASTEST)
         plans = self.cluster_state.cluster_history.image.plans
         return all(
             plan.has_ended
-            or (plan.header.state != "paused" and plan.header.rate_bytes_per_s == FASTEST)
+            or (
+                plan.header.state not in (PAUSED, LOADING)
+                and plan.header.rate_bytes_per_s == FASTEST
+            )
             for plan in plans.values()
         )
 

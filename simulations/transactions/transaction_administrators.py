@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
+from dataplane.coordinators.transaction.transaction import MAX_EPOCH
 from metaquorum.controller.features import UpgradeType
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
@@ -182,7 +183,7 @@ class TransactionAdministrator(CleanupAdministrator):
         earlier = self._draw.choice([(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1)])
         marker = WritableTxnMarker(
             producer_id=producer.producer_id,
-            producer_epoch=max(producer.producer_epoch - earlier[0], 0),
+            producer_epoch=min(max(producer.producer_epoch - earlier[0], 0), MAX_EPOCH),
             transaction_result=is_commit,
             topics=[WritableTxnMarkerTopic(name=name, partition_indexes=[index])],
             coordinator_epoch=producer.coordinator_epoch - earlier[1],

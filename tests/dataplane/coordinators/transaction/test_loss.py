@@ -1,16 +1,22 @@
 """Transactional ids after a loss of the end of `__transaction_state`, as with the power."""
 
+from dataclasses import replace
+
 import pytest
 
 from dataplane.coordinators.transaction.transaction import MAX_EPOCH, State
 from dataplane.coordinators.transaction.transaction_shard import Expected, Outcome
+from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from tests.dataplane.coordinators.transaction.test_transaction_shard import (
     ID,
     PLACE,
     Coordinator,
     producer_of,
 )
+from tests.dataplane.replication.together import Together, together
 from wire.primitives.errors import ErrorCode
+from wire.records.batches import parse_header
+from wire.records.records import Record, encode_batch
 
 VERSIONS = (0, 2)
 UNKNOWN = Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -162,3 +168,38 @@ def test_ids_that_were_given_after_the_loss_are_not_doubtful() -> None:
     assert coordinator.shard.verify_partitions(ID, Expected(100, 0), [PLACE]) == {
         PLACE: ErrorCode.NONE
     }
+
+
+def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> None:
+    async def scenario(cluster: Together) -> None:
+        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+        leader = topic.partitions[0].leader
+        await cluster.create("t", (leader,))
+        coordinator = cluster.worker(leader).transactions
+        await cluster.until(lambda: 0 in coordinator.shards)
+        lost = await coordinator.init_producer_id(ID, 5000, None)
+        led = cluster.replica(leader, "t")
+        batch = encode_batch(
+            [Record(0, 1000, b"k", b"v")],
+            producer_id=lost.producer_id,
+            producer_epoch=lost.producer_epoch,
+            base_sequence=0,
+            transactional=True,
+        )
+        led.log.append(batch, [parse_header(batch)], led.leader_epoch, 1)
+        led.appended(len(batch))
+        assert led.last_stable_offset == 0
+
+        states = cluster.replica(leader, TRANSACTION_STATE)
+        epoch = states.leader_epoch + 2
+        alone = replace(states.state, replicas=(leader,), isr=(leader,), leader_epoch=epoch)
+        states.assign(replace(alone, unclean_epoch=epoch))
+        coordinator.runtime.look()
+        await cluster.until(lambda: led.last_stable_offset == 2)
+        assert led.log.log_end_offset == 2
+        await cluster.until(lambda: coordinator.shards and not coordinator.shards[0].is_pending(ID))
+        found = await coordinator.init_producer_id(ID, 5000, None)
+        assert found.code is ErrorCode.NONE
+        assert found.producer_id != lost.producer_id
+
+    together(scenario, transaction_state_log_num_partitions=1)
