@@ -108,6 +108,8 @@ def topic_facts(session: Session, topic: Topic) -> TopicFacts:
                 one.replicas,
                 one.isr,
                 eligible.get(TopicPartition(topic.name, one.index), Eligible()),
+                one.adding,
+                one.removing,
             )
             for one in topic.partitions
         ],

@@ -14,7 +14,8 @@ from dataplane.partition.plan_throttles import sends_throttled
 from dataplane.quotas.replication_quota import ReplicationQuota
 
 # Least seconds between two fetches for omitted partitions. Meanwhile the quota accumulates, so that
-# the next responses have more bytes, and the rate is the same.
+# the next responses have more bytes, and the rate is the same. The follower that got the last bytes
+# waits this time longer than the quota requires, as it would otherwise get the next ones, too.
 LEAST_WAIT_S: Final = 0.05
 
 
@@ -50,11 +51,16 @@ class ThrottledReads:
         """Count the bytes of the response."""
         if self._size_bytes:
             self._quota.record(self._size_bytes, self._now, in_sync_bytes=self._in_sync_bytes)
+            if self._size_bytes > self._in_sync_bytes:
+                self._quota.last_reader = self._replica_id
 
     @property
     def wait_s(self) -> float:
         """Seconds until an omitted partition may be read."""
-        return max(LEAST_WAIT_S, self._quota.delay_s(self._now, self._size_bytes))
+        delay_s = self._quota.delay_s(self._now, self._size_bytes)
+        if self._quota.last_reader == self._replica_id:
+            return delay_s + LEAST_WAIT_S
+        return max(LEAST_WAIT_S, delay_s)
 
     def _is_throttled(self, partition: Partition) -> bool:
         return is_throttled(partition) or sends_throttled(partition, self._replica_id)

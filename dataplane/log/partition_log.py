@@ -42,7 +42,7 @@ from dataplane.log.segments.slices import LogSlice
 from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CONTROL
+from wire.records.batches import CONTROL, HEADER_BYTES
 from wire.records.records import (
     BatchHeader,
     EndTransactionMarker,
@@ -392,7 +392,9 @@ class PartitionLog(LocalLog):
                 f"offset {offset} of {self.topic}-{self.partition} is out of range: the log has "
                 f"offsets {self.log_start_offset} to {self.log_end_offset}",
             )
-        if offset >= end_offset or offset == self.log_end_offset:
+        # Earlier partitions of a request may have used up its bytes: then nothing is looked up.
+        fits_none = max_bytes < HEADER_BYTES and not min_one
+        if fits_none or offset >= end_offset or offset == self.log_end_offset:
             return LogSlice(self._segments.active.file, 0, 0, offset)
         segment, start = self._segments.find(offset)
         if end_offset >= self.log_end_offset:
@@ -400,7 +402,7 @@ class PartitionLog(LocalLog):
         else:
             end = self._segments.end_in(segment, end_offset)
         size = end - start
-        if size > max(max_bytes, 0):  # a request with several partitions may have used up its bytes
+        if size > max_bytes:
             _, first = next(segment.walk(start))
             if first.batch_bytes <= max_bytes:
                 size = max_bytes

@@ -230,13 +230,15 @@ _ROWS: Final = (
         _REPLICAS + "underminisrpartitioncount",
         _GAUGE,
         (),
-        "Partitions led by this worker with fewer in-sync replicas than min.insync.replicas.",
+        "Partitions led by this worker with fewer in-sync replicas than min.insync.replicas, or"
+        " than replicas if that is less.",
     ),
     Metric(
         _REPLICAS + "atminisrpartitioncount",
         _GAUGE,
         (),
-        "Partitions led by this worker with exactly min.insync.replicas in-sync replicas.",
+        "Partitions led by this worker with exactly min.insync.replicas in-sync replicas, or with"
+        " all in sync if they are fewer.",
     ),
     Metric(
         _REPLICAS + "isrshrinks_total",

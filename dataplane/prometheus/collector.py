@@ -269,7 +269,7 @@ class _Sums:
         if partition.offline is None:
             self.producer_ids += len(producers)
         if partition.is_leader:
-            in_sync, least = len(partition.isr), partition.config.min_insync_replicas
+            in_sync, least = len(partition.isr), partition.least_isr
             self.led += 1
             self.reassigning += partition.state.is_moving
             self.under_replicated += partition.is_under_replicated

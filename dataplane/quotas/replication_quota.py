@@ -31,11 +31,21 @@ UNLIMITED: Final = LONG_MAX
 class ReplicationQuota:
     """Bytes of throttled replicas, and the bytes per second that they may use."""
 
-    __slots__ = ("_leaked_at", "_level", "_sample_s", "_window", "_window_s", "bytes", "rate_limit")
+    __slots__ = (
+        "_leaked_at",
+        "_level",
+        "_sample_s",
+        "_window",
+        "_window_s",
+        "bytes",
+        "last_reader",
+        "rate_limit",
+    )
 
     def __init__(self, samples: int = DEFAULT_SAMPLES, sample_s: float = DEFAULT_SAMPLE_S) -> None:
         self.rate_limit = UNLIMITED  # bytes per second
         self.bytes = 0  # since the start of the process
+        self.last_reader = -1  # follower out of sync to which a leader sent the last bytes
         self._sample_s = sample_s
         self._window_s = samples * sample_s
         self._window = RateWindow(samples, sample_s)

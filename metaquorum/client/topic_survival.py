@@ -46,13 +46,27 @@ class Place:
 
 @frozen
 class Placed:
-    """Replicas and in-sync replicas of a partition, by node id."""
+    """Replicas and in-sync replicas of a partition, by node id.
+
+    A move adds and removes the replicas `adding` and `removing`.
+    """
 
     index: int
     leader: int | None
     replicas: Sequence[int]
     isr: Sequence[int]
     eligible: Eligible = _NOBODY
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
+
+    @property
+    def settled(self) -> Sequence[int]:
+        """Replicas except those that a move adds, which may have no records yet (KIP-352)."""
+        return [replica for replica in self.replicas if replica not in self.adding]
+
+    def least(self, min_isr: int) -> int:
+        """Return the number of replicas that must be in sync for acks=all."""
+        return min(min_isr, len(self.replicas) - len(self.removing))
 
 
 @frozen
@@ -68,13 +82,14 @@ class TopicFacts:
 
     @property
     def replication_factor(self) -> int:
-        """Least number of replicas of a partition."""
-        return min(len(partition.replicas) for partition in self.partitions)
+        """Least number of replicas of a partition, except those that a move adds."""
+        return min(len(partition.settled) for partition in self.partitions)
 
     @property
     def least(self) -> int:
-        """Number of replicas that must be in sync for acks=all."""
-        return min(self.min_isr, self.replication_factor)
+        """Least number of replicas that must be in sync for acks=all."""
+        least = min(partition.least(self.min_isr) for partition in self.partitions)
+        return min(least, self.replication_factor)
 
 
 def explain(facts: TopicFacts) -> list[Sentence]:
@@ -194,17 +209,17 @@ def _spread(facts: TopicFacts, kind: str, places: Mapping[int, str | None]) -> l
     n, m = facts.replication_factor, facts.least
     if n == 1:
         return []
-    used = {replica for partition in facts.partitions for replica in partition.replicas}
+    used = {replica for partition in facts.partitions for replica in partition.settled}
     if any(places.get(replica) is None for replica in used):
         if kind == "rack":
             text = "Not all workers have a rack configured (broker.rack): replicas may share one."
             return [Sentence("racks", Level.NOTE, text)]
         return []
     crowded = [
-        (max(Counter(places[replica] for replica in one.replicas).values()), one)
+        (max(Counter(places[replica] for replica in one.settled).values()), one)
         for one in facts.partitions
     ]
-    together = [one.index for count, one in crowded if count == len(one.replicas)]
+    together = [one.index for count, one in crowded if count == len(one.settled)]
     if together:
         text = f"All replicas of {_partitions(together)} are on one {kind}, and are lost with it."
         return [Sentence(f"{kind}s", Level.BAD, text)]
@@ -213,7 +228,7 @@ def _spread(facts: TopicFacts, kind: str, places: Mapping[int, str | None]) -> l
         text = f"No two replicas of a partition are on the same {kind}."
     else:
         text = f"Up to {_number(most)} replicas of a partition are on the same {kind}."
-    stops = [one.index for count, one in crowded if len(one.replicas) - count < m]
+    stops = [one.index for count, one in crowded if len(one.settled) - count < m]
     if stops:
         text += (
             f" Without one {kind}, producers with acks=all to {_partitions(stops)} may be refused."
@@ -232,15 +247,18 @@ def _now(facts: TopicFacts) -> list[Sentence]:
     offline = [one for one in facts.partitions if one.leader is None]
     if offline:
         return _offline(offline)
-    short = [one for one in facts.partitions if len(one.isr) < len(one.replicas)]
+    short = [one for one in facts.partitions if len(one.isr) < len(one.settled)]
     if not short:
-        return [Sentence("now", Level.GOOD, "Now all replicas are in sync.")]
+        text = "Now all replicas are in sync"
+        if any(one.adding for one in facts.partitions):
+            text += ", except those that are being added"
+        return [Sentence("now", Level.GOOD, f"{text}.")]
     worst = min(short, key=lambda one: len(one.isr))
     indexes = [one.index for one in short]
     missing = f"Now replicas of {_partitions(indexes)} are out of sync"
-    left, least = len(worst.isr), min(facts.min_isr, len(worst.replicas))
+    left, least = len(worst.isr), worst.least(facts.min_isr)
     verb = "is" if left == 1 else "are"
-    where = f"in partition {worst.index} {left} of {len(worst.replicas)} {verb} in sync"
+    where = f"in partition {worst.index} {left} of {len(worst.settled)} {verb} in sync"
     if left < least:
         text = f"{missing}: {where}, and producers with acks=all are refused."
         return [Sentence("now", Level.BAD, text)]

@@ -17,7 +17,7 @@ counts:
     time of one worker and side = C / (T - K)      the move ends with the slowest
     K of a follower: the inbound rate of partitions that the worker receives
     K of a leader:   the inbound rate of partitions that it leads and that move, once for each of
-                     their replicas on other workers, in sync or not
+                     their new replicas
 
 The move cannot end if T <= K. Source: KIP-73, questions 1, 4 and 5.
 """
@@ -142,8 +142,7 @@ def worker_traffic(state: ClusterState, plan: Plan) -> dict[int, WorkerTraffic]:
             received[worker] += now.size_bytes
             received_keep_up[worker] += now.bytes_in_per_s
         sent[now.sender] += now.size_bytes * len(adding)
-        followers = len(now.replicas) + len(adding) - 1
-        sent_keep_up[now.sender] += now.bytes_in_per_s * followers
+        sent_keep_up[now.sender] += now.bytes_in_per_s * len(adding)
     inbound = _higher(_inbound(state), _inbound(after))
     led = _higher(_inbound_led(state), _inbound_led(after))
     ids = sorted({worker.worker_id for worker in state.workers} | set(inbound) | set(sent))
@@ -319,8 +318,8 @@ def _refusal(traffic: list[WorkerTraffic], throttle: int) -> str | None:
             return (
                 f"With a throttle of {throttle:,} B/s the move never ends: worker"
                 f" {each.worker_id} sends {each.sent_keep_up:,.0f} B/s of new records of the moving"
-                " partitions to their replicas, the throttle counts these bytes, and none are left"
-                " for the copies."
+                " partitions to their new replicas, the throttle counts these bytes, and none are"
+                " left for the copies."
             )
     return None
 

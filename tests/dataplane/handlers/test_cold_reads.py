@@ -135,6 +135,24 @@ async def test_nor_does_it_in_a_session(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_no_page_is_read_for_partitions_that_no_longer_fit(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await fill(client)
+        disk.cool()
+        batch_bytes = len(batch_of(bytes(BATCH_BYTES)))
+        await client.fetch("t", 7, max_bytes=batch_bytes)
+        for left_bytes in (0, 20):
+            message = fetch_message({"t": [(0, 7), (1, 30)]}, max_bytes=batch_bytes + left_bytes)
+            message.topics[0].partitions[0].partition_max_bytes = batch_bytes
+            answer = await client.call(ApiKey.FETCH, message, FETCH_VERSION)
+            rows = answer.responses[0].partitions
+            assert [offsets_of(row) for row in rows] == [[7], []]
+        assert not [path for path in disk.warm if "/t-1/" in path]
+
+
+@in_trio
 async def test_who_asks_is_answered_even_if_memory_forgets_at_once(tmp_path: Path) -> None:
     disk = ColdDisk()
     async with serving(tmp_path, disk=disk) as served:

@@ -12,6 +12,7 @@ from metaquorum.controller.plans.move_plans import NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
 from metaquorum.rpc.methods import CREATE_MOVE_PLAN, CreateMovePlan, RequestContext
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
+from tests.dataplane.replication.throttling.experiment import create
 from tests.dataplane.replication.throttling.test_throttling import (
     BATCH,
     BATCH_BYTES,
@@ -364,8 +365,6 @@ def test_the_metrics_show_the_plans_that_have_not_ended() -> None:
 
 def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:
     async def scenario(cluster: Together) -> None:
-        from tests.dataplane.replication.throttling.test_throttled_moves import create
-
         count = 2300
         await create(cluster, "many", dict.fromkeys(range(count), (1, 2)))
         client = await cluster.connect(1)

@@ -133,6 +133,18 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
 
 
 @in_trio
+async def test_more_in_sync_replicas_than_replicas_are_not_required(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        client = await served.connect()
+        await client.create("t", 2, min_insync_replicas=2)
+        await client.produce("t", batch_of(b"accepted"))
+        samples = await scrape(served)
+        replicas = "kafka_server_replicamanager_"
+        assert value(samples, replicas + "underminisrpartitioncount") == 0
+        assert value(samples, replicas + "atminisrpartitioncount") == 2
+
+
+@in_trio
 async def test_errors_are_told_by_their_codes(tmp_path: Path) -> None:
     async with serving(tmp_path, metrics=True) as served:
         client = await served.connect()

@@ -8,13 +8,43 @@ from dataplane.quotas.rate_window import RateWindow
 from metaquorum.controller.mutation_quotas import TokenBucket
 
 
-@pytest.mark.parametrize(("used", "delay_s"), [(14_000, 0.0), (36_000, 8.0), (100_000, 40.0)])
-def test_the_worked_examples_of_the_chapter(used: int, delay_s: float) -> None:
-    """20 kB/s, T = 10 s: 14 kB/s is not delayed, 36 kB/s by 8 s, 100 kB/s by 40 s."""
+@pytest.mark.parametrize(
+    ("used", "delay_s", "duty"), [(14_000, 0.0, 1.0), (36_000, 8.0, 0.556), (100_000, 40.0, 0.2)]
+)
+def test_the_worked_examples_of_the_chapter(used: int, delay_s: float, duty: float) -> None:
+    """20 kB/s, T = 10 s: 14 kB/s is not delayed, 36 kB/s by 8 s, 100 kB/s by 40 s.
+
+    The duty cycle is T / (D + T): "just under 56%", and 20%.
+    """
     window = RateWindow()
     window.record(10 * used, 0.0)
-    assert window.window_s(0.0) == 10.0
-    assert window.delay_s(20_000, 0.0) == pytest.approx(delay_s)
+    window_s, found_s = window.window_s(0.0), window.delay_s(20_000, 0.0)
+    assert window_s == 10.0
+    assert found_s == pytest.approx(delay_s)
+    assert window_s / (found_s + window_s) == pytest.approx(duty, abs=0.001)
+
+
+def test_the_worked_example_of_kip_13() -> None:
+    """5 MB/s for 9 s, then 15 MB in the tenth: "Delay Time = (60 - 50)/5 = 2 second delay"."""
+    window = RateWindow()
+    for second in range(9):
+        assert window.use(5e6, 5e6, float(second)) == 0.0
+    assert window.use(15e6, 5e6, 9.0) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("sample_s", [1.0, 3.0])
+def test_the_snapback_of_the_chapter_delays_by_one_sample(sample_s: float) -> None:
+    """100 kB/s and 1,100 kB: "the new delay is 10 x (1100 - 1000) / 1000", one second.
+
+    With samples of 3 s the window varies "between 30 seconds and 33 seconds", and the delay is 3 s.
+    """
+    window = RateWindow(11, sample_s)
+    window.record(11 * sample_s * 100_000, 0.0)
+    before = sample_s - 1e-6
+    assert window.window_s(before) == pytest.approx(11 * sample_s)
+    assert window.delay_s(100_000, before) == pytest.approx(0.0, abs=1e-4)
+    assert window.window_s(sample_s) == pytest.approx(10 * sample_s)
+    assert window.delay_s(100_000, sample_s) == pytest.approx(sample_s)
 
 
 def test_what_is_not_used_is_not_saved_up_beyond_the_window() -> None:

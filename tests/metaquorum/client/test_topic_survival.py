@@ -88,6 +88,36 @@ def test_sentences(topic: TopicFacts, about: str, level: Level, words: str) -> N
     assert [one for one in found if words in one.text and one.level is level], found
 
 
+@pytest.mark.parametrize(
+    ("replicas", "isr", "adding", "removing", "about", "words"),
+    [
+        # From 1, 2 to 3, 2
+        ((3, 2, 1), (1, 2), (3,), (1,), "acks=all", "at least 2 of 2"),
+        ((3, 2, 1), (1, 2), (3,), (1,), "now", "are in sync, except those that are being added."),
+        ((3, 2, 1), (1,), (3,), (1,), "now", "1 of 2 is in sync, and producers with acks=all are"),
+        ((3, 2, 1), (1, 2), (3,), (1,), "racks", "No two replicas"),
+        # One replica more, on the rack of another
+        ((1, 2, 4), (1, 2), (4,), (), "racks", "No two replicas"),
+        ((1, 2, 3), (1,), (2, 3), (), "acks=all", "one replica of each partition"),
+        # Down to one replica
+        ((1, 2, 3), (1,), (), (2, 3), "now", "1 of 3 is in sync, and the partition stops"),
+        ((1, 2, 3), (1, 2, 3), (), (2, 3), "acks=all", "at least 1 of 3"),
+    ],
+)
+def test_replicas_that_a_move_adds_do_not_count(
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    adding: Sequence[int],
+    removing: Sequence[int],
+    about: str,
+    words: str,
+) -> None:
+    topic = facts(isr, replicas=replicas)
+    moving = replace(topic.partitions[0], adding=adding, removing=removing)
+    (found,) = said(replace(topic, partitions=[moving]), about)
+    assert words in found.text
+
+
 def test_of_partitions_that_are_offline_it_is_said_who_is_waited_for() -> None:
     topic = facts((), (), (), ())
     known = (Eligible((2, 1), 1), Eligible((), 3), Eligible(), Eligible((1, 2)))
