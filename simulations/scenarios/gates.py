@@ -36,8 +36,9 @@ CI: Final[Mapping[str, CiShare]] = {
     "quorum": CiShare(8, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(7, 150),
-    "everything": CiShare(6, 150),
+    "everything": CiShare(5, 150),
     "planned-moves": CiShare(1, 20),
+    "upgraded-moves": CiShare(1, 12),
     "quotas": CiShare(4, 60),
     "single-node-power": CiShare(4, 100),
     "syncs": CiShare(1, 40),
@@ -101,6 +102,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
     "planned-moves": (*_OF_ATTACKERS, "LiveWorkersStay"),
+    "upgraded-moves": (*_OF_ATTACKERS, "LiveWorkersStay"),
     "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs", "LastOfEachKeyIsRead"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,

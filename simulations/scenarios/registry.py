@@ -26,6 +26,7 @@ from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.moves_scenario import MOVING_PARTITIONS
 from simulations.moves.plans_scenario import PLANNED_MOVES
+from simulations.moves.upgraded_moves_scenario import UPGRADED_MOVES
 from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
@@ -385,6 +386,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         TRANSACTIONS,
         MOVING_PARTITIONS,
         PLANNED_MOVES,
+        UPGRADED_MOVES,
         QUOTAS,
     )
 }
