@@ -12,6 +12,7 @@ from simulations.cluster.cluster_clients import RETRY_S
 from simulations.groups.upgrade_checkers import LevelsAreSupported, level_of
 from simulations.harness.client import BROKEN, ClientConnection
 from simulations.moves.draining import DRAIN, RETURN
+from simulations.moves.move_checkers import MovesKeepCopies
 from simulations.moves.mover import Mover
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replica_clients import ReplicaClient
@@ -163,6 +164,13 @@ class MovesProbe(ReplicaClient):
     def _checker(self) -> MovesNeedTheirLevel:
         return self.cluster_state.checker(MovesNeedTheirLevel)
 
+    def _asked(self, place: Place, target: list[int] | None) -> None:
+        """Record the request before it is sent: the level may be raised meanwhile."""
+        checker = self.cluster_state.checker(MovesKeepCopies)
+        checker.asked(*place, None)  # of a plan that is cancelled
+        if target is not None:
+            checker.asked(*place, tuple(target))
+
     def _target(self) -> list[int]:
         workers = sorted(member.config.node_id for member in self.cluster_state.workers)
         return self._draw.sample(workers, self._draw.randint(1, len(workers)))
@@ -176,6 +184,7 @@ class MovesProbe(ReplicaClient):
     async def _reassign(
         self, connection: ClientConnection, name: str, place: Place, target: list[int] | None
     ) -> None:
+        self._asked(place, target)
         row = ReassignablePartition(partition_index=place.partition, replicas=target)
         message = AlterPartitionReassignmentsRequest(
             timeout_ms=TIMEOUT_MS, topics=[ReassignableTopic(name=name, partitions=[row])]
@@ -188,7 +197,9 @@ class MovesProbe(ReplicaClient):
         await self._list_none(connection, api, message, lambda answer: answer.topics)
 
     async def _start(self, connection: ClientConnection, name: str, place: Place) -> None:
-        row = PlannedPartition(partition_index=place.partition, replicas=self._target())
+        target = self._target()
+        self._asked(place, target)
+        row = PlannedPartition(partition_index=place.partition, replicas=target)
         message = StartMovePlanRequest(
             timeout_ms=TIMEOUT_MS,
             batch_size=1,
@@ -217,7 +228,9 @@ class MovesProbe(ReplicaClient):
     async def _move_dir(self, connection: ClientConnection, name: str, place: Place) -> None:
         """Move a log between directories, which needs no level: only its worker takes part."""
         topic = AlterReplicaLogDirTopic(name=name, partitions=[place.partition])
-        message = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=NOWHERE, topics=[topic])])
+        message = AlterReplicaLogDirsRequest(
+            dirs=[AlterReplicaLogDir(path=NOWHERE, topics=[topic])]
+        )
         answer = await connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, message)
         code = ErrorCode(answer.results[0].partitions[0].error_code)
         self.cluster_state.world.count(f"early moves to a directory: {code.name}")

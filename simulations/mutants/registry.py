@@ -48,7 +48,7 @@ from simulations.mutants.sync_mutants import FAULT_MUTANTS
 from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from simulations.mutants.truncation_mutants import CUT_MUTANTS
-from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
+from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
 from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
@@ -435,6 +435,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
         *UPGRADE_MUTANTS,
+        *MOVES_LEVEL_MUTANTS,
         *TRANSACTION_MUTANTS,
         *MOVE_MUTANTS,
         *DRAINING_MUTANTS,
