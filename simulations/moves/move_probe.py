@@ -10,6 +10,7 @@ from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.groups.upgrade_checkers import LevelsAreSupported, level_of
+from simulations.groups.upgrade_clients import UpgradeOperator
 from simulations.harness.client import BROKEN, ClientConnection
 from simulations.moves.draining import DRAIN, RETURN
 from simulations.moves.move_checkers import MovesKeepCopies
@@ -234,6 +235,16 @@ class MovesProbe(ReplicaClient):
         answer = await connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, message)
         code = ErrorCode(answer.results[0].partitions[0].error_code)
         self.cluster_state.world.count(f"early moves to a directory: {code.name}")
+
+
+class PatientOperator(UpgradeOperator):
+    """Operator that begins once all workers have registered: the others would not be asked."""
+
+    async def run(self, runtime: Runtime) -> None:
+        state = self.cluster_state
+        while len(state.cluster_history.image.workers) < len(state.workers) and not state.closing:
+            await sleep(runtime.clock, RETRY_S)
+        await super().run(runtime)
 
 
 class AfterTheRaise:

@@ -16,7 +16,6 @@ from typing import Final
 from simulations.cluster.fault_plan import draw_faults, without
 from simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
 from simulations.groups.upgrade_checkers import LevelsAreSupported, OldNodesReadOldRecords
-from simulations.groups.upgrade_clients import UpgradeOperator
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.draining import DRAINS, Drainer
@@ -25,6 +24,7 @@ from simulations.moves.move_probe import (
     LastingMover,
     MovesNeedTheirLevel,
     MovesProbe,
+    PatientOperator,
 )
 from simulations.moves.moves_scenario import FEW_KINDS, PLAIN_CHECKERS
 from simulations.moves.moves_scenario import draw_settings as draw_moves
@@ -80,7 +80,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         cluster_state.checker(LevelsAreSupported).versions = versions
         versions.applied = cluster_state.checker(OldNodesReadOldRecords).applied
         clients = replication_clients(cluster_state)
-        operator = UpgradeOperator(cluster_state, "operator", world.stream("operator"), longest_s)
+        operator = PatientOperator(cluster_state, "operator", world.stream("operator"), longest_s)
         clients.movers.append(operator)
         clients.movers.append(MovesProbe(cluster_state, "probe", world.stream("probe")))
         later = [
