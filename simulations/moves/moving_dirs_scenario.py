@@ -41,7 +41,17 @@ from simulations.transactions.transactions_scenario import draw_settings as draw
 DIR_CHECKERS: Final = (ChangedLogsAreWhole, ReplicasHaveOneLog)
 LOG_DIRS: Final = ("/data", "/disk-1")
 # Faults of whole machines and links: the others damage the files of one directory.
-DIR_KINDS: Final = ("kill", "power", "restart", "pause", "isolate", "slow links", "down", "split")
+DIR_KINDS: Final = (
+    "kill",
+    "power",
+    "restart",
+    "pause",
+    "isolate",
+    "slow links",
+    "down",
+    "split",
+    "overtaken",
+)
 MOST_FAULTS: Final = 8
 
 

@@ -90,9 +90,12 @@ class ReplicaDirMover(ReplicaClient):
         self._pause_s = draw.choice(PAUSES_S)
 
     async def run(self, runtime: Runtime) -> None:
+        is_set = False
         while not self.done:
             try:
                 async with self.connected(runtime) as connection:
+                    if not is_set:
+                        is_set = await self._set_rate(connection, self._draw.choice(RATES))
                     if self.cluster_state.calm:
                         self.done = await self._set_rate(connection, FASTEST)
                     else:

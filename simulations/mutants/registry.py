@@ -36,6 +36,7 @@ from simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from simulations.mutants.load_mutants import LOAD_MUTANTS
+from simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
 from simulations.mutants.move_mutants import MOVE_MUTANTS
@@ -438,6 +439,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *MOVES_LEVEL_MUTANTS,
         *TRANSACTION_MUTANTS,
         *MOVE_MUTANTS,
+        *LOG_DIR_MUTANTS,
         *DRAINING_MUTANTS,
     )
 }
