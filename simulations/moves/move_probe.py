@@ -168,7 +168,7 @@ class MovesProbe(ReplicaClient):
     def _asked(self, place: Place, target: list[int] | None) -> None:
         """Record the request before it is sent: the level may be raised meanwhile."""
         checker = self.cluster_state.checker(MovesKeepCopies)
-        checker.asked(*place, None)  # of a plan that is cancelled
+        checker.asked(*place, None)  # a cancelled plan takes it back
         if target is not None:
             checker.asked(*place, tuple(target))
 
@@ -254,20 +254,17 @@ class AfterTheRaise:
         self.name = client.name
         self._client = client
         self._cluster_state = cluster_state
-        self._is_closed = False
-
-    @property
-    def done(self) -> bool:
-        return self._client.done or self._is_closed
+        self.done = False
 
     async def run(self, runtime: Runtime) -> None:
         levels = self._cluster_state.checker(LevelsAreSupported)
         while levels.level < MOVES_LEVEL:
             if self._cluster_state.closing:
-                self._is_closed = True
-                return
+                break
             await sleep(runtime.clock, RETRY_S)
-        await self._client.run(runtime)
+        else:
+            await self._client.run(runtime)
+        self.done = True
 
 
 class LastingMover(Mover):

@@ -35,6 +35,7 @@ from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_scenario import (
     KINDS,
+    AnyClient,
     Clients,
     play_settings,
     replication_clients,
@@ -83,7 +84,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         operator = PatientOperator(cluster_state, "operator", world.stream("operator"), longest_s)
         clients.movers.append(operator)
         clients.movers.append(MovesProbe(cluster_state, "probe", world.stream("probe")))
-        later = [
+        later: list[AnyClient] = [
             LastingMover(cluster_state, "mover", world.stream("mover")),
             Planner(cluster_state, "planner", world.stream("planner")),
         ]
