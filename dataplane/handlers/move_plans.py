@@ -212,11 +212,13 @@ def _raise_first(errors: list[KafkaError | None]) -> None:
 
 
 async def handle_alter_move_plan(
-    worker: AsksController, request: Request, message: AlterMovePlanRequest
+    worker: PlansMoves, request: Request, message: AlterMovePlanRequest
 ) -> AlterMovePlanResponse:
     rate = _rate(message.rate_bytes_per_s) if message.action == THROTTLE else None
     change = MovePlanChange(message.plan_id, message.action, rate)
     try:
+        # A controller of an older version does not have the method.
+        needs_level(worker.image, MOVES_LEVEL, "a plan of moves")
         await _change(worker, request, change, timeout_seconds(message.timeout_ms))
     except KafkaError as error:
         return AlterMovePlanResponse(error_code=error.code, error_message=error.message)

@@ -35,9 +35,14 @@ def rack_of(worker_id: int, racks: int) -> str | None:
 
 
 def settle(
-    cluster_state: ClusterState, workers: int, configs: Mapping[str, str], *, racks: int = 0
+    cluster_state: ClusterState,
+    workers: int,
+    configs: Mapping[str, str],
+    *,
+    racks: int = 0,
+    log_dirs: tuple[str, ...] = (),
 ) -> None:
-    """Create the machines and assign their roles; `configs` are those of workers."""
+    """Create the machines and assign their roles; `configs` and `log_dirs` are those of workers."""
     settings = cluster_state.settings
     voters = range(1, settings.controllers + 1)
     roles = {node_id: {CONTROLLER} for node_id in voters}
@@ -49,6 +54,7 @@ def settle(
         config = NodeConfig(
             node_id=node_id,
             data_dir="/data",
+            log_dirs=log_dirs if WORKER in own else (),
             listen=("0.0.0.0", CLIENT_PORT),  # noqa: S104 - a simulated interface
             advertise=(f"node-{node_id}", None),
             roles=frozenset(own),

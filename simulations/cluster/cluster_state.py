@@ -48,6 +48,11 @@ class Member:
         return self.supervisor.name
 
     @property
+    def log_dirs(self) -> list[str]:
+        """Paths of the log directories."""
+        return [*self.config.log_dirs] or [self.config.data_dir]
+
+    @property
     def running(self) -> Node | None:
         return self.node if self.supervisor.machine.running else None
 

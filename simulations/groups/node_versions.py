@@ -1,13 +1,14 @@
 """Versions of the software that the nodes of a cluster run while an operator upgrades them.
 
 An old version is the shipped code, but it registers, and founds the cluster with, an earlier level
-of metadata.version, and does not know transaction.version: level 2, before transactions, or level
-1, before groups. Workers of the latter prove no worker id to each other, do not serve
-AuthenticateReplica, and believe every replica id. A version takes effect when a process starts; no
-node returns to an old one.
+of metadata.version: level 3, before moves of partitions; level 2, before transactions, which does
+not know transaction.version; or level 1, before groups. No old version serves the APIs of moves,
+and none of their methods as a controller. Workers of level 1 prove no worker id to each other, do
+not serve AuthenticateReplica, and believe every replica id. A version takes effect when a process
+starts; no node returns to an old one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, overload
 
@@ -24,6 +25,15 @@ from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEV
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION, FeatureRange
+from metaquorum.rpc import service
+from metaquorum.rpc.methods import (
+    ALTER_WORKER,
+    APPEND_MOVES,
+    CHANGE_MOVE_PLANS,
+    CREATE_MOVE_PLAN,
+    REASSIGN_PARTITIONS,
+    Method,
+)
 from simulations.kernel.machine import Machine, running_process
 from simulations.kernel.mutation import swapped
 from simulations.kernel.process import Process
@@ -31,7 +41,24 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import Api, ApiKey
 
 OLD_LEVEL: Final = GROUPS_LEVEL - 1
-OLD_LEVELS: Final = (OLD_LEVEL, TRANSACTIONS_LEVEL - 1)
+OLD_LEVELS: Final = (OLD_LEVEL, TRANSACTIONS_LEVEL - 1)  # versions before transactions
+# What no version before moves of partitions serves, as a worker and as a controller.
+APIS_OF_MOVES: Final = (
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ApiKey.ALTER_WORKER,
+    ApiKey.START_MOVE_PLAN,
+    ApiKey.ALTER_MOVE_PLAN,
+    ApiKey.DESCRIBE_MOVE_PLANS,
+)
+METHODS_OF_MOVES: Final = (
+    REASSIGN_PARTITIONS.name,
+    CREATE_MOVE_PLAN.name,
+    APPEND_MOVES.name,
+    CHANGE_MOVE_PLANS.name,
+    ALTER_WORKER.name,
+)
 
 
 def old_features(level: int) -> tuple[FeatureRange, ...]:
@@ -39,7 +66,7 @@ def old_features(level: int) -> tuple[FeatureRange, ...]:
     return tuple(
         FeatureRange(each.name, each.least, level) if each.name == METADATA_VERSION else each
         for each in SUPPORTED_FEATURES
-        if each.name != TRANSACTION_VERSION
+        if each.name != TRANSACTION_VERSION or level >= TRANSACTIONS_LEVEL
     )
 
 
@@ -63,6 +90,11 @@ class NodeVersions:
 
     def is_old_process(self, process: Process | None) -> bool:
         return process is not None and self.is_old(process.name, process.number)
+
+    def old_supports(self, feature: str, level: int) -> bool:
+        """Return whether nodes of the old version support this level of a feature."""
+        ranges = [each for each in old_features(self.old_level) if each.name == feature]
+        return any(each.least <= level <= each.most for each in ranges)
 
     def is_before_groups(self, process: Process | None) -> bool:
         """Return whether the process runs a version that believes every replica id."""
@@ -103,12 +135,26 @@ class _ServedApis:
         self._apis = apis
 
     def values(self) -> list[Api]:
-        is_first = self._versions.is_before_groups(running_process.get())
-        return [
-            each
-            for each in self._apis.values()
-            if not (is_first and each.key == ApiKey.AUTHENTICATE_REPLICA)
-        ]
+        process = running_process.get()
+        unknown: tuple[int, ...] = APIS_OF_MOVES if self._versions.is_old_process(process) else ()
+        if self._versions.is_before_groups(process):
+            unknown = (*unknown, ApiKey.AUTHENTICATE_REPLICA)
+        return [each for each in self._apis.values() if each.key not in unknown]
+
+
+class _KnownMethods:
+    """The table of controllers' methods, of which each process knows those of its version."""
+
+    def __init__(self, versions: NodeVersions, methods: Mapping[str, Method[Any, Any]]) -> None:
+        self._versions = versions
+        self._methods = methods
+
+    def get(self, name: str) -> Method[Any, Any] | None:
+        is_old = self._versions.is_old_process(running_process.get())
+        return None if is_old and name in METHODS_OF_MOVES else self._methods.get(name)
+
+    def values(self) -> Iterable[Method[Any, Any]]:
+        return self._methods.values()
 
 
 @contextmanager
@@ -167,6 +213,7 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
 
     with (
         swapped(api_versions, "APIS", serves),
+        swapped(service, "METHODS", lambda right: _KnownMethods(versions, right)),
         swapped(ReplicaAuthenticator, "respond", closes),
         swapped(handler, "fetch_claim_error", believes),
         swapped(isr_manager, "is_earlier", takes_for_earlier),

@@ -1,16 +1,20 @@
 """Checkers of an upgrade: what old nodes read, when a level is raised, what needs the level."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+import msgpack
 
 from metaquorum.controller.internal_topics import LEVELS, TRANSACTIONS_LEVEL
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.records import (
     METADATA_VERSION,
+    SCHEMAS,
     TRANSACTION_VERSION,
     FeatureLevelRecord,
     MetadataRecord,
+    Schema,
     TopicRecord,
 )
 from simulations.cluster.cluster_state import ClusterChecker, ClusterState
@@ -58,10 +62,12 @@ class LevelsAreSupported(WatchingChecker):
             self.compare(not image.features.get(TRANSACTION_VERSION), "transactions at {}", level)
         early = [name for name, needed in LEVELS.items() if level < needed and image.topic(name)]
         self.compare(not early, "{} exists at level {}", early, level)
-        if image.features.get(TRANSACTION_VERSION, 0) > before.features.get(TRANSACTION_VERSION, 0):
+        transactions = image.features.get(TRANSACTION_VERSION, 0)
+        if transactions > before.features.get(TRANSACTION_VERSION, 0):
             self.world.count("levels of transaction.version raised")
+            is_old = self.versions.old_supports(TRANSACTION_VERSION, transactions)
             self.compare(
-                not self.old_nodes and level >= TRANSACTIONS_LEVEL,
+                (is_old or not self.old_nodes) and level >= TRANSACTIONS_LEVEL,
                 "transaction.version is raised at level {} while {} run the old version",
                 level,
                 self.old_nodes,
@@ -86,7 +92,10 @@ class LevelsAreSupported(WatchingChecker):
 
 
 class OldNodesReadOldRecords(WatchingChecker):
-    """A process of the old version never applies a record that the new level permits."""
+    """A process of the old version never applies a record that the new level permits.
+
+    Nor does it receive an old record in a version that it cannot read.
+    """
 
     invariant = "M7"
 
@@ -101,6 +110,15 @@ class OldNodesReadOldRecords(WatchingChecker):
                 "{} runs the old version, and applies {} at {}",
                 process.name,
                 record,
+                batch.expected_offset,
+            )
+        for schema, version in _written(batch):
+            self.compare(
+                schema.levels[version] <= self._versions.old_level,
+                "{} runs the old version, and reads version {} of {} at {}",
+                process.name,
+                version,
+                schema.record.__name__,
                 batch.expected_offset,
             )
 
@@ -142,6 +160,16 @@ UPGRADE_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     OldNodesReadOldRecords,
     GroupsNeedTheirLevel,
 )
+
+
+def _written(batch: Batch) -> Iterator[tuple[Schema, int]]:
+    """Yield the schema and the version of each record, as they are encoded."""
+    schemas = {schema.id: schema for schema in SCHEMAS}
+    unpacker = msgpack.Unpacker(use_list=False)
+    unpacker.feed(batch.body)
+    for _ in range(batch.count):
+        record_id, version, *_ = unpacker.unpack()
+        yield schemas[record_id], version
 
 
 def _level_needed(record: MetadataRecord) -> int:

@@ -181,6 +181,8 @@ class UpgradeOperator(ReplicaClient):
         self.say(f"raises {wanted}: {code.name}, old {old_nodes}")
         if code is ErrorCode.NONE:  # all nodes that are old now were old then
             old_nodes = self._checker.old_nodes
+        if self._checker.versions.old_supports(*wanted):  # the level is that of the old nodes
+            old_nodes = []
         self._checker.answered(old_nodes, code)
 
 

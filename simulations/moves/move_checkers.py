@@ -14,6 +14,7 @@ from metaquorum.metadata.image import NO_LEADER, MetadataDelta, MetadataImage, P
 from simulations.cluster.cluster_state import ClusterChecker, ClusterState, Member
 from simulations.replication.loss_checkers import LedgerChecker
 from simulations.replication.replica_checkers import WatchingChecker
+from simulations.replication.replica_files import log_folders
 from simulations.replication.replicas import (
     Name,
     PartitionHistory,
@@ -24,7 +25,6 @@ from simulations.replication.replicas import (
 )
 from wire.primitives.errors import ErrorCode
 
-DATA: Final = "/data"
 Replicas: TypeAlias = tuple[int, ...]
 
 
@@ -239,8 +239,8 @@ class RemovedLogsAreGone(WatchingChecker):
             places = [
                 (partition.topic, partition.index) for partition in node.worker.replica_manager
             ]
-            entries = member.supervisor.machine.storage.folder(DATA).entries
-            places += [at for name in entries if (at := parse_partition_folder(name)) is not None]
+            names = [path.rsplit("/", 1)[1] for path in log_folders(member)]
+            places += [at for name in names if (at := parse_partition_folder(name)) is not None]
             for name, index in dict.fromkeys(places):
                 topic = image.topic(name)
                 if topic is not None and worker_id not in topic.partitions[index].replicas:

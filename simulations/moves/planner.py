@@ -5,7 +5,7 @@ from typing import Final
 
 from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
-from metaquorum.metadata.records import LOADING, PAUSED
+from metaquorum.metadata.records import CANCELLING, LOADING, PAUSED
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.harness.client import BROKEN, ClientConnection
@@ -61,22 +61,22 @@ class Planner(ReplicaClient):
     async def _finish(self, connection: ClientConnection) -> bool:
         """Resume all plans without a limit; return whether the cluster has accepted that.
 
-        A plan whose start was interrupted before it had all moves is cancelled: the controller
-        would wait for them longer than the world does.
+        A plan whose sender died is cancelled: by itself it expires later than a world may last.
         """
         plans = self.cluster_state.cluster_history.image.plans
         for plan_id in self._active():
-            state = plans[plan_id].header.state
-            if state == PAUSED:
-                await self._alter(connection, plan_id, RESUME)
-            elif state == LOADING:
+            if plans[plan_id].header.state == LOADING:
                 await self._alter(connection, plan_id, CANCEL)
+                continue
+            if plans[plan_id].header.state == PAUSED:
+                await self._alter(connection, plan_id, RESUME)
             await self._alter(connection, plan_id, THROTTLE, FASTEST)
         plans = self.cluster_state.cluster_history.image.plans
         return all(
             plan.has_ended
+            or plan.header.state == CANCELLING
             or (
-                plan.header.state not in (PAUSED, LOADING)
+                plan.header.state not in (LOADING, PAUSED)
                 and plan.header.rate_bytes_per_s == FASTEST
             )
             for plan in plans.values()

@@ -1,8 +1,7 @@
 """Mutants of retention, deletion, configs, fetch sessions, indexes and syncs."""
 
 import struct
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import trio
@@ -16,7 +15,6 @@ from dataplane.log.segments.names import LOG_START_CHECKPOINT
 from dataplane.log.segments.segment import Segment
 from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from dataplane.maintenance import background_tasks
-from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
@@ -148,29 +146,6 @@ def _rot_made_sound() -> AbstractContextManager[None]:
     return swapped(cleaning, "batch_crc", wrong)
 
 
-def _swap_before_caught_up() -> AbstractContextManager[None]:
-    @contextmanager
-    def both() -> Iterator[None]:
-        with (
-            swapped(LogDirMover, "_copy_rest", lambda right: lambda self, move: True),
-            swapped(LogDirMover, "_may_swap", lambda right: lambda self, move: True),
-        ):
-            yield
-
-    return both()
-
-
-def _future_kept_after_cancel() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def end(self: Any, move: Any, reason: str) -> None:
-            move.scope.cancel()
-            self.moves.pop(move.at, None)
-
-        return end
-
-    return swapped(LogDirMover, "_end", wrong)
-
-
 def _one_directory_fails_all() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def fail(self: Any, log_dir: Any, error: StorageError) -> None:
@@ -274,20 +249,6 @@ UPKEEP_MUTANTS: Final = (
         "failing-disk",
         ("L2", "L4"),
         _rot_made_sound,
-    ),
-    Mutant(
-        "swap-before-caught-up",
-        "a future replica replaces its log before it has all records",
-        "moved-dirs",
-        ("R6", "T1", "L1", "R5"),
-        _swap_before_caught_up,
-    ),
-    Mutant(
-        "future-kept-after-cancel",
-        "a move that is cancelled leaves its future replica",
-        "moved-dirs",
-        ("R11",),
-        _future_kept_after_cancel,
     ),
     Mutant(
         "one-directory-fails-all",

@@ -36,6 +36,7 @@ from simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from simulations.mutants.load_mutants import LOAD_MUTANTS
+from simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
 from simulations.mutants.move_mutants import MOVE_MUTANTS
@@ -48,7 +49,7 @@ from simulations.mutants.sync_mutants import FAULT_MUTANTS
 from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from simulations.mutants.truncation_mutants import CUT_MUTANTS
-from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
+from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
 from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
@@ -435,8 +436,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *REPLICA_FAULT_MUTANTS,
         *GROUP_MUTANTS,
         *UPGRADE_MUTANTS,
+        *MOVES_LEVEL_MUTANTS,
         *TRANSACTION_MUTANTS,
         *MOVE_MUTANTS,
+        *LOG_DIR_MUTANTS,
         *DRAINING_MUTANTS,
     )
 }

@@ -5,10 +5,19 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane.coordinators.group import group_coordinator
+from dataplane.handlers import move_plans as plans_of_workers
+from dataplane.handlers import quorum, reassignments
 from dataplane.handlers.groups import coordinators
 from dataplane.replication import earlier_workers
 from dataplane.worker import internal_topics as workers_topics
-from metaquorum.controller import features, internal_topics
+from metaquorum.controller import (
+    features,
+    internal_topics,
+    reassignment,
+    worker_registration,
+)
+from metaquorum.controller.plans import move_plans
+from metaquorum.metadata.records import RecordEncoder, encode_record
 from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
@@ -58,6 +67,34 @@ def _dependencies_of_levels_not_checked() -> AbstractContextManager[None]:
     return swapped(features, "_check_dependencies", _unchecked)
 
 
+def _moves_at_every_level() -> AbstractContextManager[None]:
+    return all_of(
+        swapped(reassignments, "needs_level", _unchecked),
+        swapped(reassignment, "check_level", _unchecked),
+    )
+
+
+def _plans_at_every_level() -> AbstractContextManager[None]:
+    return all_of(
+        swapped(plans_of_workers, "needs_level", _unchecked),
+        swapped(move_plans, "check_level", _unchecked),
+    )
+
+
+def _drains_at_every_level() -> AbstractContextManager[None]:
+    return all_of(
+        swapped(quorum, "needs_level", _unchecked),
+        swapped(worker_registration, "check_level", _unchecked),
+    )
+
+
+def _newest_record_versions() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return lambda self, record: encode_record(record)
+
+    return swapped(RecordEncoder, "encode", wrong)
+
+
 UPGRADE_MUTANTS: Final = tuple(
     Mutant(name, about, "upgrades", found_as, apply)
     for name, about, found_as, apply in (
@@ -96,6 +133,32 @@ UPGRADE_MUTANTS: Final = tuple(
             "a worker that is not upgraded replicates without a proof from any address",
             ("R5",),
             _earlier_worker_at_any_address,
+        ),
+    )
+)
+
+MOVES_LEVEL_MUTANTS: Final = tuple(
+    Mutant(name, about, "upgraded-moves", ("M7",), apply)
+    for name, about, apply in (
+        (
+            "moves-at-every-level",
+            "moves are accepted at a level at which old nodes cannot read them",
+            _moves_at_every_level,
+        ),
+        (
+            "plans-at-every-level",
+            "plans of moves are accepted at a level at which old nodes cannot read them",
+            _plans_at_every_level,
+        ),
+        (
+            "drains-at-every-level",
+            "workers drain at a level at which old nodes cannot read that",
+            _drains_at_every_level,
+        ),
+        (
+            "newest-record-versions",
+            "records are written in their newest version at every level",
+            _newest_record_versions,
         ),
     )
 )

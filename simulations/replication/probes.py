@@ -10,6 +10,7 @@ from typing import Any
 
 from dataplane.log.dirs import log_dir
 from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.local_log import LocalLog
 from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.segments.files import DiskFullError
@@ -156,6 +157,21 @@ class Probes:
             found = self._on_disk(storage, log.folder, history)
         entries = [entry for entry in found if start <= entry.name.offset < end]
         cluster_history.opened(history, replica, start, end, entries)
+
+    def changed_dir(self, log: PartitionLog, future: PartitionLog) -> None:
+        """Report the log that has replaced another one in another log directory."""
+        if log in self._partitions:
+            self._partitions[future] = self._partitions.pop(log)
+        if (known := self._logs.pop(log, None)) is None:
+            return
+        self._logs[future] = known
+        start, storage = future.log_start_offset, known[1].machine.storage
+        if self._cluster_history.contents is None:
+            found = entries_on_disk(storage, future.folder)
+        else:
+            found = self._on_disk(storage, future.folder, known[0])
+        names = [entry.name for entry in found if entry.name.offset >= start]
+        self._cluster_history.changed_dir(*known, names, start)
 
     def _on_disk(self, storage: Storage, folder: str, history: PartitionHistory) -> list[Entry]:
         """Return the records of all intact batches, identified by their contents.
@@ -314,6 +330,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             *((PartitionLog, "append_marker", _marks),) * hasattr(PartitionLog, "append_marker"),
             (log_dir, "load_log", _loads),
             (LogDir, "_retire", _retires),
+            (LogDirs, "swap", _changes_dir),
             (PartitionLog, "__init__", _opens),
             (PartitionLog, "append", _appends),
             (PartitionLog, "append_beside", _appends_beside),
@@ -357,6 +374,18 @@ def _retires(probes: Probes) -> Wrap:
             return name
 
         return _retire
+
+    return wrap
+
+
+def _changes_dir(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def swap(self: LogDirs, log: PartitionLog, target: LogDir, future: Any, *args: Any) -> Any:
+            name = right(self, log, target, future, *args)
+            probes.changed_dir(log, future)
+            return name
+
+        return swap
 
     return wrap
 

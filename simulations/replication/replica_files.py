@@ -6,7 +6,7 @@ from dataplane.log.segments.names import parse_partition_folder
 from simulations.checkers.log_files import ScansLogs, naive_segments
 from simulations.cluster.cluster_state import Member
 from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_faults import DATA, topic_id_of
+from simulations.replication.replica_faults import topic_id_of
 from simulations.replication.replicas import PartitionHistory, ReplicaLog
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 
@@ -57,11 +57,22 @@ def scan_replicas(cluster_state: ReplicatedClusterState) -> None:
             _scan_worker(cluster_state, member)
 
 
+def log_folders(member: Member) -> list[str]:
+    """Return the paths of everything in the log directories of a worker."""
+    storage = member.supervisor.machine.storage
+    return [
+        f"{path}/{name}"
+        for path in member.log_dirs
+        if path[1:] in storage.folder("/").entries
+        for name in sorted(storage.folder(path).entries)
+    ]
+
+
 def _scan_worker(cluster_state: ReplicatedClusterState, member: Member) -> None:
     checker = cluster_state.checker(ReplicaIndexIsScan)
     storage, worker_id = member.supervisor.machine.storage, member.config.node_id
-    for name in sorted(storage.folder(DATA).entries):
-        at, folder = parse_partition_folder(name), f"{DATA}/{name}"
+    for folder in log_folders(member):
+        at = parse_partition_folder(folder.rsplit("/", 1)[1])
         topic_id = None if at is None else topic_id_of(storage, folder)
         if at is None or topic_id is None:
             continue

@@ -299,6 +299,11 @@ class ReplicaChecker(ClusterChecker):
     ) -> None:
         """Check a log that a process has opened; `missing` are records that it had before."""
 
+    def changed_dir(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], start: int
+    ) -> None:
+        """Check the log that replaces another in another log directory: its records, its start."""
+
     def retired(self, history: PartitionHistory, replica: ReplicaLog) -> None:
         """Check a replica whose worker is about to delete its log, while the topic exists."""
 
@@ -667,6 +672,13 @@ class ClusterHistory:
         replica.lost.difference_update(name for name, _ in entries)
         replica.epochs, replica.start, replica.end = now, start, end
         self._read_transactions(history, replica)
+
+    def changed_dir(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], start: int
+    ) -> None:
+        for checker in self.checkers:
+            checker.changed_dir(history, replica, names, start)
+        self.world.count("logs moved between directories")
 
     @staticmethod
     def _read_transactions(history: PartitionHistory, replica: ReplicaLog) -> None:

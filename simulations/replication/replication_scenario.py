@@ -70,7 +70,11 @@ from simulations.replication.replica_clients import (
     ReplicaProducer,
 )
 from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaFaults
-from simulations.replication.replica_files import ReplicaIndexIsScan, scan_replicas
+from simulations.replication.replica_files import (
+    ReplicaIndexIsScan,
+    log_folders,
+    scan_replicas,
+)
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_throttles import (
     REPLICATION_QUOTA_CHECKERS,
@@ -320,7 +324,13 @@ async def play_settings(
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
     cluster_state = ReplicatedClusterState(world, settings, checkers)
-    settle(cluster_state, settings.workers, settings.configs, racks=settings.racks)
+    settle(
+        cluster_state,
+        settings.workers,
+        settings.configs,
+        racks=settings.racks,
+        log_dirs=settings.log_dirs,
+    )
     with (
         small_sizes(world.stream("sizes")),
         watched(cluster_state, cluster_state.cluster_history.applied),
@@ -495,8 +505,8 @@ def _look_at_hosts(cluster_state: ReplicatedClusterState) -> None:
         hosted = {str(p): (p.topic, p.topic_id) for p in worker.replica_manager}
         checker.hosted(member.config.node_id, dict(hosted.values()), image)
         known = {f"{name}-{index}" for name, t in image.topics.items() for index in range(4)}
-        folders = member.supervisor.machine.storage.folder("/data").entries
-        for folder in folders:
+        for path in log_folders(member):
+            folder = path.rsplit("/", 1)[1]
             if parse_partition_folder(folder) is not None:
                 checker.compare(
                     folder in known, "worker {} has a folder {}", member.config.node_id, folder

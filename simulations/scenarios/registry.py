@@ -25,7 +25,9 @@ from simulations.harness.observing import small_sizes, watched, watched_retireme
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.moves_scenario import MOVING_PARTITIONS
+from simulations.moves.moving_dirs_scenario import MOVING_DIRS
 from simulations.moves.plans_scenario import PLANNED_MOVES
+from simulations.moves.upgraded_moves_scenario import UPGRADED_MOVES
 from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
@@ -385,6 +387,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         TRANSACTIONS,
         MOVING_PARTITIONS,
         PLANNED_MOVES,
+        UPGRADED_MOVES,
+        MOVING_DIRS,
         QUOTAS,
     )
 }

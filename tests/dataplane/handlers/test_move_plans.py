@@ -8,9 +8,18 @@ from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.move_plans import add_move_plans
 from dataplane.prometheus.slices import Slices
 from dataplane.quotas.replication_quota import UNLIMITED
-from metaquorum.controller.plans.move_plans import NewMovePlan
+from metaquorum.controller import features
+from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE, NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
-from metaquorum.rpc.methods import CREATE_MOVE_PLAN, CreateMovePlan, RequestContext
+from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
+from metaquorum.rpc import methods
+from metaquorum.rpc.methods import (
+    APPEND_MOVES,
+    CHANGE_MOVE_PLANS,
+    CREATE_MOVE_PLAN,
+    CreateMovePlan,
+    RequestContext,
+)
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.replication.throttling.experiment import create
 from tests.dataplane.replication.throttling.test_throttling import (
@@ -361,6 +370,29 @@ def test_the_metrics_show_the_plans_that_have_not_ended() -> None:
         assert 'plan="1"' not in await page_of(cluster, 2)
 
     together(scenario, **SMALL)
+
+
+def test_below_their_level_plans_are_refused_also_if_the_controller_does_not_know_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = (FeatureRange(METADATA_VERSION, 1, 3), FeatureRange(ELIGIBLE_LEADERS, 0, 1))
+    monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
+    for method in (CREATE_MOVE_PLAN, APPEND_MOVES, CHANGE_MOVE_PLANS):
+        monkeypatch.delitem(methods.METHODS, method.name)
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(active_controller(cluster) % 3 + 1)
+        answer = await client.call(ApiKey.START_MOVE_PLAN, asked(("t", [3, 1])))
+        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+        assert "mq-admin cluster upgrade metadata.version=4" in answer.error_message
+        for action in (CANCEL, PAUSE, RESUME, THROTTLE):
+            message = await altered(client, 1, action)
+            assert message is not None
+            assert "mq-admin cluster upgrade metadata.version=4" in message
+        assert await described(client) == []
+
+    together(scenario)
 
 
 def test_a_plan_of_thousands_of_moves_is_sent_in_parts() -> None:

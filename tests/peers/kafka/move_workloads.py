@@ -201,9 +201,9 @@ def move(peer, connect, usage, settings, size, rate=None):
         set_throttle(peer, topic, brokers[:2], rate)
     samples = []
     with Foreground(peer, beside, settings) as foreground:
-        time.sleep(2)
+        time.sleep(10)  # the brokers write back what was filled
         alone, cpu_before = clock(), usage(peer.pids)[0]
-        time.sleep(8)
+        time.sleep(15)
         begin, cpu_begin = clock(), usage(peer.pids)[0]
         begin_move(connect, controller, topic, brokers[1])
         while is_moving(connect, controller):

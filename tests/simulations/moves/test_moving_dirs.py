@@ -1,0 +1,46 @@
+"""Moves between log directories in the simulator: worlds, and the tests that find each mutant."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
+from simulations.mutants.registry import MUTANTS
+from simulations.runner.runs import run_seed
+from tests.dataplane.handlers import test_alter_replica_log_dirs as moves
+from tests.simulations.mutant_tests import assert_fails_with
+
+# Test that fails with each mutant.
+FAILS: dict[str, Callable[[Path], None]] = {
+    "swap-before-caught-up": moves.test_deleted_records_stay_deleted_in_the_other_directory,
+    "producers-left-behind": moves.test_a_replica_moves_with_its_records_epochs_and_producers,
+    "future-kept-after-cancel": moves.test_a_deleted_topic_ends_its_move,
+}
+
+
+def test_worlds_with_moves_between_directories_keep_all_invariants() -> None:
+    counts: dict[str, int] = {}
+    for seed in (0, 3):
+        outcome, _ = run_seed("moving-dirs", seed)
+        assert not outcome.violations
+        for name, count in outcome.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    assert counts["logs moved between directories"]
+    assert counts["worlds with transactions"]
+
+
+def test_each_mistake_has_its_test() -> None:
+    assert set(FAILS) == {mutant.name for mutant in LOG_DIR_MUTANTS}
+
+
+@pytest.mark.parametrize("name", list(FAILS))
+def test_each_mutant_is_found_by_the_test_of_its_rule(tmp_path: Path, name: str) -> None:
+    runs = iter(range(10))
+
+    def run() -> None:
+        folder = tmp_path / str(next(runs))
+        folder.mkdir()
+        FAILS[name](folder)
+
+    assert_fails_with(MUTANTS[name], run)

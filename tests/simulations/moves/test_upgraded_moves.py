@@ -1,0 +1,39 @@
+"""Moves after an upgrade, in the simulator: a world, and the tests that find each mutant."""
+
+from collections.abc import Callable
+
+import pytest
+
+from simulations.mutants.registry import MUTANTS
+from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS
+from simulations.runner.runs import run_seed
+from tests.metaquorum.controller import test_draining as draining
+from tests.metaquorum.controller import test_features as features
+from tests.metaquorum.controller import test_reassignment as moves
+from tests.metaquorum.controller.plans import test_move_plans as plans
+from tests.simulations.mutant_tests import assert_fails_with
+
+# Test that fails with each mutant.
+FAILS: dict[str, Callable[[], None]] = {
+    "moves-at-every-level": moves.test_moves_need_their_level_of_metadata_version,
+    "plans-at-every-level": plans.test_plans_need_their_level_of_metadata_version,
+    "drains-at-every-level": draining.test_a_level_below_moves_has_no_draining_workers,
+    "newest-record-versions": features.test_moves_are_written_from_their_level_on,
+}
+
+
+def test_partitions_move_after_an_upgrade_and_not_before() -> None:
+    outcome, _ = run_seed("upgraded-moves", 0)
+    assert not outcome.violations
+    assert outcome.counts["early moves: UNSUPPORTED_VERSION"]
+    assert outcome.counts["levels raised"]
+    assert outcome.counts["moves ended"]
+
+
+def test_each_mistake_has_its_test() -> None:
+    assert set(FAILS) == {mutant.name for mutant in MOVES_LEVEL_MUTANTS}
+
+
+@pytest.mark.parametrize("name", list(FAILS))
+def test_each_mutant_is_found_by_the_test_of_its_rule(name: str) -> None:
+    assert_fails_with(MUTANTS[name], FAILS[name])
