@@ -4,13 +4,14 @@ While the worker drains, all of its directories are cordoned in the words of Kaf
 receive no new replicas.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir
 from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.dirs.moved_logs import UnfinishedMove
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition.partition import Partition
 from dataplane.replication.log_dir_mover import LogDirMover
@@ -52,6 +53,9 @@ class KnownLogDirs(Protocol):
     @property
     def absent(self) -> Iterable[AbsentDir]: ...
 
+    @property
+    def continuing(self) -> Mapping[tuple[str, int], UnfinishedMove]: ...
+
     def dir_of(self, partition: tuple[str, int]) -> LogDir | None: ...
 
     def future(self, partition: tuple[str, int]) -> tuple[LogDir, PartitionLog] | None: ...
@@ -92,7 +96,15 @@ async def handle_describe_log_dirs(
             offset_lag=max(log.log_end_offset - partition.high_watermark, 0),
         )
         _add(usable.get(log_dir.path), partition, row)
-        if (moving := log_dirs.future((partition.topic, partition.index))) is not None:
+        at = partition.topic, partition.index
+        if (unfinished := log_dirs.continuing.get(at)) is not None:
+            row = DescribeLogDirsPartition(
+                partition_index=partition.index,
+                offset_lag=log.log_end_offset - log.log_start_offset,  # until it is recovered
+                is_future_key=True,
+            )
+            _add(usable.get(unfinished.path), partition, row)
+        elif (moving := log_dirs.future(at)) is not None:
             target, future = moving
             row = DescribeLogDirsPartition(
                 partition_index=partition.index,

@@ -162,7 +162,7 @@ class LogCleaner:
 
     def _is_moving(self, partition: Partition) -> bool:
         """Return whether the log moves to another directory: it is not cleaned then."""
-        return self._log_dirs.future((partition.topic, partition.index)) is not None
+        return self._log_dirs.is_moving((partition.topic, partition.index))
 
     def _cleanable(self, partition: Partition, now_ms: int) -> Cleanable:
         plog = partition.log

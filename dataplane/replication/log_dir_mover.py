@@ -16,7 +16,8 @@ After a restart the copy continues at its end: it is recovered by a scan of all 
 to the offsets at which it has the leader epochs of the current log (`common_end`). The same leader
 epoch at the same offset names the same record, as for replicas on two workers (KIP-101), so the
 current log may have been truncated meanwhile. Compaction may have changed the current log, and
-removed tombstones of records that the copy has: the copy of a compacted log begins again.
+removed tombstones of records that the copy has: the copy of a compacted log begins again, as does
+one that has no record in common with the current log (`continues_at`).
 
 The bytes of all moves count for one quota, replica.alter.log.dirs.io.max.bytes.per.second.
 """
@@ -95,6 +96,25 @@ def common_end(log: PartitionLog, future: PartitionLog) -> int:
     return max(start, end)
 
 
+def continues_at(log: PartitionLog, copy: PartitionLog) -> int | None:
+    """Return the offset up to which an interrupted copy is that of `log`; None if it is not one.
+
+    At least one record has to be the same, and then all before it are, too: those before the log
+    start offset decide the state of producers. A loss of power may have taken that of producers
+    without records from the copy.
+    """
+    if copy.topic_id != log.topic_id or copy.log_start_offset > log.log_start_offset:
+        return None
+    end = min(common_end(log, copy), log.least_cut)
+    if end <= log.log_start_offset:
+        return None
+    known = copy.producers.entries
+    for producer_id, entry in log.producers.entries.items():
+        if producer_id not in known and entry.batches and entry.batches[-1].last_offset < end:
+            return None
+    return end
+
+
 class Move:
     """One replica that moves to another directory."""
 
@@ -152,10 +172,10 @@ class LogDirMover:
         self.failed_count = 0  # moves that ended by an error
         self.moved_count = 0
         self.continued_count = 0  # moves of an earlier process that continue with its copy
-        # Moves of an earlier process whose copy is being recovered: paths of their targets.
-        self._continuing: dict[tuple[str, int], str] = {}
+        self._recovering: set[UnfinishedMove] = set()
         self._recovered: dict[tuple[str, int], PartitionLog] = {}  # for `_begin`
         self._slots = trio.Semaphore(concurrent)
+        self._scans = trio.Semaphore(concurrent)  # recoveries of copies of an earlier process
         self._waiting: list[Move] = []
         self._requested = trio.Event()
 
@@ -187,9 +207,12 @@ class LogDirMover:
             if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
                 return ErrorCode.REPLICA_NOT_AVAILABLE
             return error.code
-        if self._continuing.get(at) == path:
-            return ErrorCode.NONE
-        self._continuing.pop(at, None)
+        if (unfinished := log_dirs.continuing.get(at)) is not None:
+            if unfinished.path == path:
+                return ErrorCode.NONE
+            del log_dirs.continuing[at]
+            if unfinished not in self._recovering:
+                self._drop_copy(unfinished)
         source = log_dirs.dir_of(at)
         if partition.offline is not None or source is None:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -209,10 +232,12 @@ class LogDirMover:
         at = partition.topic, partition.index
         cleaned_to = source.checkpoints.cleaner_offsets.get(at)
         copy = self._recovered.get(at)
-        if copy is not None and cleaned_to is None and _is_usable(partition, copy):
-            target.adopt_future(self._recovered.pop(at))
-            self._enter(Move(partition, source, target, copy, None), common_end(log, copy))
-            return ErrorCode.NONE
+        if copy is not None and cleaned_to is None and not partition.config.compacts:
+            common = continues_at(log, copy)
+            if common is not None:
+                target.adopt_future(self._recovered.pop(at))
+                self._enter(Move(partition, source, target, copy, None), common)
+                return ErrorCode.NONE
         try:
             future = target.create_future(log, log.log_start_offset, rng, now_ms)
         except StorageError as error:
@@ -223,23 +248,23 @@ class LogDirMover:
         self._enter(Move(partition, source, target, future, cleaned_to))
         return ErrorCode.NONE
 
-    def _enter(self, move: Move, continues_at: int | None = None) -> None:
-        """Let the move run. `continues_at`: the copy has all before this offset, and is started."""
+    def _enter(self, move: Move, common: int | None = None) -> None:
+        """Let the move run. `common`: the copy has all before this offset, and is started."""
         self.moves[move.at] = move
         self._waiting.append(move)
         self._requested.set()
         names = move.partition, move.source.path, move.target.path
-        if continues_at is None:
+        if common is None:
             logger.info("%s: moving the replica from %s to %s", *names)
             return
         self.continued_count += 1
         move.started_for = move.log.log_start_offset
-        if continues_at < move.future.log_end_offset:
-            move.log.least_cut = continues_at  # `_follow` truncates the copy
+        if common < move.future.log_end_offset:
+            move.log.least_cut = common  # `_follow` truncates the copy
         logger.info(
             "%s: the move from %s to %s continues at offset %d of %d",
             *names,
-            continues_at,
+            common,
             move.log.log_end_offset,
         )
 
@@ -265,10 +290,12 @@ class LogDirMover:
     async def run(self) -> None:
         """Run moves until cancelled; those that an earlier process had begun first."""
         unfinished, self._log_dirs.unfinished_moves = self._log_dirs.unfinished_moves, []
-        self._continuing = {each.partition: each.path for each in unfinished}
         async with trio.open_nursery() as nursery:
             for each in unfinished:
-                nursery.start_soon(self._continue, each)
+                if self._log_dirs.continuing.get(each.partition) == each:
+                    nursery.start_soon(self._continue, each)
+                else:  # another copy of that log
+                    self._drop_copy(each)
             while True:
                 await self._requested.wait()
                 self._requested = trio.Event()
@@ -279,37 +306,53 @@ class LogDirMover:
     async def _continue(self, unfinished: UnfinishedMove) -> None:
         """Resume a move of an earlier process with its copy, or begin it again without it."""
         at, path = unfinished.partition, unfinished.path
-        target = next((one for one in self._log_dirs.online if one.path == path), None)
-        if target is None:
-            self._continuing.pop(at, None)
-            return
+        continuing = self._log_dirs.continuing
         copy = None
-        async with self._slots:
-            if self._continuing.get(at) == path:
-                copy = await self._recover(unfinished, target)
-        is_wanted = self._continuing.get(at) == path
-        if is_wanted:
-            del self._continuing[at]
+        async with self._scans:
+            if continuing.get(at) != unfinished:  # cancelled
+                return
+            self._recovering.add(unfinished)
+            try:
+                copy = await self._recover(unfinished)
+            finally:
+                self._recovering.discard(unfinished)
+        if continuing.get(at) == unfinished:
+            del continuing[at]
             if copy is not None:
                 self._recovered[at] = copy
             if code := self.alter(*at, path):
                 logger.warning("%s-%d: the move to %s is not continued: %s", *at, path, code.name)
             if copy is not None and self._recovered.pop(at, None) is None:
                 return  # it is in use
-        folder = os.path.join(path, unfinished.name)
+        self._drop_copy(unfinished)
+
+    def _target_of(self, unfinished: UnfinishedMove) -> LogDir | None:
+        return next((one for one in self._log_dirs.online if one.path == unfinished.path), None)
+
+    def _drop_copy(self, unfinished: UnfinishedMove) -> None:
+        """Delete the copy of an earlier process."""
+        target, at = self._target_of(unfinished), unfinished.partition
+        if target is None:
+            return
+        folder = os.path.join(target.path, unfinished.name)
+        if not self._disk.exists(folder):
+            return
         try:
             target.drop_folder(at, folder, self._runtime.random)
         except StorageError as error:
             logger.error("cannot delete the copy of %s-%d: %s", *at, error)
             self._target_failed(target, error)
 
-    async def _recover(self, unfinished: UnfinishedMove, target: LogDir) -> PartitionLog | None:
+    async def _recover(self, unfinished: UnfinishedMove) -> PartitionLog | None:
         """Return the copy of an earlier process, recovered; None if it cannot be used."""
+        target = self._target_of(unfinished)
+        if target is None:
+            return None
         try:
             partition = self._partitions.by_name(*unfinished.partition)
         except KafkaError:
             return None
-        if partition.offline is not None or partition.config.compacts or target.is_in_doubt:
+        if partition.offline is not None or partition.config.compacts:
             return None
         log, now_ms = partition.log, self._clock.now_ms()
         is_stopped = False
@@ -662,18 +705,6 @@ class LogDirMover:
         self.moved_count += 1
         logger.info("%s: moved from %s to %s", move.partition, move.source.path, move.target.path)
         return name
-
-
-def _is_usable(partition: Partition, copy: PartitionLog) -> bool:
-    """Return whether a copy that an earlier process has made can be continued."""
-    log = partition.log
-    return (
-        not partition.config.compacts
-        and copy.topic_id == log.topic_id
-        and copy.log_start_offset <= log.log_start_offset
-        and log.log_start_offset <= common_end(log, copy)
-        and copy.log_start_offset < common_end(log, copy)
-    )
 
 
 def _is_caught_up(log: PartitionLog, future: PartitionLog) -> bool:

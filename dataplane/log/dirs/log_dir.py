@@ -99,7 +99,6 @@ class LogDir:
         self._noted_futures: dict[Partition, PartitionLog] = {}
         self.checkpoints: Final = OffsetCheckpoints(disk, path)
         self.was_clean = False
-        self.is_in_doubt = False  # a sync of an earlier process may have failed
         self.last_broker_epoch = -1  # broker epoch of the last clean shutdown, if there was one
         # The directory is empty, and the controller may not know yet which logs are lost.
         self.is_new = False
@@ -189,7 +188,7 @@ class LogDir:
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
-            in_doubt = self.is_in_doubt = not self.was_clean and mark.is_in_doubt()
+            in_doubt = not self.was_clean and mark.is_in_doubt()
             mark.begin()  # recovery syncs files, too
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}

@@ -74,6 +74,8 @@ class LogDirs:
         # Directory for a replica that this worker does not have yet.
         self.preferred: Final[dict[Partition, str]] = {}
         self.unfinished_moves: list[UnfinishedMove] = []  # begun by the last process
+        # Those that have not begun again yet: their copies are being recovered, or wait for that.
+        self.continuing: Final[dict[Partition, UnfinishedMove]] = {}
         self._all: Final = tuple(online)
         self._random = random
         self._disk = disk
@@ -201,10 +203,21 @@ class LogDirs:
         if len(self._all) < 2 and not self.absent:
             return
         paths = [log_dir.path for log_dir in self._all]
-        settle = partial(settle_moves, self._disk, paths, are_all=not self.absent, rng=self._random)
+
+        def settle() -> list[UnfinishedMove]:
+            in_doubt = [
+                log_dir.path
+                for log_dir in self._all
+                if log_dir.files.sync_failure_marker.is_in_doubt()
+            ]
+            return settle_moves(
+                self._disk, paths, are_all=not self.absent, rng=self._random, in_doubt=in_doubt
+            )
+
         try:
             with storage_errors("settle moves between", ", ".join(paths)):
                 self.unfinished_moves = await self._disk.run(settle)
+            self.continuing.update({each.partition: each for each in self.unfinished_moves})
         except StorageError as error:  # `load` reports the directory that fails
             logger.error("%s; partitions that are in two directories are offline", error)
 
@@ -465,6 +478,10 @@ class LogDirs:
                 yield
 
     # Moves between directories
+
+    def is_moving(self, partition: Partition) -> bool:
+        """Return whether the log has a copy in another directory: it is not compacted then."""
+        return partition in self.continuing or self.future(partition) is not None
 
     def future(self, partition: Partition) -> tuple[LogDir, PartitionLog] | None:
         """Return the future replica of the partition with its directory, if it moves."""

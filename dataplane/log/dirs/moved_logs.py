@@ -21,6 +21,9 @@ without 2, until 4. At the start:
     no log, and another future replica with the     the log was lost with its directory, which is
       file                                          absent or new: records may be missing from
                                                     the future replica, which is not changed
+    a future replica of a log, with the file, or    replaced by an empty one: it is copied again
+      in a directory of which a sync may have
+      failed
     any other future replica of a log               unfinished: the copy continues (`LogDirMover`)
     any other future replica                        removed
 
@@ -30,7 +33,7 @@ All functions are blocking: call them in a worker thread.
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from dataplane.log.recovery.checkpoints import Partition, decode_partition_metadata
@@ -46,7 +49,7 @@ from dataplane.log.segments.names import (
     partition_folder,
     retired_folder,
 )
-from metaquorum.runtime.interfaces import Disk
+from metaquorum.runtime.interfaces import Disk, write_atomically
 from wire.primitives.frozen import frozen
 
 logger = logging.getLogger(__name__)
@@ -100,12 +103,17 @@ def read_log_id(disk: Disk, folder: str) -> LogId | None:
 
 
 def settle_moves(
-    disk: Disk, paths: Sequence[str], *, are_all: bool, rng: random.Random
+    disk: Disk,
+    paths: Sequence[str],
+    *,
+    are_all: bool,
+    rng: random.Random,
+    in_doubt: Collection[str] = (),
 ) -> list[UnfinishedMove]:
     """Finish or undo the moves that were in progress, as the table above says.
 
-    `are_all`: the directories at `paths` are all that this worker has. Return the moves whose copy
-    is to continue. Raises OSError.
+    `are_all`: the directories at `paths` are all that this worker has. `in_doubt`: directories of
+    which a sync may have failed. Return the moves that are to continue. Raises OSError.
     """
     logs: dict[Partition, list[str]] = {}  # paths of directories
     futures: list[tuple[Partition, str, str]] = []  # with path and folder name
@@ -151,8 +159,8 @@ def settle_moves(
             and path not in holders
             and _have_same_topic(disk, partition, holders[0], folder)
         ):
-            if disk.exists(os.path.join(folder, MOVED)):  # the copy may become shorter
-                disk.remove(os.path.join(folder, MOVED))
+            if path in in_doubt or disk.exists(os.path.join(folder, MOVED)):
+                _empty(disk, path, name, partition, rng)
             unfinished.append(UnfinishedMove(partition, path, name))
             continue
         _delete(disk, path, name, partition, rng)
@@ -201,6 +209,20 @@ def _delete(disk: Disk, path: str, name: str, partition: Partition, rng: random.
     """Rename the folder; `LogDir.load` finds it and has it removed."""
     deleted = retired_folder(*partition, new_unique(rng), DELETED_FOLDER)
     disk.rename(os.path.join(path, name), os.path.join(path, deleted))
+
+
+def _empty(disk: Disk, path: str, name: str, partition: Partition, rng: random.Random) -> None:
+    """Replace a future replica by an empty one.
+
+    A loss of power must not restore it: it could then replace a log that has become a stray, or
+    the next start would not know that it is in doubt.
+    """
+    folder = os.path.join(path, name)
+    metadata = disk.read_file(os.path.join(folder, PARTITION_METADATA))
+    _delete(disk, path, name, partition, rng)
+    disk.sync_dir(path)
+    disk.make_dirs(folder)
+    write_atomically(disk, os.path.join(folder, PARTITION_METADATA), metadata)
 
 
 def _have_same_topic(disk: Disk, partition: Partition, path: str, folder: str) -> bool:

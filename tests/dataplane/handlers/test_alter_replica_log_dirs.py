@@ -3,6 +3,7 @@
 import errno
 import logging
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from metaquorum.runtime import File
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
 from tests.dataplane.serving import (
@@ -270,7 +272,18 @@ async def test_a_copy_ends_where_the_log_ends_after_a_loss_of_power(
 ) -> None:
     caplog.set_level(logging.INFO)
     end, values = await half_copied(tmp_path)
-    # A loss of power takes the tail of the log, which the copy has.
+    kept = lose_tail(tmp_path)
+    assert 0 < kept < end
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        await client.produce("t", batch_of(b"new"))
+        assert await client.values("t") == [*values[:kept], b"new"]
+        assert partition(served).log.log_end_offset == kept + 1
+    assert continued(caplog) == [f"offset {kept} of {kept}"]
+
+
+def lose_tail(tmp_path: Path) -> int:
+    """Take the tail of the log, which the copy has, as a loss of power does; return its new end."""
     log = tmp_path / "a" / "t-0"
     for each in [*(tmp_path / "a").glob(".kafka_cleanshutdown"), *log.glob("*.snapshot")]:
         each.unlink()
@@ -279,14 +292,39 @@ async def test_a_copy_ends_where_the_log_ends_after_a_loss_of_power(
     for each in later:
         for path in log.glob(f"{each.stem}.*"):
             path.unlink()
-    kept = int(later[0].stem)
-    assert 0 < kept < end
-    async with two_dirs(tmp_path) as (served, client):
+    return int(later[0].stem)
+
+
+class HeldDisk(FaultyDisk):
+    """A disk on which copies can be recovered once `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = Event()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if "-future/" in path and path.endswith(".log"):
+            assert self.released.wait(60)
+        return super().open(path, create=create)
+
+
+@in_trio
+async def test_a_copy_does_not_keep_records_that_others_replaced_before_it_is_recovered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After its restart a leader begins another leader epoch."""
+    caplog.set_level(logging.INFO)
+    end, values = await half_copied(tmp_path)
+    kept = lose_tail(tmp_path)
+    disk = HeldDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        new = [b"%d" % number for number in range(end)]
+        for value in new:
+            await client.produce("t", batch_of(value))
+        disk.released.set()
         await wait_moved(served, "b")
-        await client.produce("t", batch_of(b"new"))
-        assert await client.values("t") == [*values[:kept], b"new"]
-        assert partition(served).log.log_end_offset == kept + 1
-    assert continued(caplog) == [f"offset {kept} of {kept}"]
+        assert await client.values("t") == [*values[:kept], *new]
+    assert continued(caplog) == [f"offset {kept} of {kept + end}"]
 
 
 @in_trio
@@ -309,19 +347,37 @@ async def test_the_copy_of_a_compacted_log_begins_again(
 
 
 @in_trio
-async def test_a_move_can_be_cancelled_or_redirected_while_its_copy_is_recovered(
-    tmp_path: Path,
-) -> None:
+async def test_a_move_can_be_cancelled_while_its_copy_is_recovered(tmp_path: Path) -> None:
     await half_copied(tmp_path)
-    async with two_dirs(tmp_path) as (served, client):
-        mover = served.worker.log_dir_mover
-        if mover._continuing:
-            assert await move(client, tmp_path / "b") == 0, "the same move"
+    disk = HeldDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        assert served.worker.replica_manager.log_dirs.is_moving(("t", 0))
+        assert await rows(client) == {"a": [(0, False)], "b": [(0, True), (1, False)]}
+        assert await move(client, tmp_path / "b") == 0, "the same move"
         assert await move(client, tmp_path / "a") == 0
+        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
+        disk.released.set()
         while list((tmp_path / "b").glob("t-0.*-future")):
             await trio.sleep(0.001)
-        assert await rows(client) == {"a": [(0, False)], "b": [(1, False)]}
-        assert not mover.moves
+        assert not served.worker.log_dir_mover.moves
+
+
+@in_trio
+async def test_a_cancelled_copy_that_waits_to_be_recovered_is_deleted_at_once(
+    tmp_path: Path,
+) -> None:
+    """Otherwise the move would begin again after the next restart."""
+    await half_copied(tmp_path)
+    async with two_dirs(tmp_path) as (served, client):
+        stop_copying(served)
+        assert await move(client, tmp_path / "a", index=1) == 0
+    disk, one = HeldDisk(), {"num.replica.alter.log.dirs.threads": 1}
+    async with two_dirs(tmp_path, disk, **one) as (_, client):
+        for index, home in (0, "a"), (1, "b"):
+            assert await move(client, tmp_path / home, index=index) == 0
+        futures = [*tmp_path.glob("*/t-*-future")]
+        disk.released.set()
+    assert len(futures) == 1  # that of the one that is recovered
 
 
 @in_trio

@@ -15,12 +15,14 @@ from dataplane.log.dirs.moved_logs import (
     settle_moves,
 )
 from dataplane.log.recovery.checkpoints import encode_partition_metadata
+from metaquorum.runtime import Disk
 from metaquorum.runtime.system import RealDisk
 
 TOPIC_ID = bytes(range(16))
 BEFORE = LogId("before")
 AFTER = BEFORE.successor("after")
 FUTURE = future_folder("t", 0, "0" * 32) or ""
+RNG = random.Random(0)
 STRAY = "t-0.0000018f000000000000000000000000-stray"
 
 
@@ -31,9 +33,13 @@ def make(folder: Path, log_id: LogId | None = None, topic_id: bytes = TOPIC_ID) 
         (folder / ".metaquorum_moved").write_bytes(log_id.encode())
 
 
-def settle(path: Path, *, are_all: bool = True) -> list[UnfinishedMove]:
+def settle(
+    path: Path, *, are_all: bool = True, in_doubt: str = "", disk: Disk | None = None
+) -> list[UnfinishedMove]:
+    """`in_doubt`: names of directories of which a sync may have failed."""
     paths = [str(path / name) for name in ("a", "b") if (path / name).is_dir()]
-    return settle_moves(RealDisk(), paths, are_all=are_all, rng=random.Random(0))
+    doubtful = [str(path / name) for name in in_doubt]
+    return settle_moves(disk or RealDisk(), paths, are_all=are_all, rng=RNG, in_doubt=doubtful)
 
 
 def unfinished(path: Path) -> list[UnfinishedMove]:
@@ -74,7 +80,7 @@ def only_former_renamed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "found", "continues"),
     [
-        (nothing_renamed, {"a": ["t-0"], "b": [FUTURE]}, True),
+        (nothing_renamed, {"a": ["t-0"], "b": ["deleted", FUTURE]}, True),
         (only_future_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
         (both_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
         (only_former_renamed, {"a": ["deleted"], "b": ["t-0"]}, False),
@@ -100,18 +106,58 @@ def test_a_log_is_not_replaced_while_a_directory_is_absent(tmp_path: Path) -> No
     assert names(tmp_path) == {"b": [FUTURE]}
     make(tmp_path / "a/t-0", BEFORE)  # the directory is back, with later records
     assert settle(tmp_path) == unfinished(tmp_path)
-    assert names(tmp_path) == {"a": ["t-0"], "b": [FUTURE]}
+    assert names(tmp_path) == {"a": ["t-0"], "b": ["deleted", FUTURE]}
 
 
-def test_a_copy_that_continues_cannot_become_the_log_before_it_is_complete_again(
-    tmp_path: Path,
+class UnsyncedNames(RealDisk):
+    """A disk that notes the renames that a loss of power would undo."""
+
+    def __init__(self) -> None:
+        self.renames: list[tuple[str, str]] = []
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self.renames.append((source, target))
+
+    def sync_dir(self, path: str) -> None:
+        super().sync_dir(path)
+        self.renames = [each for each in self.renames if os.path.dirname(each[0]) != path]
+
+    def lose_power(self) -> None:
+        for source, target in reversed(self.renames):
+            os.rename(target, source)
+
+
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_copy_that_was_nearly_complete_cannot_become_the_log_later(
+    tmp_path: Path, loses_power: bool
 ) -> None:
+    disk = UnsyncedNames()
     nothing_renamed(tmp_path)
-    assert settle(tmp_path) == unfinished(tmp_path)
-    assert read_log_id(RealDisk(), str(tmp_path / "b" / FUTURE)) is None
+    (tmp_path / "b" / FUTURE / "00000000000000000000.log").write_bytes(b"records")
+    assert settle(tmp_path, disk=disk) == unfinished(tmp_path)
+    if loses_power:
+        disk.lose_power()
+    if (tmp_path / "b" / FUTURE).exists():
+        assert os.listdir(tmp_path / "b" / FUTURE) == ["partition.metadata"]
     (tmp_path / "a/t-0").rename(tmp_path / "a" / STRAY)  # for another reason
     assert settle(tmp_path) == []
-    assert names(tmp_path) == {"a": [STRAY], "b": ["deleted"]}
+    assert "t-0" not in names(tmp_path)["b"]
+
+
+@pytest.mark.parametrize("in_doubt", ["a", "b"])
+def test_a_copy_that_may_not_be_on_the_device_is_not_continued(
+    tmp_path: Path, in_doubt: str
+) -> None:
+    make(tmp_path / "a/t-0")
+    make(tmp_path / "b" / FUTURE)
+    log = tmp_path / "b" / FUTURE / "00000000000000000000.log"
+    log.write_bytes(b"records")
+    for _ in range(2):  # also after a kill during the start
+        assert settle(tmp_path, in_doubt=in_doubt) == unfinished(tmp_path)
+        assert log.exists() == (in_doubt == "a")
+    assert settle(tmp_path) == unfinished(tmp_path)
+    assert log.exists() == (in_doubt == "a")
 
 
 def test_a_directory_that_comes_back_has_the_former_log(tmp_path: Path) -> None:
