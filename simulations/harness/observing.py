@@ -8,17 +8,21 @@ segment that a log is about to delete. Small sizes: a journal segment or a snaps
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import dataplane.node
 from dataplane.log.dirs import log_dir
 from dataplane.log.segments.names import DELETED, LOG
+from dataplane.replication import log_dir_mover
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.rpc.feed import RecentBatches
 from metaquorum.storage.journal import Journal
 from simulations.kernel.storage import Storage
+
+# Bytes of a step of a copy to another log directory, and of its last step: the logs are small.
+COPIED_BYTES: Final = (1000, 1500)
 
 Seen = Callable[[Batch], None]
 
@@ -78,14 +82,18 @@ def small_sizes(draw: Random, *, many_logs: int | None = None) -> Iterator[None]
     journal: Any = Journal.__init__
     voter: Any = RaftVoter.__init__
     logs: Any = log_dir
+    mover: Any = log_dir_mover
+    copied = mover.STEP_BYTES, mover.SWAP_BYTES
     before = journal.__defaults__, dict(voter.__kwdefaults__)
     shipped = logs.MANY_LOGS
     drawn = draw.choice([1, shipped])
     logs.MANY_LOGS = drawn if many_logs is None else many_logs
     journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
     voter.__kwdefaults__["snapshot_interval_bytes"] = draw.choice([500, 3000, 1 << 20])
+    mover.STEP_BYTES, mover.SWAP_BYTES = COPIED_BYTES
     try:
         yield
     finally:
+        mover.STEP_BYTES, mover.SWAP_BYTES = copied
         journal.__defaults__, voter.__kwdefaults__ = before
         logs.MANY_LOGS = shipped

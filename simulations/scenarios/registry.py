@@ -205,6 +205,8 @@ def _moved_dirs(settings: Settings, draw: Random) -> None:
     kinds = ["restart", "full", "sync failure", "broken device", *["kill"] * 3, *["power"] * 4]
     settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
     settings.node_configs = {"log.segment.delete.delay.ms": "500"}
+    if draw.random() < 0.5:  # slow enough to be interrupted
+        settings.node_configs["replica.alter.log.dirs.io.max.bytes.per.second"] = "5000"
 
 
 def _long_polls(settings: Settings, draw: Random) -> None:
@@ -352,6 +354,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 *_WORKED,
                 "disk moves: NONE",
                 "disk moves cancelled",
+                "disk moves continued",
                 "fault: broken device",
                 "fault: sync failure",
                 "fault: disk full",
