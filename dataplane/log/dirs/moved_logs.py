@@ -159,9 +159,9 @@ def settle_moves(
             and path not in holders
             and _have_same_topic(disk, partition, holders[0], folder)
         ):
-            if path in in_doubt or disk.exists(os.path.join(folder, MOVED)):
-                _empty(disk, path, name, partition, rng)
-            unfinished.append(UnfinishedMove(partition, path, name))
+            is_usable = path not in in_doubt and not disk.exists(os.path.join(folder, MOVED))
+            if is_usable or _empty(disk, path, name, partition, rng):
+                unfinished.append(UnfinishedMove(partition, path, name))
             continue
         _delete(disk, path, name, partition, rng)
     _delete_replaced_strays(disk, logs, strays)
@@ -211,8 +211,8 @@ def _delete(disk: Disk, path: str, name: str, partition: Partition, rng: random.
     disk.rename(os.path.join(path, name), os.path.join(path, deleted))
 
 
-def _empty(disk: Disk, path: str, name: str, partition: Partition, rng: random.Random) -> None:
-    """Replace a future replica by an empty one.
+def _empty(disk: Disk, path: str, name: str, partition: Partition, rng: random.Random) -> bool:
+    """Replace a future replica by an empty one; return False if it could only be removed.
 
     A loss of power must not restore it: it could then replace a log that has become a stray, or
     the next start would not know that it is in doubt.
@@ -221,8 +221,18 @@ def _empty(disk: Disk, path: str, name: str, partition: Partition, rng: random.R
     metadata = disk.read_file(os.path.join(folder, PARTITION_METADATA))
     _delete(disk, path, name, partition, rng)
     disk.sync_dir(path)
-    disk.make_dirs(folder)
-    write_atomically(disk, os.path.join(folder, PARTITION_METADATA), metadata)
+    try:
+        disk.make_dirs(folder)
+        write_atomically(disk, os.path.join(folder, PARTITION_METADATA), metadata)
+    except OSError as error:  # such as a full disk: other moves have to be settled
+        logger.warning(
+            "%s-%d: its move to %s has ended, because the copy cannot begin again: %s",
+            *partition,
+            path,
+            error,
+        )
+        return False
+    return True
 
 
 def _have_same_topic(disk: Disk, partition: Partition, path: str, folder: str) -> bool:

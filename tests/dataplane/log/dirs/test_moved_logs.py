@@ -1,5 +1,6 @@
 """Starts after a move between log directories was interrupted."""
 
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -158,6 +159,23 @@ def test_a_copy_that_may_not_be_on_the_device_is_not_continued(
         assert log.exists() == (in_doubt == "a")
     assert settle(tmp_path) == unfinished(tmp_path)
     assert log.exists() == (in_doubt == "a")
+
+
+class FullDisk(RealDisk):
+    def make_dirs(self, path: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+
+def test_a_full_disk_ends_a_move_that_would_begin_again_but_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing_renamed(tmp_path)
+    other = future_folder("z", 0, "0" * 32) or ""
+    make(tmp_path / "a" / STRAY.replace("t-", "z-"), BEFORE)
+    make(tmp_path / "b" / other, AFTER)
+    assert settle(tmp_path, disk=FullDisk()) == []
+    assert names(tmp_path) == {"a": ["deleted", "t-0"], "b": ["deleted", "z-0"]}
+    assert "t-0: its move to " in caplog.text
 
 
 def test_a_directory_that_comes_back_has_the_former_log(tmp_path: Path) -> None:
