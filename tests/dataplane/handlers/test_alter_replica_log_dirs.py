@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.log.segments.names import SYNCING
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from metaquorum.runtime import File
@@ -343,6 +344,18 @@ async def test_the_copy_of_a_compacted_log_begins_again(
         assert await client.values("t") == values
     assert continued(caplog) == []
     assert not list((tmp_path / "b").glob("t-0.*-future"))
+
+
+@in_trio
+async def test_a_copy_begins_again_after_a_sync_that_may_have_failed(tmp_path: Path) -> None:
+    """What was read from the page cache may be lost with the next loss of power."""
+    _, values = await half_copied(tmp_path)
+    (tmp_path / "b" / SYNCING).write_bytes(b"1")
+    async with two_dirs(tmp_path) as (served, client):
+        await wait_moved(served, "b")
+        assert served.worker.log_dir_mover.continued_count == 0
+        assert copied_bytes(served) >= partition(served).log.size_bytes
+        assert await client.values("t") == values
 
 
 @in_trio
