@@ -115,11 +115,11 @@ def troubles(
     if leader is None:
         found.append(Trouble.OFFLINE)
     is_short = len(isr) < len(replicas) - len(adding)
-    if min_isr is not None and is_short:
+    if min_isr is not None:
         least = min(min_isr, len(replicas) - len(removing))
-        if len(isr) < least:
+        if len(isr) < least:  # also while a move adds the replicas that are short of it
             found.append(Trouble.UNDER_MIN_ISR)
-        elif len(isr) == least:
+        elif is_short and len(isr) == least:
             found.append(Trouble.AT_MIN_ISR)
     if is_short:
         found.append(Trouble.UNDER_REPLICATED)

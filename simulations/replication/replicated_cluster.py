@@ -20,7 +20,7 @@ class ReplicationSettings(ClusterSettings):
     attackers: int = 0  # clients that claim to be replicas
     # An operator restarts workers whose disks have failed, after the faults.
     has_operator: bool = False
-    log_dirs: tuple[str, ...] = ()  # of each worker; by default its data directory
+    log_dirs: tuple[str, ...] = ()  # those of workers; by default the data directory
     # Topics have compaction, retention and `compression.type`; contents identify records.
     cleans: bool = False
     throttles: bool = False  # clients have quotas

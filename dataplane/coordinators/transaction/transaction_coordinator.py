@@ -33,7 +33,7 @@ from dataplane.coordinators.transaction.transaction_shard import (
 from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
 from dataplane.partition.partition import Partition
 from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import Work
+from dataplane.scheduling.time_slices import Work, pieces
 from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
@@ -443,20 +443,26 @@ class TransactionCoordinator:
         except PatternError:
             response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
             return response
-        states = {BY_NAME[each] for each in request.state_filters if each in BY_NAME}
-        response.unknown_state_filters = [
-            each for each in request.state_filters if each not in BY_NAME
-        ]
-        response.transaction_states = await self._parts.slicer.finish(
-            self._selected(request, states, pattern), 0
-        )
+        await self._parts.slicer.finish(self._select(request, pattern, response), 0)
         return response
 
-    def _selected(
-        self, request: ListTransactionsRequest, states: set[State], pattern: IdPattern
-    ) -> Work[list[TransactionState]]:
-        selected: list[TransactionState] = []
-        producer_ids = set(request.producer_id_filters)
+    def _select(
+        self,
+        request: ListTransactionsRequest,
+        pattern: IdPattern,
+        response: ListTransactionsResponse,
+    ) -> Work[None]:
+        """Add the transactions that all filters select to the response, and unknown states."""
+        selected = response.transaction_states
+        states: set[State] = set()
+        for names in pieces(request.state_filters):
+            states.update(BY_NAME[each] for each in names if each in BY_NAME)
+            response.unknown_state_filters += [each for each in names if each not in BY_NAME]
+            yield
+        producer_ids: set[int] = set()
+        for ids in pieces(request.producer_id_filters):
+            producer_ids.update(ids)
+            yield
         now_ms = self._parts.clock.now_ms()
         for shard in list(self.shards.values()):
             for piece in shard.pieces():
@@ -480,7 +486,6 @@ class TransactionCoordinator:
                     if request.transactional_id_pattern:
                         yield
                 yield
-        return selected
 
     def describe(self, transactional_id: str) -> Transaction:
         """Return the transaction of an id. Raises KafkaError."""

@@ -1,5 +1,6 @@
 """ListGroups, DescribeGroups and DeleteGroups: the groups that this worker coordinates."""
 
+from collections.abc import Collection
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,7 @@ from dataplane.handlers.groups.asking import (
     HasGroups,
     settled,
 )
-from dataplane.scheduling.time_slices import Work, each_once, in_pieces
+from dataplane.scheduling.time_slices import Work, each_once, in_pieces, pieces
 from dataplane.worker.context import Request
 from wire.messages.delete_groups import (
     DeletableGroupResult,
@@ -31,6 +32,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
 CLASSIC: Final = "classic"
+_STATES: Final = frozenset(state.value.lower() for state in GroupState)
 _NOT_FOUND_SINCE: Final = 6  # DescribeGroups: an unknown group is an error (KIP-1043)
 
 
@@ -43,20 +45,33 @@ def handle_list_groups(
     """Return the groups of this worker in some states and of some types; all without a filter."""
     if worker.groups.is_loading:
         return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-    states = {each.lower() for each in message.states_filter}
-    types = {each.lower() for each in message.types_filter}
+    states = yield from _known(message.states_filter, _STATES)
+    types = yield from _known(message.types_filter, {CLASSIC})
     response = ListGroupsResponse()
-    if types and CLASSIC not in types:
+    if message.types_filter and not types:
         return response
     for shard in list(worker.groups.shards.values()):
         rows: list[ListedGroup] = []
         for group_ids in shard.group_id_pieces():
             listed = yield from in_pieces(group_ids, partial(_listed, shard))
-            rows += [each for each in listed if not states or each.group_state.lower() in states]
+            rows += [
+                each
+                for each in listed
+                if not message.states_filter or each.group_state.lower() in states
+            ]
             yield
         if worker.groups.shards.get(shard.index) is shard:  # else another worker lists them
             response.groups += rows
     return response
+
+
+def _known(filters: list[str], names: Collection[str]) -> Work[set[str]]:
+    """Return the filters that name a state or a type, in lower case."""
+    found: set[str] = set()
+    for piece in pieces(filters):
+        found.update(name for each in piece if (name := each.lower()) in names)
+        yield
+    return found
 
 
 def _listed(shard: GroupShard, group_id: str) -> ListedGroup:

@@ -57,6 +57,7 @@ def test_troubles(
         ((3, 2, 1), (2,), (3,), (1,), [UNDER_MIN, UNDER]),
         ((3, 2, 1), (3, 2), (3,), (1,), []),  # as Kafka, which counts in-sync replicas
         ((1, 2), (1,), (), (2,), [AT_MIN, UNDER]),  # the target is one replica
+        ((1, 2), (1,), (2,), (), [UNDER_MIN]),  # acks=all is refused until replica 2 is in sync
     ],
 )
 def test_troubles_of_a_partition_that_moves(

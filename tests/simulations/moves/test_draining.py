@@ -11,7 +11,7 @@ from tests.simulations.mutant_tests import assert_fails_with
 
 
 def test_a_world_with_draining_workers_keeps_all_invariants() -> None:
-    outcome, _ = run_seed("moving-partitions", 0)
+    outcome, _ = run_seed("moving-partitions", 11)
     assert not outcome.violations
     assert outcome.counts["workers drained"]
     assert outcome.counts["partitions created during a drain"]
