@@ -348,7 +348,7 @@ async def test_the_copy_of_a_compacted_log_begins_again(
 
 @in_trio
 async def test_a_copy_begins_again_after_a_sync_that_may_have_failed(tmp_path: Path) -> None:
-    """What was read from the page cache may be lost with the next loss of power."""
+    """Records that only the page cache has may be lost with the next loss of power."""
     _, values = await half_copied(tmp_path)
     (tmp_path / "b" / SYNCING).write_bytes(b"1")
     async with two_dirs(tmp_path) as (served, client):
