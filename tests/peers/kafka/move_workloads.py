@@ -185,8 +185,8 @@ def move(peer, connect, usage, settings, size, rate=None):
     """Move `size` bytes from one broker to another; with `rate`, throttled at that many bytes/s.
 
     `throttled_share` is the rate at which the logs of the target grew to the throttle, over all
-    but the first window. The CPU time is that of all brokers, less what they used in as much time
-    before the move, when the other producer wrote, too.
+    but the first window. The CPU time is that of all brokers until the move has ended, with what
+    the other producer causes.
     """
     metadata = peer.admin.list_topics(timeout=30)
     brokers = sorted(metadata.brokers)
@@ -202,7 +202,7 @@ def move(peer, connect, usage, settings, size, rate=None):
     samples = []
     with Foreground(peer, beside, settings) as foreground:
         time.sleep(10)  # the brokers write back what was filled
-        alone, cpu_before = clock(), usage(peer.pids)[0]
+        alone = clock()
         time.sleep(15)
         begin, cpu_begin = clock(), usage(peer.pids)[0]
         begin_move(connect, controller, topic, brokers[1])
@@ -217,10 +217,9 @@ def move(peer, connect, usage, settings, size, rate=None):
         end, cpu_end = clock(), usage(peer.pids)[0]
     if rate:
         set_throttle(peer, topic, brokers[:2], None)
-    idle = (cpu_begin - cpu_before) / (begin - alone) * (end - begin)
     result = {
         "MB_s": bytes_to_move / (end - begin) / 1e6,
-        "move_cpu_s_per_GB": (cpu_end - cpu_begin - idle) / bytes_to_move * 1e9,
+        "move_cpu_s_per_GB": (cpu_end - cpu_begin) / bytes_to_move * 1e9,
         "p99_alone_ms": foreground.p99_ms(alone, begin),
         "p99_ms": foreground.p99_ms(begin, end),
         "moved_bytes": bytes_to_move,
