@@ -35,12 +35,24 @@ class Link:
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def close(self) -> None:
+    def stop_accepting(self) -> None:
+        """Accept no more connections.
+
+        The server is closed later: closed while asyncio accepts a connection, it would leave its
+        socket open.
+        """
         if self._server is not None:
-            self._server.close()
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+
+    def end_connections(self) -> None:
         for task in self._tasks:
             task.cancel()
         self._reset()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
     def cut(self) -> None:
         self._links.call(self._set(False))
@@ -128,9 +140,13 @@ class Links:
     def close(self) -> None:
         async def end() -> None:
             for link in self._links:
-                link.close()
+                link.stop_accepting()
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.wait(others)
+                for link in self._links:  # also those that were accepted meanwhile
+                    link.end_connections()
+                await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            for link in self._links:
+                link.close()
             await asyncio.sleep(0)  # aborted connections are closed in this step
 
         self.call(end())
