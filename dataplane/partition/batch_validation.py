@@ -27,7 +27,14 @@ from wire.records.batches import (
     set_max_timestamp,
 )
 from wire.records.compression import check_produced, compress_pieces, piece_sizes
-from wire.records.records import check_records, new_walk, record_pieces, record_spans
+from wire.records.record_walk import RECORD_MIN_BYTES
+from wire.records.records import (
+    check_plain,
+    check_records,
+    new_walk,
+    record_pieces,
+    record_spans,
+)
 from wire.records.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
@@ -48,6 +55,8 @@ MAX_RECORDS_BYTES: Final = (1 << 31) - 1
 # Batches with more bytes of records than this, decompressed, are validated one at a time.
 COMMON_BYTES: Final = 4 << 20
 _BLOCKS_PER_SLICE: Final = 1000  # block sizes read per slice, a microsecond each
+# An uncompressed batch of INLINE_RECORDS records is at least as large.
+_MANY_RECORDS_BYTES: Final = HEADER_BYTES + INLINE_RECORDS * RECORD_MIN_BYTES
 _MAX_TIMESTAMP: Final = (1 << 63) - 1
 _RECORD_COUNT_AT: Final = 57
 _ATTRIBUTES_LOW_AT: Final = 22
@@ -63,11 +72,13 @@ class InvalidRecordsError(KafkaError):
 
 def is_slow(config: TopicConfig, batch: Buffer) -> bool:
     """Return whether the validation of this batch must run in a worker thread."""
-    if len(batch) < HEADER_BYTES:
+    size = len(batch)
+    if size < HEADER_BYTES:
         return False  # the header check refuses it
-    codec = batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK
-    if codec or config.codec:
+    if batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK or config.codec:
         return True
+    if size < _MANY_RECORDS_BYTES:
+        return False
     count = int.from_bytes(batch[_RECORD_COUNT_AT:HEADER_BYTES], "big")
     return count > INLINE_RECORDS and (count > INLINE_COMPILED_RECORDS or not is_compiled())
 
@@ -76,12 +87,43 @@ def validated(
     batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
 ) -> tuple[Batch, BatchHeader]:
     """Run `validation` in one go, for a batch that is not slow."""
+    if _is_stored_unchanged(batch, header, config, now_ms):
+        return batch, header
     slices = validation(batch, header, config, partition, now_ms)
     while True:
         try:
             next(slices)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+
+
+def _is_stored_unchanged(
+    batch: Batch, header: BatchHeader, config: TopicConfig, now_ms: int
+) -> bool:
+    """Return whether `validation` would return an uncompressed batch as it is: nearly all are.
+
+    False is no refusal: `validation` decides, and knows what to report or to correct. It takes ten
+    times as long for a small batch.
+    """
+    if header.attributes & CODEC_MASK or config.codec:
+        return False
+    walk = new_walk(header.record_count, header.last_offset_delta, True)
+    try:
+        check_plain(batch, walk)
+    except WireError:
+        return False
+    if walk.null_keys and config.compacts:
+        return False
+    if config.log_append_time:
+        return True
+    base = header.base_timestamp
+    largest = base + walk.max_timestamp_delta
+    return (
+        largest == header.max_timestamp
+        and largest <= now_ms + config.timestamp_after_max_ms
+        and largest <= _MAX_TIMESTAMP
+        and base + walk.min_timestamp_delta >= now_ms - config.timestamp_before_max_ms
+    )
 
 
 def validation(
