@@ -57,6 +57,7 @@ from dataplane.partition.batch_validation import (
     Batch,
     Validation,
     is_slow,
+    plain_header,
     validated,
     validation,
 )
@@ -335,7 +336,8 @@ def _append(
         verified = None if transaction is None else transaction.verification_of(partition)
         if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
             partition.check_append(acks)
-            header = _check(partition, records, version, worker.clock.now_ms())
+            header = produced_batch(records, version)
+            _check_size(partition, header)
             return partial(
                 _append_slowly, worker, request, partition, records, header, commit, verified
             )
@@ -383,10 +385,15 @@ def _append_now(
     Raises KafkaError if the batch is rejected, StorageError if the log directory fails.
     """
     partition.check_append(acks)
-    header = _check(partition, records, version, now_ms)
+    header = plain_header(records, partition.config, now_ms)
+    is_plain = header is not None
+    if header is None:
+        header = produced_batch(records, version)
+    _check_size(partition, header)
     if client.rejected is not None:
         _check_turn(client, _place(partition, version), partition.log.producers, header)
-    _, header = validated(records, header, partition.config, partition, now_ms)
+    if not is_plain:
+        _, header = validated(records, header, partition.config, partition, now_ms)
     if header.attributes & TRANSACTIONAL:
         partition.log.producers.check_verified(header, verified)
     result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
@@ -395,20 +402,14 @@ def _append_now(
     return result
 
 
-def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
-    """Return the header of the one batch.
-
-    Raises KafkaError if the batch is malformed or too large.
-    """
-    header = produced_batch(records, version)
-    config = partition.config
-    if header.batch_bytes > config.max_message_bytes:
+def _check_size(partition: Partition, header: BatchHeader) -> None:
+    """Raise KafkaError if the batch is too large for the topic."""
+    if header.batch_bytes > partition.config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"record batch of {header.batch_bytes} bytes for {partition} exceeds"
-            f" max.message.bytes, {config.max_message_bytes}",
+            f" max.message.bytes, {partition.config.max_message_bytes}",
         )
-    return header
 
 
 async def _validated(

@@ -18,7 +18,6 @@ StorageError.
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
@@ -64,8 +63,7 @@ class AppendResult(NamedTuple):
     is_duplicate: bool = False
 
 
-@dataclass(slots=True)
-class _Write:
+class _Write(NamedTuple):
     """A checked append with its offsets and position, not written yet."""
 
     segment: Segment
@@ -266,7 +264,7 @@ class PartitionLog(LocalLog):
         if leader_epoch != self.epochs.latest:
             self.assign_epoch(leader_epoch, first)
             self.write_epochs()
-        return _Write(segment, segment.size_bytes, first, offset - 1, append_time)
+        return _new_tuple(_Write, (segment, segment.size_bytes, first, offset - 1, append_time))
 
     def _undo(self, write: _Write, error: OSError) -> StorageError:
         self._tail_dirty = True
@@ -291,10 +289,8 @@ class PartitionLog(LocalLog):
         as_follower: bool = False,
         marker: EndTransactionMarker | None = None,
     ) -> AppendResult:
-        segment = write.segment
-        position = write.position
-        append_time = write.append_time_ms
-        offset = write.first_offset
+        segment, position, first_offset, last_of_all, append_time = write
+        offset = first_offset
         for header in headers:
             if as_follower:
                 offset = header.base_offset
@@ -311,7 +307,7 @@ class PartitionLog(LocalLog):
             position += header.batch_bytes
             offset = last_offset + 1
         self.log_end_offset = offset
-        return _new_tuple(AppendResult, (write.first_offset, write.last_offset, append_time, False))
+        return _new_tuple(AppendResult, (first_offset, last_of_all, append_time, False))
 
     def _end_transaction(
         self,

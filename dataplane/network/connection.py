@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 # A frame above this size is received only after memory of the budget was reserved for it.
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
+# Constants, because Python 3.11 looks up members of an enum slowly.
+_REQUEST: Final = Wait.REQUEST
+_RESPONSE: Final = Wait.RESPONSE
 # Seconds an unauthenticated client may take to authenticate before its connection is closed.
 AUTHENTICATION_SECONDS: Final = 30.0
 
@@ -253,30 +256,37 @@ class ClientConnection:
 
     def _step(self) -> bool:
         """Receive and handle available bytes. Return False if the task has to continue."""
-        return self._metered(self._receive)
+        if self._meter.is_on:
+            return self._metered(self._receive)
+        return self._run(self._receive)
 
     def _call_soon(self) -> None:
         self._connection.call_soon(self._step_ready)
 
     def _step_ready(self) -> bool:
         """Send a delayed response that became ready. Return the same as `_step`."""
-        return self._metered(self._send_delayed)
+        if self._meter.is_on:
+            return self._metered(self._send_delayed)
+        return self._run(self._send_delayed)
 
     def _metered(self, step: Callable[[], bool]) -> bool:
-        meter = self._meter
-        is_metered = meter.is_on and meter.resume(self.client)
+        is_metered = self._meter.resume(self.client)
+        more = self._run(step)
+        if is_metered:
+            self._meter.pause(self.client)
+        return more
+
+    def _run(self, step: Callable[[], bool]) -> bool:
         self._slicer.start()
         more = not self._is_draining and step()
-        is_reading = more and not self._pipeline.has_responses
-        self._pipeline.waits_for = Wait.REQUEST if is_reading else Wait.RESPONSE
-        if is_metered:
-            meter.pause(self.client)
+        pipeline = self._pipeline
+        pipeline.waits_for = _RESPONSE if not more or pipeline.has_responses else _REQUEST
         return more
 
     def _receive(self) -> bool:
-        if not self._pipeline.may_handle:
+        pipeline, frames = self._pipeline, self._frames
+        if not pipeline.may_handle:
             return False
-        frames = self._frames
         if frames.has_much and not self._memory.is_short:
             room = frames.borrow()
         else:
@@ -289,7 +299,7 @@ class ClientConnection:
         frames.received(count)
         if frames.claimed_bytes > RESERVE_ABOVE_BYTES:
             self._large_reads += 1  # a part of a small request does not count as progress
-        self._pipeline.handle_frames()
+        pipeline.handle_frames()
         return self._send_ready()
 
     def _send_ready(self) -> bool:

@@ -96,12 +96,10 @@ class RequestPipeline:
 
         Delayed responses may be queued: `on_ready` reports them.
         """
-        return (
-            not self._ready
-            and not self.has_yielded
-            and self.failure is None
-            and (not self._queue or isinstance(self._queue[0], DelayedReply))
-            and not self._needs_task
+        if self._ready or self.has_yielded or self.failure is not None:
+            return False
+        return not self._queue or (
+            isinstance(self._queue[0], DelayedReply) and not self._needs_task
         )
 
     @property
@@ -176,6 +174,8 @@ class RequestPipeline:
     def take_ready(self) -> bytes:
         """Remove and return the bytes of all responses that can be sent now."""
         queue, ready = self._queue, self._ready
+        if not queue and len(ready) == 1:  # nearly always
+            return ready.pop()
         while queue and is_ready(queue[0]):
             reply = queue.popleft()
             if isinstance(reply, DelayedReply):

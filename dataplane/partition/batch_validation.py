@@ -27,14 +27,9 @@ from wire.records.batches import (
     set_max_timestamp,
 )
 from wire.records.compression import check_produced, compress_pieces, piece_sizes
+from wire.records.plain_batch import plain_batch
 from wire.records.record_walk import RECORD_MIN_BYTES
-from wire.records.records import (
-    check_plain,
-    check_records,
-    new_walk,
-    record_pieces,
-    record_spans,
-)
+from wire.records.records import check_records, new_walk, record_pieces, record_spans
 from wire.records.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
@@ -83,47 +78,38 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
     return count > INLINE_RECORDS and (count > INLINE_COMPILED_RECORDS or not is_compiled())
 
 
+def plain_header(batch: memoryview, config: TopicConfig, now_ms: int) -> BatchHeader | None:
+    """Return the header of an uncompressed batch that is valid and stored as it is: nearly all are.
+
+    None is no refusal: `produced_batch` and `validation` decide, and know what to report or to
+    correct. They take ten times as long for a small batch.
+    """
+    if config.codec:
+        return None
+    plain = plain_batch(batch)
+    if plain is None:
+        return None
+    header, least, null_keys = plain
+    if null_keys and config.compacts:
+        return None
+    if not config.log_append_time and (
+        least < now_ms - config.timestamp_before_max_ms
+        or header.max_timestamp > now_ms + config.timestamp_after_max_ms
+    ):
+        return None
+    return header
+
+
 def validated(
     batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
 ) -> tuple[Batch, BatchHeader]:
     """Run `validation` in one go, for a batch that is not slow."""
-    if _is_stored_unchanged(batch, header, config, now_ms):
-        return batch, header
     slices = validation(batch, header, config, partition, now_ms)
     while True:
         try:
             next(slices)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-
-
-def _is_stored_unchanged(
-    batch: Batch, header: BatchHeader, config: TopicConfig, now_ms: int
-) -> bool:
-    """Return whether `validation` would return an uncompressed batch as it is: nearly all are.
-
-    False is no refusal: `validation` decides, and knows what to report or to correct. It takes ten
-    times as long for a small batch.
-    """
-    if header.attributes & CODEC_MASK or config.codec:
-        return False
-    walk = new_walk(header.record_count, header.last_offset_delta, True)
-    try:
-        check_plain(batch, walk)
-    except WireError:
-        return False
-    if walk.null_keys and config.compacts:
-        return False
-    if config.log_append_time:
-        return True
-    base = header.base_timestamp
-    largest = base + walk.max_timestamp_delta
-    return (
-        largest == header.max_timestamp
-        and largest <= now_ms + config.timestamp_after_max_ms
-        and largest <= _MAX_TIMESTAMP
-        and base + walk.min_timestamp_delta >= now_ms - config.timestamp_before_max_ms
-    )
 
 
 def validation(
