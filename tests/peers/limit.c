@@ -10,7 +10,7 @@
  *   2  replicate pread() of what is new in each file and one send(); waits while nothing is new
  * A process fetches from every PORT_OF_ANOTHER; it writes each batch to a file of its own.
  *
- * PACE_NS: after each recv(), use so much CPU time, as a slower program would: requests that arrive
+ * PACE_NS: after each recv(), use this much CPU time, as a slower program would: requests that arrive
  * meanwhile share an epoll_wait(). That time is subtracted. SIGTERM ends the program, which prints
  * requests, epoll_wait() calls, and seconds of CPU time in user and in kernel mode.
  */
