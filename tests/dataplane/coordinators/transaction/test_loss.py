@@ -14,7 +14,7 @@ from tests.dataplane.coordinators.transaction.test_transaction_shard import (
     producer_of,
 )
 from tests.dataplane.replication.together import Together, together
-from wire.primitives.errors import ErrorCode
+from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import parse_header
 from wire.records.records import Record, encode_batch
 
@@ -190,11 +190,7 @@ def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> No
         led.appended(len(batch))
         assert led.last_stable_offset == 0
 
-        states = cluster.replica(leader, TRANSACTION_STATE)
-        epoch = states.leader_epoch + 2
-        alone = replace(states.state, replicas=(leader,), isr=(leader,), leader_epoch=epoch)
-        states.assign(replace(alone, unclean_epoch=epoch))
-        coordinator.runtime.look()
+        lose_states(cluster, leader)
         await cluster.until(lambda: led.last_stable_offset == 2)
         assert led.log.log_end_offset == 2
         await cluster.until(lambda: coordinator.shards and not coordinator.shards[0].is_pending(ID))
@@ -203,3 +199,43 @@ def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> No
         assert found.producer_id != lost.producer_id
 
     together(scenario, transaction_state_log_num_partitions=1)
+
+
+def test_a_transaction_that_was_verified_before_the_loss_does_not_begin_after_it() -> None:
+    """No marker would end it: the coordinator that has verified it is forgotten, and its epoch."""
+
+    async def scenario(cluster: Together) -> None:
+        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+        leader = topic.partitions[0].leader
+        await cluster.create("t", (leader,))
+        coordinator = cluster.worker(leader).transactions
+        await cluster.until(lambda: 0 in coordinator.shards)
+        lost = await coordinator.init_producer_id(ID, 5000, None)
+        led = cluster.replica(leader, "t")
+        verified = led.log.producers.verifications.begin(
+            lost.producer_id, lost.producer_epoch, 0, 1
+        )
+        batch = encode_batch(
+            [Record(0, 1000, b"k", b"v")],
+            producer_id=lost.producer_id,
+            producer_epoch=lost.producer_epoch,
+            base_sequence=0,
+            transactional=True,
+        )
+        led.log.producers.check_verified(parse_header(batch), verified)
+        lose_states(cluster, leader)
+        await cluster.until(lambda: led.log.log_end_offset == 1)  # the marker
+        with pytest.raises(KafkaError) as refused:
+            led.log.producers.check_verified(parse_header(batch), verified)
+        assert refused.value.code is ErrorCode.INVALID_TXN_STATE
+
+    together(scenario, transaction_state_log_num_partitions=1)
+
+
+def lose_states(cluster: Together, leader: int) -> None:
+    """Let the end of `__transaction_state` be lost, of which the leader has the last replica."""
+    states = cluster.replica(leader, TRANSACTION_STATE)
+    epoch = states.leader_epoch + 2
+    alone = replace(states.state, replicas=(leader,), isr=(leader,), leader_epoch=epoch)
+    states.assign(replace(alone, unclean_epoch=epoch))
+    cluster.worker(leader).transactions.runtime.look()
