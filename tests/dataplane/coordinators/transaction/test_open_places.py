@@ -1,18 +1,17 @@
 """The search for open transactions after a loss: in slices, and one for all shards that ask."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from dataplane.coordinators.transaction.open_places import OpenPlaces
+from dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
 from dataplane.log.segments.aborted import OpenTransactions
 from dataplane.log.segments.verification import Verifications
 from dataplane.scheduling.time_slices import DISCARD_CPU_S, PIECE_ROWS, TimeSlicer
 
 PARTITIONS = 10_000
 LOOKS_PER_SLICE = 10
-Places = Mapping[int, Any]
 
 
 class Node:
@@ -37,9 +36,9 @@ class Node:
             self.looked_at += 1
             yield each
 
-    def ask(self) -> list[Places]:
+    def ask(self) -> list[PlacesOf]:
         """Ask as a shard does; return a list that gets the answer."""
-        answers: list[Places] = []
+        answers: list[PlacesOf] = []
         self.places.ask(answers.append)
         return answers
 
