@@ -3,6 +3,12 @@
 import click
 
 from cli.admin.common.session import INT32_MAX, Session, session_command, yes_option
+from cli.admin.moves.options import (
+    ThrottleChoice,
+    batch_option,
+    refuse_without,
+    throttle_options,
+)
 from cli.common.output import Column, Row, show_pairs
 from cli.common.times import ago_text
 from metaquorum.client.errors import BrokerError
@@ -73,8 +79,18 @@ def describe(session: Session, worker: int) -> None:
 
 @command.command("drain")
 @click.argument("worker", type=click.IntRange(0, INT32_MAX))
+@click.option(
+    "--start",
+    "is_started",
+    is_flag=True,
+    help="Plan the moves of its replicas, and start the plan.",
+)
+@throttle_options
+@batch_option
 @session_command
-def drain(session: Session, worker: int) -> None:
+def drain(
+    session: Session, worker: int, is_started: bool, chosen: ThrottleChoice, batch: int
+) -> None:
     """Keep new replicas and leaderships away from a worker.
 
     Other workers lead its partitions where one that is in sync may, now or as soon as one is.
@@ -82,21 +98,33 @@ def drain(session: Session, worker: int) -> None:
     present replicas stay: the printed commands move them. This lasts, also while the worker is
     restarted, until `workers return` or `workers remove`.
 
+    With --start the command also plans the moves and starts the plan, as `moves plan --drain` and
+    `moves start` do, with their options. The cluster carries the plan out after the command ends.
+
     \b
     Examples:
       mq-admin workers drain 3
+      mq-admin workers drain 3 --start
+      mq-admin workers drain 3 --start --within 3600 --batch 20
       mq-admin workers drain 3 -o json
     """
+    if not is_started:
+        refuse_without("--start")
     session.admin.drain_worker(worker)
-    load = _load(session, worker)
-    if session.output != "text":
-        session.show_data({"worker": worker, "draining": True, **load})
-        return
+    data = {"worker": worker, "draining": True, **_load(session, worker)}
     session.say(
-        f"worker {worker} is draining; it has {load['replicas']} replicas and leads"
-        f" {load['leads']} partitions"
+        f"worker {worker} is draining; it has {data['replicas']} replicas and leads"
+        f" {data['leads']} partitions"
     )
-    if load["replicas"]:
+    if is_started:
+        from cli.admin.moves.drain import start_drain
+
+        session.say("")
+        data |= start_drain(session, worker, chosen, batch)
+    if session.output != "text":
+        session.show_data(data)
+        return
+    if data["replicas"] and not is_started:
         file = f"drain-{worker}.json"
         session.note(
             f"`mq-admin moves plan --drain {worker} --plan-file {file}` plans the moves of its"

@@ -284,7 +284,8 @@ def proposed_throttle(traffic: list[WorkerTraffic], limits: Limits) -> int | Non
     """Return a throttle for the plan, in bytes per second; None if none is possible.
 
     With a known network the middle of the bounds; otherwise twice the bytes that producers write,
-    and at least what one response in the window needs.
+    and at least what one response in the window needs. If that is not known either, none: producers
+    may write little while it is measured.
     """
     least = max(_keep_up(traffic), max((each.bytes_in_per_s for each in traffic), default=0.0))
     upper = _upper_bound(traffic, limits)
@@ -293,9 +294,9 @@ def proposed_throttle(traffic: list[WorkerTraffic], limits: Limits) -> int | Non
             least = _keep_up(traffic)
         middle = floor((least + upper) / 2)
         return middle if least < middle < upper else None
-    response = 0.0
-    if limits.response_max_bytes is not None and limits.window_s is not None:
-        response = limits.response_max_bytes / limits.window_s
+    if limits.response_max_bytes is None or limits.window_s is None:
+        return None
+    response = limits.response_max_bytes / limits.window_s
     return max(ceil(_HEADROOM * least), ceil(response), floor(least) + 1)
 
 

@@ -9,7 +9,7 @@ no faults -> faults -> no faults: within `LIVENESS_S` every move has ended, and 
 replicas are deleted
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext
 from random import Random
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from simulations.cluster.cluster_setup import LIVENESS_S
+from simulations.cluster.cluster_state import ClusterChecker
 from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
@@ -41,6 +42,7 @@ from simulations.replication.replication_scenario import (
 from simulations.replication.replication_scenario import draw_settings as draw_replication
 from simulations.transactions.transactions_scenario import (
     ALL_CHECKERS,
+    TransactionSettings,
     clients_of_transactions,
     draw_transactions,
     small_internal_topics,
@@ -85,14 +87,6 @@ def draw_movers(draw: Random) -> int:
     return draw.choice([1, 1, 2])
 
 
-def _with_movers(cluster_state: ReplicatedClusterState, clients: Clients, movers: int) -> Clients:
-    world = cluster_state.world
-    for number in range(movers):
-        name = f"mover-{number}"
-        clients.movers.append(Mover(cluster_state, name, world.stream(name)))
-    return clients
-
-
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     draw = world.stream("settings moving-partitions")
     movers, transacts = draw_movers(draw), draw.random() < TRANSACTIONS
@@ -112,27 +106,51 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             settings.faults += lost
     # A separate random stream: the operator does not change the draws of other worlds.
     drains = not transacts and world.stream("drains").random() < DRAINS
+
+    def add_movers(cluster_state: ReplicatedClusterState, clients: Clients) -> None:
+        if drains:
+            clients.movers.append(Drainer(cluster_state, "drainer", world.stream("drainer")))
+        for number in range(movers):
+            name = f"mover-{number}"
+            clients.movers.append(Mover(cluster_state, name, world.stream(name)))
+
+    await play_moves(world, settings, leave_out, transactions if transacts else None, add_movers)
+
+
+async def play_moves(
+    world: World,
+    settings: ReplicationSettings,
+    leave_out: Collection[int],
+    transactions: TransactionSettings | None,
+    add_movers: Callable[[ReplicatedClusterState, Clients], object],
+    more_checkers: Sequence[type[ClusterChecker]] = (),
+    at_end: Callable[[ReplicatedClusterState], Awaitable[None]] | None = None,
+) -> None:
+    """Play one world; `add_movers` adds to its clients, which are those of `transactions` if given.
+
+    `at_end` checks the cluster (`look_at_moves` by default).
+    """
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
         clients = (
-            clients_of_transactions(cluster_state, transactions)
-            if transacts
-            else replication_clients(cluster_state)
+            replication_clients(cluster_state)
+            if transactions is None
+            else clients_of_transactions(cluster_state, transactions)
         )
-        if drains:
-            clients.movers.append(Drainer(cluster_state, "drainer", world.stream("drainer")))
-        return _with_movers(cluster_state, clients, movers)
+        add_movers(cluster_state, clients)
+        return clients
 
-    with small_internal_topics(transactions, settings) if transacts else nullcontext():
+    checkers = PLAIN_CHECKERS if transactions is None else CHECKERS_OF_ALL
+    with nullcontext() if transactions is None else small_internal_topics(transactions, settings):
         await play_settings(
             world,
             settings,
             lambda cluster_state: ReplicaFaults(cluster_state).kinds,
             clients_of,
-            CHECKERS_OF_ALL if transacts else PLAIN_CHECKERS,
-            look_at_moves,
+            (*checkers, *more_checkers),
+            at_end or look_at_moves,
         )
 
 

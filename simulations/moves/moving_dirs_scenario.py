@@ -8,35 +8,25 @@ no faults -> faults -> no faults: within `LIVENESS_S` every move has ended
 """
 
 from collections.abc import Collection
-from contextlib import nullcontext
 from random import Random
 from typing import Final
 
 from simulations.cluster.cluster_setup import LIVENESS_S, within
-from simulations.cluster.fault_plan import draw_faults, without
+from simulations.cluster.fault_plan import draw_faults
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import CHECKERS_OF_ALL, PLAIN_CHECKERS, look_at_moves
+from simulations.moves.moves_scenario import CHECKERS_OF_ALL, look_at_moves, play_moves
 from simulations.moves.moves_scenario import draw_settings as draw_moves
 from simulations.moves.replica_dir_mover import (
     ChangedLogsAreWhole,
     ReplicaDirMover,
     ReplicasHaveOneLog,
 )
-from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
-    Clients,
-    play_settings,
-    replication_clients,
-)
-from simulations.transactions.transactions_scenario import (
-    clients_of_transactions,
-    draw_transactions,
-    small_internal_topics,
-)
+from simulations.replication.replication_scenario import Clients
 from simulations.transactions.transactions_scenario import draw_settings as draw_transacting
+from simulations.transactions.transactions_scenario import draw_transactions
 
 DIR_CHECKERS: Final = (ChangedLogsAreWhole, ReplicasHaveOneLog)
 LOG_DIRS: Final = ("/data", "/disk-1")
@@ -75,29 +65,21 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.count("worlds with transactions", transacts)
     transactions = draw_transactions(world.stream("transactions"))
     settings = draw_settings(draw, transacts=transacts)
-    world.faults = {fault.number: str(fault) for fault in settings.faults}
-    settings.faults = without(settings.faults, leave_out)
 
-    def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        clients = (
-            clients_of_transactions(cluster_state, transactions)
-            if transacts
-            else replication_clients(cluster_state)
-        )
+    def add_movers(cluster_state: ReplicatedClusterState, clients: Clients) -> None:
         clients.movers.append(ReplicaDirMover(cluster_state, "dirs", world.stream("dirs")))
         if has_mover:
             clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
-        return clients
 
-    with small_internal_topics(transactions, settings) if transacts else nullcontext():
-        await play_settings(
-            world,
-            settings,
-            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
-            clients_of,
-            (*(CHECKERS_OF_ALL if transacts else PLAIN_CHECKERS), *DIR_CHECKERS),
-            look_at_dirs,
-        )
+    await play_moves(
+        world,
+        settings,
+        leave_out,
+        transactions if transacts else None,
+        add_movers,
+        DIR_CHECKERS,
+        look_at_dirs,
+    )
 
 
 async def look_at_dirs(cluster_state: ReplicatedClusterState) -> None:

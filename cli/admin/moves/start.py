@@ -5,6 +5,7 @@ from typing import TextIO
 import click
 
 from cli.admin.common.session import INT64_MAX, Session, session_command
+from cli.admin.moves.options import batch_option
 from cli.common.empty_values import InputFile
 from cli.common.output import size_text
 from metaquorum.moves.plan import Plan, PlanError, read_plan
@@ -23,14 +24,7 @@ from metaquorum.moves.plan import Plan, PlanError, read_plan
 @click.option(
     "--no-throttle", "is_unlimited", is_flag=True, help="Without a limit, even if the plan has one."
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 500),
-    default=100,
-    show_default=True,
-    metavar="PARTITIONS",
-    help="Partitions that move at the same time.",
-)
+@batch_option
 @session_command
 def start_command(
     session: Session, plan_file: TextIO, rate: int | None, is_unlimited: bool, batch: int
@@ -53,16 +47,25 @@ def start_command(
     _check_cluster(session, plan)
     if rate is None and not is_unlimited:
         rate = plan.throttle_bytes_per_s
-    try:
-        plan_id = session.moves.start(plan, rate_bytes_per_s=rate, batch_size=batch)
-    except PlanError as error:
-        raise click.UsageError(f"{_sentence(str(error))}") from None
+    plan_id = started(session, plan, rate, batch)
     if session.output != "text":
         session.show_data({"plan": plan_id})
-        return
-    limit = "without a throttle" if rate is None else f"at {size_text(rate)}/s for each worker"
+
+
+def started(session: Session, plan: Plan, rate_bytes_per_s: int | None, batch_size: int) -> int:
+    """Start the plan, print that it runs, and return its id."""
+    try:
+        plan_id = session.moves.start(
+            plan, rate_bytes_per_s=rate_bytes_per_s, batch_size=batch_size
+        )
+    except PlanError as error:
+        raise click.UsageError(f"{_sentence(str(error))}") from None
+    limit = "without a throttle"
+    if rate_bytes_per_s is not None:
+        limit = f"at {size_text(rate_bytes_per_s)}/s for each worker"
     session.say(f"plan {plan_id} started: {len(plan.moves)} moves, {limit}")
     session.say(f"`mq-admin moves status {plan_id} --watch` shows how far it is")
+    return plan_id
 
 
 def _read(plan_file: TextIO) -> Plan:

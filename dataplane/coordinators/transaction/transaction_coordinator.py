@@ -22,6 +22,7 @@ from dataplane.coordinators.shard import Write
 from dataplane.coordinators.transaction.configs import TransactionConfigs
 from dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
 from dataplane.coordinators.transaction.marker_sender import MarkerSender, WritesMarkers
+from dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
 from dataplane.coordinators.transaction.transaction import BY_NAME, Place, State, Transaction
 from dataplane.coordinators.transaction.transaction_shard import (
     Expected,
@@ -131,6 +132,7 @@ class TransactionCoordinator:
         self._partitions = partitions
         self._client = client
         self._take_producer_id = take_producer_id
+        self._open_places = OpenPlaces(partitions, parts.slicer)
         self.markers = MarkerSender(
             parts, client, marker_writer, self._complete, self.statistics.marker_times
         )
@@ -157,18 +159,19 @@ class TransactionCoordinator:
             self._transaction_version,
             self.markers.send,
             self.statistics,
-            self._open_places,
+            self._find_open,
         )
 
-    def _open_places(self) -> dict[int, list[Place]]:
-        """Return the partitions led by this worker in which producers have open transactions."""
-        places: dict[int, list[Place]] = {}
-        for partition in self._partitions:
-            transactions = partition.log.producers.transactions
-            if transactions is not None and partition.is_served:
-                for producer_id in transactions.open.values():
-                    places.setdefault(producer_id, []).append((partition.topic, partition.index))
-        return places
+    def _find_open(self, shard: TransactionShard) -> None:
+        """Search for open transactions in the partitions of this worker, for the shard."""
+
+        def found(places: PlacesOf) -> None:
+            if self._is_active(shard):
+                self.runtime.call(
+                    shard.index, lambda each: each.found_open(places), _nothing, _nothing
+                )
+
+        self._open_places.ask(found)
 
     def _transaction_version(self) -> int:
         return self._parts.image.features.get(TRANSACTION_VERSION, 0)
@@ -581,6 +584,9 @@ class TransactionCoordinator:
                 writes.write(outcome.records)
             await self._parts.slicer.pause()
         await writes.wait_all()
+
+
+def _nothing(answer: object) -> None: ...
 
 
 def _operate(

@@ -109,8 +109,8 @@ class TransactionMemory:
         return self.used_bytes + size_bytes <= self.limit_bytes
 
 
-def _no_places() -> Mapping[int, Collection[Place]]:
-    return {}
+def _find_none(shard: "TransactionShard") -> None:
+    shard.found_open({})
 
 
 _CONCURRENT: Final = Outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -122,8 +122,8 @@ class TransactionShard:
     """The shard of transactional ids.
 
     `transaction_version` returns the cluster's level; `on_prepared` is called with each transaction
-    whose markers must be sent. `open_places` returns the partitions in which producers have open
-    transactions.
+    whose markers must be sent. `find_open` searches for the partitions in which producers have open
+    transactions, and calls `found_open` at once or later.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TransactionShard:
         transaction_version: Callable[[], int],
         on_prepared: Callable[["TransactionShard", str, Transaction], object],
         statistics: TransactionStatistics | None = None,
-        open_places: Callable[[], Mapping[int, Collection[Place]]] = _no_places,
+        find_open: Callable[["TransactionShard"], object] = _find_none,
     ) -> None:
         self.index = index  # number of the partition
         self.coordinator_epoch = coordinator_epoch
@@ -154,11 +154,12 @@ class TransactionShard:
         self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
         self._retry_at = inf
-        self._open_places = open_places
+        self._find_open = find_open
         self._doubtful: dict[str, None] = {}
         # Doubtful ids whose open transactions will be aborted, and where producers have them.
         self._to_check: deque[str] = deque()
         self._left_open: Mapping[int, Collection[Place]] | None = None
+        self._is_searching = False
 
     @property
     def doubtful_count(self) -> int:
@@ -493,8 +494,8 @@ class TransactionShard:
         self, now: float, now_ms: int, is_over: Callable[[], bool] | None = None
     ) -> list[CoordinatorRecord]:
         """Resume what was loaded; write completions again that could not be appended."""
-        self._retry_at = inf
         records = self._abort_left_open(now_ms) if self._to_check else []
+        self._retry_at = inf
         while self._to_resume:
             self._resume(*self._to_resume.popleft())
             if is_over is not None and is_over():
@@ -504,7 +505,7 @@ class TransactionShard:
             outcome = self.complete(transactional_id, now_ms)
             if outcome is not None:
                 records += outcome.records
-        if self._unwritten or self._to_resume or self._to_check:
+        if self._unwritten or self._to_resume or (self._to_check and not self._is_searching):
             self._retry_at = now
         return records
 
@@ -521,7 +522,11 @@ class TransactionShard:
     def _abort_left_open(self, now_ms: int) -> list[CoordinatorRecord]:
         """Return the decisions to abort open transactions of some of the doubtful ids."""
         if self._left_open is None:
-            self._left_open = self._open_places()
+            if not self._is_searching:
+                self._is_searching = True
+                self._find_open(self)
+            if self._left_open is None:
+                return []
         records: list[CoordinatorRecord] = []
         left = MAX_CHECKED
         while self._to_check and left > 0:
@@ -538,6 +543,12 @@ class TransactionShard:
         if not self._to_check:
             self._left_open = None
         return records
+
+    def found_open(self, places: Mapping[int, Collection[Place]]) -> None:
+        """Take the partitions in which producers have open transactions, by producer id."""
+        self._is_searching = False
+        self._left_open = places
+        self._retry_at = NOW
 
     def _check_later(self, transactional_id: str, state: State, due: float) -> None:
         """Look for open transactions of a doubtful id; its operations wait meanwhile."""

@@ -4,7 +4,7 @@ The rate of a partition is the growth of its leader's log in several samples of 
 which any Kafka-compatible cluster serves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from metaquorum.client.admin import AdminClient
@@ -20,7 +20,7 @@ from metaquorum.moves.cluster_state import (
 from metaquorum.moves.estimate import RESPONSE_CONFIG, Limits
 
 NETWORK_CONFIG: Final = "network.bytes.per.second"
-_WINDOW_CONFIGS: Final = ("replication.quota.window.num", "replication.quota.window.size.seconds")
+WINDOW_CONFIGS: Final = ("replication.quota.window.num", "replication.quota.window.size.seconds")
 # An interval in which retention deletes from a log does not count, so there are several.
 _INTERVALS: Final = 4
 
@@ -118,18 +118,27 @@ async def described_limits(admin: AdminClient, network_bytes_per_s: float | None
     `network_bytes_per_s` overrides the config network.bytes.per.second.
     """
     await admin.cluster.refresh()
-    networks, responses, windows = [], [], []
+    described = []
     for node_id in sorted(admin.cluster.nodes):
         entries = await admin.describe_configs(
             ConfigResource(ResourceType.BROKER, str(node_id)),
-            [NETWORK_CONFIG, RESPONSE_CONFIG, *_WINDOW_CONFIGS],
+            [NETWORK_CONFIG, RESPONSE_CONFIG, *WINDOW_CONFIGS],
         )
-        values = {entry.name: int(entry.value) for entry in entries if entry.value}
+        described.append({entry.name: int(entry.value) for entry in entries if entry.value})
+    return limits_of(described, network_bytes_per_s)
+
+
+def limits_of(
+    described: Iterable[Mapping[str, int]], network_bytes_per_s: float | None = None
+) -> Limits:
+    """Return the limits from the configs of each worker; older ones do not describe all of them."""
+    networks, responses, windows = [], [], []
+    for values in described:
         if NETWORK_CONFIG in values:
             networks.append(values[NETWORK_CONFIG])
         if RESPONSE_CONFIG in values:
             responses.append(values[RESPONSE_CONFIG])
-        if all(name in values for name in _WINDOW_CONFIGS):
-            windows.append(values[_WINDOW_CONFIGS[0]] * values[_WINDOW_CONFIGS[1]])
+        if all(name in values for name in WINDOW_CONFIGS):
+            windows.append(values[WINDOW_CONFIGS[0]] * values[WINDOW_CONFIGS[1]])
     network = min(networks, default=None) if network_bytes_per_s is None else network_bytes_per_s
     return Limits(network, max(responses, default=None), min(windows, default=None))

@@ -15,7 +15,7 @@ from tests.conformance.groups.members import (
     wait_shared,
 )
 from tests.conformance.groups.test_delivery import EACH, new_topic, places, send
-from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, installed
+from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, go_program, installed
 from tests.nodes import Peer, unique, wait_until
 
 CLIENTS = ("franz-go", "sarama", "kafkajs")
@@ -41,15 +41,9 @@ def client(
     name = str(request.param)
     if name not in programs:
         folder = tmp_path_factory.mktemp(name)
-        programs[name] = go(name, folder) if name in GO else kafkajs(folder)
+        programs[name] = (go_program(name, "member", folder),) if name in GO else kafkajs(folder)
     members.commands |= programs
     return name
-
-
-def go(name: str, folder: Path) -> Sequence[str]:
-    program = str(folder / "member")
-    installed(["go", "build", "-o", program, "./member"], HERE / name.replace("-", "_"))
-    return [program]
 
 
 def kafkajs(folder: Path) -> Sequence[str]:

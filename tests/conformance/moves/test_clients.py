@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 
 from tests.conformance.groups.peers import ThreeNodes
 from tests.conformance.moves.topics import LARGE, RECORDS, new_topic, read_all, send
-from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, installed
+from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, go_program, installed
 from tests.nodes import KAFKA, PATIENCE_S, eventually
 from wire.primitives.errors import ErrorCode
 
@@ -120,18 +120,11 @@ def test_java(three: ThreeNodes) -> None:
     assert read_all(addresses(three), topic) == list(range(RECORDS))
 
 
-def built(client: str, folder: Path) -> Path:
-    """Return the client's program of moves; skip the test if it cannot be built."""
-    program = folder / "moves"
-    installed(["go", "build", "-o", str(program), "./moves"], HERE / client)
-    return program
-
-
 LISTED = {"0": "[3 2 1] adding [3] removing [1]"}
 
 
 def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
-    program = built("franz_go", tmp_path)
+    program = go_program("franz-go", "moves", tmp_path)
     topic = new_topic(addresses(three), 2, [1, 2], LARGE)
     with running(program, addresses(three), topic) as process:
         assert answers(process) == {
@@ -150,7 +143,7 @@ def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
 
 def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
     """Sarama has no call for AlterReplicaLogDirs."""
-    program = built("sarama", tmp_path)
+    program = go_program("sarama", "moves", tmp_path)
     topic = new_topic(addresses(three), 2, [1, 2], LARGE)
     codes = {name: code for name, code in MOVES.items() if isinstance(code, str)}
     with running(program, addresses(three), topic) as process:

@@ -35,6 +35,16 @@ def installed(command: list[str], folder: Path) -> None:
         pytest.skip(f"{' '.join(command)}: {done.stderr[-300:]}")
 
 
+def go_program(client: str, package: str, folder: Path) -> str:
+    """Build a program of a Go client in `folder`, and return its path; skip the test if that fails.
+
+    `client`: franz-go or sarama.
+    """
+    program = str(folder / "program")
+    installed(["go", "build", "-o", program, f"./{package}"], HERE / client.replace("-", "_"))
+    return program
+
+
 def seen_by(command: list[str], **environment: str) -> Any:
     done = subprocess.run(
         command,
@@ -63,9 +73,8 @@ def test_kafkajs(node: Peer, tmp_path: Path) -> None:
 
 
 def test_sarama(node: Peer, tmp_path: Path) -> None:
-    program = tmp_path / "admin"
-    installed(["go", "build", "-o", str(program), "."], HERE / "sarama")
-    seen = seen_by([str(program), node.bootstrap, unique("sarama")])
+    program = go_program("sarama", "", tmp_path)
+    seen = seen_by([program, node.bootstrap, unique("sarama")])
     assert "Invalid value soon for configuration retention.ms" in seen.pop("badConfig")
     assert seen == {
         "partitions": 3,
@@ -81,9 +90,8 @@ def test_sarama(node: Peer, tmp_path: Path) -> None:
 
 def test_franz_go(node: Peer, tmp_path: Path) -> None:
     """franz-go also produces with every codec, and consumes the records."""
-    program = tmp_path / "client"
-    installed(["go", "build", "-o", str(program), "."], HERE / "franz_go")
-    assert seen_by([str(program), node.bootstrap, unique("franz-go")]) == {
+    program = go_program("franz-go", "", tmp_path)
+    assert seen_by([program, node.bootstrap, unique("franz-go")]) == {
         "again": "TOPIC_ALREADY_EXISTS",
         "fewer": "INVALID_PARTITIONS",
         "flush": "DYNAMIC_TOPIC_CONFIG 7",

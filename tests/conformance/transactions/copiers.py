@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from tests.conformance.clients import Librdkafka, Record
 from tests.conformance.groups.members import LIMIT_S, Member
-from tests.conformance.other_languages.test_admin import HERE, installed
+from tests.conformance.other_languages.test_admin import go_program
 from tests.nodes import wait_until
 
 PYTHON: Final = ("librdkafka", "kafka-python", "aiokafka")
@@ -51,9 +51,8 @@ class Copiers:
         if client in PYTHON:
             return (sys.executable, "-m", "tests.conformance.transactions.copier", client)
         if client not in self._programs:
-            program = str(self._folders.mktemp(client) / "copier")
-            installed(["go", "build", "-o", program, "./copier"], HERE / client.replace("-", "_"))
-            self._programs[client] = (program,)
+            folder = self._folders.mktemp(client)
+            self._programs[client] = (go_program(client, "copier", folder),)
         return self._programs[client]
 
 

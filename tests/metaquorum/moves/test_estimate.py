@@ -29,6 +29,7 @@ from metaquorum.moves.plan import PartitionMove, Plan, PlanError
 MB = 1_000_000
 GB = 1000 * MB
 UNKNOWN = Limits()
+DEFAULTS = Limits(None, 10 << 20, 11)
 
 
 # The proposal's own numbers
@@ -176,7 +177,7 @@ def test_a_replica_that_only_leaves_costs_nothing() -> None:
 def test_a_throttle_at_the_inbound_rate_is_refused_with_the_reason() -> None:
     state, plan = moved_to_one_other(leads=20_000)
     for throttle in (MB, 2 * MB):
-        found = estimate(state, plan, throttle, UNKNOWN)
+        found = estimate(state, plan, throttle, DEFAULTS)
         assert found.move_time_s == inf
         assert found.refusal is not None
         assert found.refusal.startswith(
@@ -208,9 +209,18 @@ def test_no_throttle_is_proposed_if_the_network_has_no_room() -> None:
     assert "move fewer partitions at a time" in found.warnings[0]
 
 
+@pytest.mark.parametrize("leads", [0, 3, 20_000])
+def test_no_throttle_is_proposed_if_no_worker_describes_its_limits(leads: float) -> None:
+    """Producers may write little or nothing while it is measured: 1 B/s would never finish."""
+    state, plan = moved_to_one_other(leads)
+    for limits in (UNKNOWN, Limits(None, 10 << 20, None), Limits(None, None, 11)):
+        assert estimate(state, plan, None, limits).proposed_bytes_per_s is None
+    assert (estimate(state, plan, None, DEFAULTS).proposed_bytes_per_s or 0) >= 953_251
+
+
 def test_the_response_size_is_checked_and_the_config_named() -> None:
     state, plan = moved_to_one_other(leads=0)
-    limits = Limits(None, 10_485_760, 11)
+    limits = DEFAULTS
     (warning,) = estimate(state, plan, 500_000, limits).warnings
     assert "Set replica.fetch.response.max.bytes=5500000 on all workers, or choose" in warning
     assert "a throttle of at least 953,251 B/s" in warning
@@ -263,8 +273,9 @@ def test_a_throttle_is_refused_exactly_if_the_move_does_not_end(
     plan = moved(state, (3,), (2,))
     found = estimate(state, plan, throttle, UNKNOWN)
     assert (found.refusal is None) == (found.move_time_s != inf)
-    if found.proposed_bytes_per_s is not None:
-        assert estimate(state, plan, found.proposed_bytes_per_s, UNKNOWN).refusal is None
+    proposed = estimate(state, plan, throttle, DEFAULTS).proposed_bytes_per_s
+    if proposed is not None:
+        assert estimate(state, plan, proposed, UNKNOWN).refusal is None
     traffic = list(worker_traffic(state, plan).values())
     enough = throttle_within(traffic, seconds)
     time_s = estimate(state, plan, enough, UNKNOWN).move_time_s

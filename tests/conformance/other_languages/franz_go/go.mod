@@ -2,6 +2,10 @@ module conformance
 
 go 1.24.0
 
+require conformance.test/shared v0.0.0
+
+replace conformance.test/shared => ../shared
+
 require (
 	github.com/twmb/franz-go v1.20.7
 	github.com/twmb/franz-go/pkg/kadm v1.17.2

@@ -4,67 +4,47 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"log"
 	"os"
 	"sort"
 	"time"
 
+	"conformance.test/shared"
+	"conformance/protocol"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
 const partitions = 3
 
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
-
-// The error's name in the protocol; empty without an error.
-func name(err error) string {
-	var known *kerr.Error
-	if err == nil {
-		return ""
-	}
-	if errors.As(err, &known) {
-		return known.Message
-	}
-	return err.Error()
-}
-
 func administer(ctx context.Context, admin *kadm.Client, topic string) map[string]any {
 	seen := map[string]any{}
 	retention, soon, seven := "60000", "soon", "7"
 	_, err := admin.CreateTopic(ctx, 1, 1, map[string]*string{"retention.ms": &retention}, topic)
-	must(err)
+	shared.Must(err)
 	_, err = admin.CreateTopic(ctx, 1, 1, nil, topic)
-	seen["again"] = name(err)
+	seen["again"] = protocol.Name(err)
 	grown, err := admin.UpdatePartitions(ctx, partitions, topic)
-	must(err)
-	must(grown.Error())
+	shared.Must(err)
+	shared.Must(grown.Error())
 	fewer, err := admin.UpdatePartitions(ctx, 2, topic)
-	must(err)
-	seen["fewer"] = name(fewer.Error())
+	shared.Must(err)
+	seen["fewer"] = protocol.Name(fewer.Error())
 
 	altered, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{
 		{Op: kadm.SetConfig, Name: "flush.messages", Value: &seven},
 		{Op: kadm.DeleteConfig, Name: "retention.ms"},
 	}, topic)
-	must(err)
-	must(altered[0].Err)
+	shared.Must(err)
+	shared.Must(altered[0].Err)
 	altered, err = admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{
 		{Op: kadm.SetConfig, Name: "retention.ms", Value: &soon}}, topic)
-	must(err)
-	seen["badConfig"] = name(altered[0].Err)
+	shared.Must(err)
+	seen["badConfig"] = protocol.Name(altered[0].Err)
 	// Kafka acknowledges a change before it is in force.
 	for tries := 0; tries < 100; tries++ {
 		described, err := admin.DescribeTopicConfigs(ctx, topic)
-		must(err)
+		shared.Must(err)
 		configs := map[string]string{}
 		for _, config := range described[0].Configs {
 			configs[config.Key] = config.Source.String() + " " + config.MaybeValue()
@@ -76,12 +56,12 @@ func administer(ctx context.Context, admin *kadm.Client, topic string) map[strin
 		time.Sleep(50 * time.Millisecond)
 	}
 	users, err := admin.DescribeUserSCRAMs(ctx, "nobody")
-	must(err)
-	seen["scram"] = name(users["nobody"].Err)
+	shared.Must(err)
+	seen["scram"] = protocol.Name(users["nobody"].Err)
 	rules, err := admin.DescribeACLs(ctx, kadm.NewACLs().AnyResource().Allow().Deny().
 		AllowHosts().DenyHosts().Operations().ResourcePatternType(kadm.ACLPatternAny))
-	must(err)
-	seen["acls"] = name(rules[0].Err)
+	shared.Must(err)
+	seen["acls"] = protocol.Name(rules[0].Err)
 	return seen
 }
 
@@ -92,14 +72,14 @@ func produce(ctx context.Context, bootstrap, topic string) {
 	for codec, compression := range codecs {
 		client, err := kgo.NewClient(kgo.SeedBrokers(bootstrap), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 			kgo.ProducerBatchCompression(compression), kgo.ProducerLinger(5*time.Millisecond))
-		must(err)
+		shared.Must(err)
 		var records []*kgo.Record
 		for number := 0; number < 100*partitions; number++ {
 			records = append(records, &kgo.Record{Topic: topic, Partition: int32(number % partitions),
 				Key: []byte(codec), Value: []byte(fmt.Sprintf("%s %d", codec, number)),
 				Headers: []kgo.RecordHeader{{Key: "codec", Value: []byte(codec)}}})
 		}
-		must(client.ProduceSync(ctx, records...).FirstErr())
+		shared.Must(client.ProduceSync(ctx, records...).FirstErr())
 		client.Close()
 	}
 }
@@ -108,12 +88,12 @@ func produce(ctx context.Context, bootstrap, topic string) {
 func consume(ctx context.Context, bootstrap, topic string) map[string]any {
 	client, err := kgo.NewClient(kgo.SeedBrokers(bootstrap), kgo.ConsumeTopics(topic),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
-	must(err)
+	shared.Must(err)
 	defer client.Close()
 	counts, next, inOrder := map[string]int{}, map[int32]int64{}, true
 	for total := 0; total < 5*100*partitions; {
 		fetches := client.PollFetches(ctx)
-		must(fetches.Err())
+		shared.Must(fetches.Err())
 		fetches.EachRecord(func(record *kgo.Record) {
 			total++
 			if len(record.Headers) == 1 && string(record.Headers[0].Value) == string(record.Key) {
@@ -128,12 +108,12 @@ func consume(ctx context.Context, bootstrap, topic string) map[string]any {
 
 func offsets(ctx context.Context, admin *kadm.Client, topic string) any {
 	deleted, err := admin.DeleteRecords(ctx, kadm.Offsets{topic: {0: {Topic: topic, Partition: 0, At: 30}}})
-	must(err)
-	must(deleted.Error())
+	shared.Must(err)
+	shared.Must(deleted.Error())
 	first, err := admin.ListStartOffsets(ctx, topic)
-	must(err)
+	shared.Must(err)
 	last, err := admin.ListEndOffsets(ctx, topic)
-	must(err)
+	shared.Must(err)
 	var rows [][]int64
 	for partition := int32(0); partition < partitions; partition++ {
 		low, _ := first.Lookup(topic, partition)
@@ -145,7 +125,7 @@ func offsets(ctx context.Context, admin *kadm.Client, topic string) any {
 
 func logs(ctx context.Context, admin *kadm.Client, topic string) any {
 	dirs, err := admin.DescribeAllLogDirs(ctx, nil)
-	must(err)
+	shared.Must(err)
 	var found []int
 	dirs.Each(func(dir kadm.DescribedLogDir) {
 		dir.Topics.Each(func(each kadm.DescribedLogDirPartition) {
@@ -163,7 +143,7 @@ func main() {
 	ctx, stop := context.WithTimeout(context.Background(), 170*time.Second)
 	defer stop()
 	client, err := kgo.NewClient(kgo.SeedBrokers(bootstrap))
-	must(err)
+	shared.Must(err)
 	admin := kadm.NewClient(client)
 	seen := administer(ctx, admin, topic)
 	produce(ctx, bootstrap, topic)
@@ -174,7 +154,7 @@ func main() {
 	seen["logs"] = logs(ctx, admin, topic)
 
 	removed, err := admin.DeleteTopics(ctx, topic)
-	must(err)
-	must(removed.Error())
-	must(json.NewEncoder(os.Stdout).Encode(seen))
+	shared.Must(err)
+	shared.Must(removed.Error())
+	shared.Say(seen)
 }

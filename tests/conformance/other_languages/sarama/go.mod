@@ -2,6 +2,10 @@ module conformance
 
 go 1.23.0
 
+require conformance.test/shared v0.0.0
+
+replace conformance.test/shared => ../shared
+
 require (
 	github.com/IBM/sarama v1.45.2 // indirect
 	github.com/davecgh/go-spew v1.1.1 // indirect

@@ -2,37 +2,18 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
-	"log"
 	"os"
 	"time"
 
+	"conformance.test/shared"
+	"conformance/protocol"
 	"github.com/IBM/sarama"
 )
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
-
-// The error's number in the protocol; 0 without an error, -1 for any other.
-func code(err error) int {
-	var known sarama.KError
-	if err == nil {
-		return 0
-	}
-	if errors.As(err, &known) {
-		return int(known)
-	}
-	return -1
-}
 
 func value(admin sarama.ClusterAdmin, topic, name string) string {
 	entries, err := admin.DescribeConfig(sarama.ConfigResource{
 		Type: sarama.TopicResource, Name: topic, ConfigNames: []string{name}})
-	must(err)
+	shared.Must(err)
 	return entries[0].Value
 }
 
@@ -51,24 +32,24 @@ func main() {
 	config.Producer.Return.Successes = true
 	config.Producer.Partitioner = sarama.NewManualPartitioner
 	client, err := sarama.NewClient([]string{bootstrap}, config)
-	must(err)
+	shared.Must(err)
 	admin, err := sarama.NewClusterAdminFromClient(client)
-	must(err)
+	shared.Must(err)
 	seen := map[string]any{}
 
-	must(admin.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
-	must(admin.CreatePartitions(topic, 3, nil, false))
-	seen["fewer"] = code(admin.CreatePartitions(topic, 2, nil, false))
+	shared.Must(admin.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
+	shared.Must(admin.CreatePartitions(topic, 3, nil, false))
+	seen["fewer"] = protocol.Code(admin.CreatePartitions(topic, 2, nil, false))
 	listed, err := admin.ListTopics()
-	must(err)
+	shared.Must(err)
 	seen["partitions"] = listed[topic].NumPartitions
 
 	retention, soon := "60000", "soon"
-	must(admin.AlterConfig(sarama.TopicResource, topic, map[string]*string{"retention.ms": &retention}, false))
+	shared.Must(admin.AlterConfig(sarama.TopicResource, topic, map[string]*string{"retention.ms": &retention}, false))
 	seen["retention"] = becomes(admin, topic, "retention.ms", retention)
 	seen["badConfig"] = admin.AlterConfig(sarama.TopicResource, topic, map[string]*string{"retention.ms": &soon}, false).Error()
 	seven := "7"
-	must(admin.IncrementalAlterConfig(sarama.TopicResource, topic, map[string]sarama.IncrementalAlterConfigsEntry{
+	shared.Must(admin.IncrementalAlterConfig(sarama.TopicResource, topic, map[string]sarama.IncrementalAlterConfigsEntry{
 		"flush.messages": {Operation: sarama.IncrementalAlterConfigsOperationSet, Value: &seven},
 		"retention.ms":   {Operation: sarama.IncrementalAlterConfigsOperationDelete},
 	}, false))
@@ -76,21 +57,21 @@ func main() {
 	seen["retentionAfter"] = becomes(admin, topic, "retention.ms", "604800000")
 
 	producer, err := sarama.NewSyncProducerFromClient(client)
-	must(err)
+	shared.Must(err)
 	for number := 0; number < 5; number++ {
 		_, _, err := producer.SendMessage(&sarama.ProducerMessage{
 			Topic: topic, Partition: 0, Value: sarama.StringEncoder("value")})
-		must(err)
+		shared.Must(err)
 	}
-	must(admin.DeleteRecords(topic, map[int32]int64{0: 3}))
+	shared.Must(admin.DeleteRecords(topic, map[int32]int64{0: 3}))
 	low, err := client.GetOffset(topic, 0, sarama.OffsetOldest)
-	must(err)
+	shared.Must(err)
 	high, err := client.GetOffset(topic, 0, sarama.OffsetNewest)
-	must(err)
+	shared.Must(err)
 	seen["offsets"] = []int64{low, high}
 
 	dirs, err := admin.DescribeLogDirs([]int32{1})
-	must(err)
+	shared.Must(err)
 	for _, dir := range dirs[1] {
 		for _, each := range dir.Topics {
 			if each.Topic == topic {
@@ -99,10 +80,10 @@ func main() {
 		}
 	}
 	users, err := admin.DescribeUserScramCredentials([]string{"nobody"})
-	must(err)
+	shared.Must(err)
 	seen["scram"] = int(users[0].ErrorCode)
 
-	must(admin.DeleteTopic(topic))
-	must(admin.Close())
-	must(json.NewEncoder(os.Stdout).Encode(seen))
+	shared.Must(admin.DeleteTopic(topic))
+	shared.Must(admin.Close())
+	shared.Say(seen)
 }

@@ -14,7 +14,7 @@ from tests.dataplane.coordinators.transaction.test_transaction_shard import (
     producer_of,
 )
 from tests.dataplane.replication.together import Together, together
-from wire.primitives.errors import ErrorCode
+from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import parse_header
 from wire.records.records import Record, encode_batch
 
@@ -170,36 +170,72 @@ def test_ids_that_were_given_after_the_loss_are_not_doubtful() -> None:
     }
 
 
-def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> None:
-    async def scenario(cluster: Together) -> None:
+class Producing:
+    """A producer of a transactional id, and its partition, which the coordinator's worker leads."""
+
+    def __init__(self, cluster: Together, leader: int, producer: Outcome) -> None:
+        self.coordinator = cluster.worker(leader).transactions
+        self.producer_id, self.epoch = producer.producer_id, producer.producer_epoch
+        self.partition = cluster.replica(leader, "t")
+        self.log = self.partition.log
+        self.batch = encode_batch(
+            [Record(0, 1000, b"k", b"v")],
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=0,
+            transactional=True,
+        )
+        self.header = parse_header(self.batch)
+        self._states = cluster.replica(leader, TRANSACTION_STATE)
+
+    @classmethod
+    async def create(cls, cluster: Together) -> "Producing":
         topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
         leader = topic.partitions[0].leader
         await cluster.create("t", (leader,))
         coordinator = cluster.worker(leader).transactions
         await cluster.until(lambda: 0 in coordinator.shards)
-        lost = await coordinator.init_producer_id(ID, 5000, None)
-        led = cluster.replica(leader, "t")
-        batch = encode_batch(
-            [Record(0, 1000, b"k", b"v")],
-            producer_id=lost.producer_id,
-            producer_epoch=lost.producer_epoch,
-            base_sequence=0,
-            transactional=True,
-        )
-        led.log.append(batch, [parse_header(batch)], led.leader_epoch, 1)
-        led.appended(len(batch))
-        assert led.last_stable_offset == 0
+        return cls(cluster, leader, await coordinator.init_producer_id(ID, 5000, None))
 
-        states = cluster.replica(leader, TRANSACTION_STATE)
-        epoch = states.leader_epoch + 2
+    def lose_states(self) -> None:
+        """Let the end of `__transaction_state` be lost: its leader has the last replica."""
+        states = self._states
+        epoch, leader = states.leader_epoch + 2, states.worker_id
         alone = replace(states.state, replicas=(leader,), isr=(leader,), leader_epoch=epoch)
         states.assign(replace(alone, unclean_epoch=epoch))
-        coordinator.runtime.look()
+        self.coordinator.runtime.look()
+
+
+def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> None:
+    async def scenario(cluster: Together) -> None:
+        lost = await Producing.create(cluster)
+        led, coordinator = lost.partition, lost.coordinator
+        led.log.append(lost.batch, [lost.header], led.leader_epoch, 1)
+        led.appended(len(lost.batch))
+        assert led.last_stable_offset == 0
+        lost.lose_states()
         await cluster.until(lambda: led.last_stable_offset == 2)
         assert led.log.log_end_offset == 2
         await cluster.until(lambda: coordinator.shards and not coordinator.shards[0].is_pending(ID))
         found = await coordinator.init_producer_id(ID, 5000, None)
         assert found.code is ErrorCode.NONE
         assert found.producer_id != lost.producer_id
+
+    together(scenario, transaction_state_log_num_partitions=1)
+
+
+def test_a_transaction_that_was_verified_before_the_loss_does_not_begin_after_it() -> None:
+    """No marker would end it: the coordinator that has verified it is forgotten, and its epoch."""
+
+    async def scenario(cluster: Together) -> None:
+        lost = await Producing.create(cluster)
+        producers = lost.log.producers
+        verified = producers.verifications.begin(lost.producer_id, lost.epoch, 0, 1)
+        producers.check_verified(lost.header, verified)
+        lost.lose_states()
+        await cluster.until(lambda: lost.log.log_end_offset == 1)  # the marker
+        with pytest.raises(KafkaError) as refused:
+            producers.check_verified(lost.header, verified)
+        assert refused.value.code is ErrorCode.INVALID_TXN_STATE
 
     together(scenario, transaction_state_log_num_partitions=1)

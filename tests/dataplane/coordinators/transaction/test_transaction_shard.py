@@ -41,7 +41,7 @@ class Coordinator:
             self.memory,
             lambda: self.version,
             lambda _, __, each: self.prepared.append(each),
-            open_places=lambda: self.left_open,
+            find_open=lambda shard: shard.found_open(self.left_open),
         )
         for at, record in enumerate(self.log):
             is_doubtful = at < self.certain_from

@@ -3,47 +3,19 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"log"
-	"os"
 	"strings"
 	"time"
 
+	"conformance.test/shared"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-type options struct {
-	Bootstrap string `json:"bootstrap"`
-	Group     string `json:"group"`
-	Source    string `json:"source"`
-	Target    string `json:"target"`
-	ID        string `json:"id"`
-	Most      int    `json:"most"`
-}
-
-func say(event map[string]any) {
-	line, err := json.Marshal(event)
-	must(err)
-	_, err = os.Stdout.Write(append(line, '\n'))
-	must(err)
-}
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
-
 func main() {
-	given := options{Most: 10}
-	must(json.Unmarshal([]byte(os.Args[1]), &given))
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		bufio.NewReader(os.Stdin).ReadString('\n')
-		cancel()
-	}()
+	given := shared.Copier{Most: 10}
+	shared.ReadOptions(&given)
+	ctx := shared.UntilClosed()
 	session, err := kgo.NewGroupTransactSession(
 		kgo.SeedBrokers(strings.Split(given.Bootstrap, ",")...),
 		kgo.TransactionalID(given.ID),
@@ -56,8 +28,8 @@ func main() {
 		kgo.SessionTimeout(3*time.Second),
 		kgo.HeartbeatInterval(300*time.Millisecond),
 	)
-	must(err)
-	say(map[string]any{"event": "ready"})
+	shared.Must(err)
+	shared.Say(map[string]any{"event": "ready"})
 	for {
 		fetched := session.PollRecords(ctx, given.Most)
 		if ctx.Err() != nil {
@@ -69,7 +41,7 @@ func main() {
 		if fetched.NumRecords() == 0 {
 			continue
 		}
-		must(session.Begin())
+		shared.Must(session.Begin())
 		failed := false
 		var promise kgo.FirstErrPromise
 		fetched.EachRecord(func(each *kgo.Record) {
@@ -77,13 +49,13 @@ func main() {
 		})
 		failed = promise.Err() != nil
 		committed, err := session.End(context.Background(), kgo.TransactionEndTry(!failed))
-		must(err)
+		shared.Must(err)
 		if committed {
-			say(map[string]any{"event": "committed", "count": fetched.NumRecords()})
+			shared.Say(map[string]any{"event": "committed", "count": fetched.NumRecords()})
 		} else {
-			say(map[string]any{"event": "aborted"})
+			shared.Say(map[string]any{"event": "aborted"})
 		}
 	}
 	session.Close()
-	say(map[string]any{"event": "closed"})
+	shared.Say(map[string]any{"event": "closed"})
 }

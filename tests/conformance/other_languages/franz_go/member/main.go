@@ -3,43 +3,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"log"
-	"os"
 	"strings"
-	"sync"
 	"time"
 
+	"conformance.test/shared"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
-
-type options struct {
-	Bootstrap string   `json:"bootstrap"`
-	Group     string   `json:"group"`
-	Topics    []string `json:"topics"`
-	Instance  string   `json:"instance"`
-	Assignor  string   `json:"assignor"`
-	SessionMs int      `json:"session_ms"`
-}
-
-var printing sync.Mutex
-
-func say(event map[string]any) {
-	printing.Lock()
-	defer printing.Unlock()
-	line, err := json.Marshal(event)
-	must(err)
-	_, err = os.Stdout.Write(append(line, '\n'))
-	must(err)
-}
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
 
 func note(event string) func(context.Context, *kgo.Client, map[string][]int32) {
 	return func(_ context.Context, client *kgo.Client, given map[string][]int32) {
@@ -50,13 +20,13 @@ func note(event string) func(context.Context, *kgo.Client, map[string][]int32) {
 			}
 		}
 		member, generation := client.GroupMetadata()
-		say(map[string]any{"event": event, "partitions": places, "member": member, "generation": generation})
+		shared.Say(map[string]any{"event": event, "partitions": places, "member": member, "generation": generation})
 	}
 }
 
 func main() {
-	given := options{SessionMs: 10000}
-	must(json.Unmarshal([]byte(os.Args[1]), &given))
+	given := shared.Member{SessionMs: 10000}
+	shared.ReadOptions(&given)
 	balancer := kgo.GroupBalancer(kgo.RangeBalancer())
 	if given.Assignor == "cooperative-sticky" {
 		balancer = kgo.CooperativeStickyBalancer()
@@ -82,27 +52,23 @@ func main() {
 		settings = append(settings, kgo.InstanceID(given.Instance))
 	}
 	client, err := kgo.NewClient(settings...)
-	must(err)
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		bufio.NewScanner(os.Stdin).Scan()
-		cancel()
-	}()
+	shared.Must(err)
+	ctx := shared.UntilClosed()
 	for ctx.Err() == nil {
 		fetches := client.PollFetches(ctx)
 		fetches.EachRecord(func(record *kgo.Record) {
-			say(map[string]any{"event": "record", "topic": record.Topic, "partition": record.Partition,
+			shared.Say(map[string]any{"event": "record", "topic": record.Topic, "partition": record.Partition,
 				"offset": record.Offset, "value": string(record.Value)})
 		})
 		if !fetches.Empty() {
 			if err := client.CommitUncommittedOffsets(context.Background()); err != nil {
-				say(map[string]any{"event": "commit failed", "name": err.Error()})
+				shared.Say(map[string]any{"event": "commit failed", "name": err.Error()})
 			} else {
-				say(map[string]any{"event": "committed"})
+				shared.Say(map[string]any{"event": "committed"})
 			}
 		}
 		client.AllowRebalance()
 	}
 	client.CloseAllowingRebalance()
-	say(map[string]any{"event": "closed"})
+	shared.Say(map[string]any{"event": "closed"})
 }

@@ -6,24 +6,23 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"log"
 	"os"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
+	"conformance.test/shared"
+	"conformance/protocol"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
 const (
 	leaders   = "leader.replication.throttled."
 	followers = "follower.replication.throttled."
+	limit     = 170 * time.Second
 )
 
 var seen = map[string]any{}
@@ -32,34 +31,11 @@ type program struct {
 	ctx   context.Context
 	admin *kadm.Client
 	topic string
-}
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
-
-// The error's name in the protocol; "NONE" without an error.
-func name(err error) string {
-	var known *kerr.Error
-	if err == nil {
-		return "NONE"
-	}
-	if errors.As(err, &known) {
-		return known.Message
-	}
-	return err.Error()
+	end   time.Time
 }
 
 func (p program) wait(what string, condition func() bool) {
-	for !condition() {
-		select {
-		case <-p.ctx.Done():
-			log.Fatalln("not in time:", what)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	shared.Wait(p.end, what, condition)
 }
 
 func set(name, value string) kadm.AlterConfig {
@@ -71,10 +47,10 @@ func remove(name string) kadm.AlterConfig {
 }
 
 func altered(answers kadm.AlterConfigsResponses, err error) string {
-	must(err)
+	shared.Must(err)
 	for _, each := range answers {
 		if each.Err != nil {
-			return name(each.Err)
+			return protocol.Name(each.Err)
 		}
 	}
 	return "NONE"
@@ -82,8 +58,8 @@ func altered(answers kadm.AlterConfigsResponses, err error) string {
 
 // The value and source of each config of replication quotas.
 func throttles(described kadm.ResourceConfigs, err error) map[string]string {
-	must(err)
-	must(described[0].Err)
+	shared.Must(err)
+	shared.Must(described[0].Err)
 	found := map[string]string{}
 	for _, config := range described[0].Configs {
 		if strings.Contains(config.Key, "replication.throttled") {
@@ -139,8 +115,8 @@ func (p program) move(ctx context.Context, partition int32, replicas ...int32) s
 
 func (p program) alter(ctx context.Context, asked kadm.AlterPartitionAssignmentsReq) string {
 	answers, err := p.admin.AlterPartitionAssignments(ctx, asked)
-	must(err)
-	return name(answers.Error())
+	shared.Must(err)
+	return protocol.Name(answers.Error())
 }
 
 func (p program) cancel() string {
@@ -153,7 +129,7 @@ func (p program) listed(partitions ...int32) map[string]string {
 	var asked kadm.TopicsSet
 	asked.Add(p.topic, partitions...)
 	answers, err := p.admin.ListPartitionReassignments(p.ctx, asked)
-	must(err)
+	shared.Must(err)
 	found := map[string]string{}
 	for _, each := range answers.Sorted() {
 		found[fmt.Sprint(each.Partition)] = fmt.Sprint(each.Replicas, " adding ", each.AddingReplicas,
@@ -164,7 +140,7 @@ func (p program) listed(partitions ...int32) map[string]string {
 
 func (p program) replicas(partition int32) string {
 	topics, err := p.admin.ListTopics(p.ctx, p.topic)
-	must(err)
+	shared.Must(err)
 	found := topics[p.topic].Partitions[partition]
 	slices.Sort(found.ISR)
 	return fmt.Sprint(found.Replicas, " in sync ", found.ISR)
@@ -197,17 +173,17 @@ func (p program) elect() {
 	var asked kadm.TopicsSet
 	asked.Add(p.topic, 1, 9)
 	elected, err := p.admin.ElectLeaders(p.ctx, kadm.ElectPreferredReplica, asked)
-	must(err)
+	shared.Must(err)
 	seen["elected"] = map[string]string{
-		"1": name(elected[p.topic][1].Err), "9": name(elected[p.topic][9].Err)}
+		"1": protocol.Name(elected[p.topic][1].Err), "9": protocol.Name(elected[p.topic][9].Err)}
 }
 
 func (p program) directories() kadm.DescribedLogDirs {
 	var asked kadm.TopicsSet
 	asked.Add(p.topic, 0, 1)
 	described, err := p.admin.DescribeBrokerLogDirs(p.ctx, 3, asked)
-	must(err)
-	must(described.Error())
+	shared.Must(err)
+	shared.Must(described.Error())
 	return described
 }
 
@@ -217,8 +193,8 @@ func (p program) moveTo(directory string, partition int32) string {
 	partitions.Add(p.topic, partition)
 	asked.Add(directory, partitions)
 	answers, err := p.admin.AlterBrokerReplicaLogDirs(p.ctx, 3, asked)
-	must(err)
-	return name(answers[p.topic][partition].Err)
+	shared.Must(err)
+	return protocol.Name(answers[p.topic][partition].Err)
 }
 
 func (p program) moveBetweenDirectories() {
@@ -238,15 +214,16 @@ func (p program) moveBetweenDirectories() {
 }
 
 func main() {
-	ctx, stop := context.WithTimeout(context.Background(), 170*time.Second)
+	end := time.Now().Add(limit)
+	ctx, stop := context.WithDeadline(context.Background(), end)
 	defer stop()
 	client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(os.Args[1], ",")...))
-	must(err)
+	shared.Must(err)
 	defer client.Close()
-	p := program{ctx, kadm.NewClient(client), os.Args[2]}
+	p := program{ctx, kadm.NewClient(client), os.Args[2], end}
 	p.throttle()
 	p.moves()
 	p.elect()
 	p.moveBetweenDirectories()
-	must(json.NewEncoder(os.Stdout).Encode(seen))
+	shared.Say(seen)
 }

@@ -3,40 +3,15 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"log"
-	"os"
 	"strings"
 	"time"
 
+	"conformance.test/shared"
 	"github.com/IBM/sarama"
 )
 
-type options struct {
-	Bootstrap string `json:"bootstrap"`
-	Group     string `json:"group"`
-	Source    string `json:"source"`
-	Target    string `json:"target"`
-	ID        string `json:"id"`
-	Most      int    `json:"most"`
-}
-
-var given = options{Most: 10}
-
-func say(event map[string]any) {
-	line, err := json.Marshal(event)
-	must(err)
-	_, err = os.Stdout.Write(append(line, '\n'))
-	must(err)
-}
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
+var given = shared.Copier{Most: 10}
 
 type handler struct{ producer sarama.SyncProducer }
 
@@ -54,15 +29,15 @@ func (h handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.
 				return nil
 			}
 			turn <- struct{}{}
-			must(h.producer.BeginTxn())
+			shared.Must(h.producer.BeginTxn())
 			_, _, err := h.producer.SendMessage(&sarama.ProducerMessage{
 				Topic: given.Target, Key: sarama.ByteEncoder(message.Key), Value: sarama.ByteEncoder(message.Value)})
-			must(err)
-			must(h.producer.AddMessageToTxn(message, given.Group, nil))
-			must(h.producer.CommitTxn())
+			shared.Must(err)
+			shared.Must(h.producer.AddMessageToTxn(message, given.Group, nil))
+			shared.Must(h.producer.CommitTxn())
 			<-turn
 			session.MarkMessage(message, "")
-			say(map[string]any{"event": "committed", "count": 1})
+			shared.Say(map[string]any{"event": "committed", "count": 1})
 		case <-session.Context().Done():
 			return nil
 		}
@@ -70,7 +45,7 @@ func (h handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.
 }
 
 func main() {
-	must(json.Unmarshal([]byte(os.Args[1]), &given))
+	shared.ReadOptions(&given)
 	config := sarama.NewConfig()
 	config.Version = sarama.V2_8_0_0
 	config.Consumer.IsolationLevel = sarama.ReadCommitted
@@ -86,21 +61,17 @@ func main() {
 	config.Net.MaxOpenRequests = 1
 	servers := strings.Split(given.Bootstrap, ",")
 	producer, err := sarama.NewSyncProducer(servers, config)
-	must(err)
+	shared.Must(err)
 	group, err := sarama.NewConsumerGroup(servers, given.Group, config)
-	must(err)
-	say(map[string]any{"event": "ready"})
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		bufio.NewReader(os.Stdin).ReadString('\n')
-		cancel()
-	}()
+	shared.Must(err)
+	shared.Say(map[string]any{"event": "ready"})
+	ctx := shared.UntilClosed()
 	for ctx.Err() == nil {
 		if err := group.Consume(ctx, []string{given.Source}, handler{producer}); err != nil {
 			log.Println(err)
 		}
 	}
-	must(group.Close())
-	must(producer.Close())
-	say(map[string]any{"event": "closed"})
+	shared.Must(group.Close())
+	shared.Must(producer.Close())
+	shared.Say(map[string]any{"event": "closed"})
 }

@@ -3,43 +3,14 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
-	"log"
-	"os"
 	"strings"
-	"sync"
 	"time"
 
+	"conformance.test/shared"
 	"github.com/IBM/sarama"
 )
-
-type options struct {
-	Bootstrap string   `json:"bootstrap"`
-	Group     string   `json:"group"`
-	Topics    []string `json:"topics"`
-	Instance  string   `json:"instance"`
-	SessionMs int      `json:"session_ms"`
-}
-
-var printing sync.Mutex
-
-func say(event map[string]any) {
-	printing.Lock()
-	defer printing.Unlock()
-	line, err := json.Marshal(event)
-	must(err)
-	_, err = os.Stdout.Write(append(line, '\n'))
-	must(err)
-}
-
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
 
 type handler struct{}
 
@@ -50,7 +21,7 @@ func note(event string, session sarama.ConsumerGroupSession) error {
 			places = append(places, []any{topic, index})
 		}
 	}
-	say(map[string]any{"event": event, "partitions": places, "member": session.MemberID(),
+	shared.Say(map[string]any{"event": event, "partitions": places, "member": session.MemberID(),
 		"generation": session.GenerationID()})
 	return nil
 }
@@ -65,11 +36,11 @@ func (handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.Co
 			if !ok {
 				return nil
 			}
-			say(map[string]any{"event": "record", "topic": message.Topic, "partition": message.Partition,
+			shared.Say(map[string]any{"event": "record", "topic": message.Topic, "partition": message.Partition,
 				"offset": message.Offset, "value": string(message.Value)})
 			session.MarkMessage(message, "")
 			session.Commit()
-			say(map[string]any{"event": "committed"})
+			shared.Say(map[string]any{"event": "committed"})
 		case <-session.Context().Done():
 			return nil
 		}
@@ -77,8 +48,8 @@ func (handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.Co
 }
 
 func main() {
-	given := options{SessionMs: 10000}
-	must(json.Unmarshal([]byte(os.Args[1]), &given))
+	given := shared.Member{SessionMs: 10000}
+	shared.ReadOptions(&given)
 	config := sarama.NewConfig()
 	config.Version = sarama.MaxVersion
 	config.Consumer.Group.Session.Timeout = time.Duration(given.SessionMs) * time.Millisecond
@@ -92,17 +63,13 @@ func main() {
 	// A commit waits for the fetch before it, on the same connection.
 	config.Consumer.MaxWaitTime = 20 * time.Millisecond
 	group, err := sarama.NewConsumerGroup(strings.Split(given.Bootstrap, ","), given.Group, config)
-	must(err)
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		bufio.NewScanner(os.Stdin).Scan()
-		cancel()
-	}()
+	shared.Must(err)
+	ctx := shared.UntilClosed()
 	for ctx.Err() == nil {
 		if err := group.Consume(ctx, given.Topics, handler{}); err != nil && !errors.Is(err, context.Canceled) {
-			say(map[string]any{"event": "error", "name": err.Error()})
+			shared.Say(map[string]any{"event": "error", "name": err.Error()})
 		}
 	}
-	must(group.Close())
-	say(map[string]any{"event": "closed"})
+	shared.Must(group.Close())
+	shared.Say(map[string]any{"event": "closed"})
 }

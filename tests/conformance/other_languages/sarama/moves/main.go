@@ -5,10 +5,7 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"log"
 	"os"
 	"path"
 	"slices"
@@ -16,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"conformance.test/shared"
+	"conformance/protocol"
 	"github.com/IBM/sarama"
 )
 
@@ -33,31 +32,8 @@ type program struct {
 	end   time.Time
 }
 
-func must(err error) {
-	if err != nil {
-		log.Fatalln(err)
-	}
-}
-
-// The error's number in the protocol; 0 without an error, -1 for any other.
-func code(err error) int {
-	var known sarama.KError
-	if err == nil {
-		return 0
-	}
-	if errors.As(err, &known) {
-		return int(known)
-	}
-	return -1
-}
-
 func (p program) wait(what string, condition func() bool) {
-	for !condition() {
-		if time.Now().After(p.end) {
-			log.Fatalln("not in time:", what)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	shared.Wait(p.end, what, condition)
 }
 
 func worker(id int) (sarama.ConfigResourceType, string) {
@@ -67,7 +43,7 @@ func worker(id int) (sarama.ConfigResourceType, string) {
 // The value and source of each config of replication quotas.
 func (p program) throttles(kind sarama.ConfigResourceType, name string) map[string]string {
 	entries, err := p.admin.DescribeConfig(sarama.ConfigResource{Type: kind, Name: name})
-	must(err)
+	shared.Must(err)
 	found := map[string]string{}
 	for _, entry := range entries {
 		if strings.Contains(entry.Name, "replication.throttled") {
@@ -88,16 +64,16 @@ func (p program) alter(kind sarama.ConfigResourceType, name string, configs map[
 		}
 		entries[config] = entry
 	}
-	return code(p.admin.IncrementalAlterConfig(kind, name, entries, false))
+	return protocol.Code(p.admin.IncrementalAlterConfig(kind, name, entries, false))
 }
 
 func (p program) throttle(rate, throttledLeaders, throttledFollowers string) {
 	for id := 1; id <= 3; id++ {
 		kind, name := worker(id)
-		must(wrong(p.alter(kind, name, map[string]string{leaders + "rate": rate, followers + "rate": rate})))
+		shared.Must(wrong(p.alter(kind, name, map[string]string{leaders + "rate": rate, followers + "rate": rate})))
 		p.wait("throttles of a worker", func() bool { return (len(p.throttles(kind, name)) == 2) == (rate != "") })
 	}
-	must(wrong(p.alter(sarama.TopicResource, p.topic, map[string]string{
+	shared.Must(wrong(p.alter(sarama.TopicResource, p.topic, map[string]string{
 		leaders + "replicas": throttledLeaders, followers + "replicas": throttledFollowers})))
 	p.wait("throttles of the topic", func() bool {
 		return strings.HasPrefix(p.throttles(sarama.TopicResource, p.topic)[followers+"replicas"],
@@ -119,7 +95,7 @@ func (p program) shown() (map[string]string, map[string]string) {
 
 func (p program) listed(partitions ...int32) map[string]string {
 	answers, err := p.admin.ListPartitionReassignments(p.topic, partitions)
-	must(err)
+	shared.Must(err)
 	found := map[string]string{}
 	for partition, each := range answers[p.topic] {
 		found[fmt.Sprint(partition)] = fmt.Sprint(each.Replicas, " adding ", each.AddingReplicas,
@@ -130,13 +106,13 @@ func (p program) listed(partitions ...int32) map[string]string {
 
 // Moves the partitions from 0 on; nil cancels the move of one.
 func (p program) move(targets ...[]int32) int {
-	return code(p.admin.AlterPartitionReassignments(p.topic, targets))
+	return protocol.Code(p.admin.AlterPartitionReassignments(p.topic, targets))
 }
 
 func (p program) wantReplicas(partition int, wanted string) {
 	p.wait(wanted, func() bool {
 		topics, err := p.admin.DescribeTopics([]string{p.topic})
-		must(err)
+		shared.Must(err)
 		for _, found := range topics[0].Partitions {
 			slices.Sort(found.Isr)
 			if int(found.ID) == partition && fmt.Sprint(found.Replicas, " in sync ", found.Isr) == wanted {
@@ -149,7 +125,7 @@ func (p program) wantReplicas(partition int, wanted string) {
 
 func (p program) elect() map[string]int {
 	answers, err := p.admin.ElectLeaders(sarama.PreferredElection, map[string][]int32{p.topic: {1, 9}})
-	must(err)
+	shared.Must(err)
 	return map[string]int{
 		"1": int(answers[p.topic][1].ErrorCode), "9": int(answers[p.topic][9].ErrorCode)}
 }
@@ -157,7 +133,7 @@ func (p program) elect() map[string]int {
 // The names of the directories of worker 3 that have the first partition with more than 1 MiB.
 func (p program) directories() []string {
 	described, err := p.admin.DescribeLogDirs([]int32{3})
-	must(err)
+	shared.Must(err)
 	found := []string{}
 	for _, directory := range described[3] {
 		for _, each := range directory.Topics {
@@ -175,7 +151,7 @@ func main() {
 	config := sarama.NewConfig()
 	config.Version = sarama.V3_6_0_0
 	admin, err := sarama.NewClusterAdmin(strings.Split(os.Args[1], ","), config)
-	must(err)
+	shared.Must(err)
 	p := program{admin, os.Args[2], time.Now().Add(limit)}
 	same := []int32{1, 2}
 
@@ -203,6 +179,6 @@ func main() {
 	p.wantReplicas(1, "[2 1] in sync [1 2]")
 	seen["elected"] = p.elect()
 	seen["directories"] = p.directories()
-	must(admin.Close())
-	must(json.NewEncoder(os.Stdout).Encode(seen))
+	shared.Must(admin.Close())
+	shared.Say(seen)
 }

@@ -1,0 +1,3 @@
+module conformance.test/shared
+
+go 1.23.0
