@@ -37,13 +37,13 @@ class Histogram:
         self._before = _empty()
         self._turned_at = 0.0
 
-    def record(self, seconds: float, now: float) -> None:
-        """Record a duration that ended at `now` (monotonic seconds)."""
+    def record(self, seconds: float, now: float, weight: int = 1) -> None:
+        """Record a duration that ended at `now` (monotonic seconds), `weight` times."""
         if now - self._turned_at >= TURN_S:
             self._turn(now)
-        self.count += 1
-        self.total_s += seconds
-        self._now[bisect_left(LIMITS_S, seconds)] += 1
+        self.count += weight
+        self.total_s += seconds * weight
+        self._now[bisect_left(LIMITS_S, seconds)] += weight
 
     def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
         """Return the quantile in seconds for each share (0 to 1); 0 without recent values."""

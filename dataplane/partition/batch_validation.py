@@ -81,8 +81,8 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
 def plain_header(batch: memoryview, config: TopicConfig, now_ms: int) -> BatchHeader | None:
     """Return the header of an uncompressed batch that is valid and stored as it is: nearly all are.
 
-    None is no refusal: `produced_batch` and `validation` decide, and know what to report or to
-    correct. They take ten times as long for a small batch.
+    None does not refuse it: `produced_batch` and `validation` decide, and know the error to report
+    or the timestamp to correct. They take ten times as long for a small batch.
     """
     if config.codec:
         return None

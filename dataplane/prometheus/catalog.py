@@ -105,7 +105,8 @@ _ROWS: Final = (
         "kafka_network_requestmetrics_totaltimems",
         _SUMMARY,
         ("request", "quantile"),
-        "Milliseconds from the complete request to its response, waits included.",
+        "Milliseconds from the complete request to its response, waits included; of a busy API by"
+        " a sample.",
     ),
     Metric(
         "kafka_network_requestmetrics_localtimems",

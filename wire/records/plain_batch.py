@@ -2,10 +2,10 @@
 
     one batch, not compressed, of records whose structure, count and timestamps are as in its header
 
-`plain_batch` accepts such a batch, and returns None for any other, which is no refusal: the general
-code decides then (`wire.records.batches.produced_batch`, `wire.records.records.check_records`), and
-knows what to report. What is accepted here is accepted there, with the same header; a test compares
-them. On the path of each small request, where every call counts, it replaces ten of them.
+`plain_batch` accepts such a batch, and returns None for any other. That does not refuse it: the
+general code decides then (`wire.records.batches.produced_batch`,
+`wire.records.records.check_records`), and knows the error to report. It accepts all batches that are
+accepted here, with the same header; a test compares them. On the path of each small request, where every call counts, it replaces ten of them.
 """
 
 from struct import Struct
