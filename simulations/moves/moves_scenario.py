@@ -139,8 +139,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all moves have ended and the logs of removed replicas are deleted; then check."""
     moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
-    await _wait(cluster_state, moves.open_moves)
-    await _wait(cluster_state, logs.strays)
+    await wait_until_none(cluster_state, moves.open_moves)
+    await wait_until_none(cluster_state, logs.strays)
     if cluster_state.world.violations:
         return
     moves.finals()
@@ -148,7 +148,9 @@ async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     cluster_state.checker(RemovedAreNoLosses).finals()
 
 
-async def _wait(cluster_state: ReplicatedClusterState, left: Callable[[], list[str]]) -> None:
+async def wait_until_none(
+    cluster_state: ReplicatedClusterState, left: Callable[[], list[str]]
+) -> None:
     """Wait until nothing is left, within `LIVENESS_S`; a checker looks at the rest."""
     world = cluster_state.world
     with trio.move_on_after(LIVENESS_S):

@@ -12,19 +12,23 @@ from contextlib import nullcontext
 from random import Random
 from typing import Final
 
-from simulations.cluster.cluster_setup import LIVENESS_S, within
-from simulations.cluster.fault_plan import draw_faults, without
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
+from simulations.moves.copy_faults import COPIED_TAIL, CopyFaults, slow_recovery_of_copies
 from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import CHECKERS_OF_ALL, PLAIN_CHECKERS, look_at_moves
+from simulations.moves.moves_scenario import (
+    CHECKERS_OF_ALL,
+    PLAIN_CHECKERS,
+    look_at_moves,
+    wait_until_none,
+)
 from simulations.moves.moves_scenario import draw_settings as draw_moves
 from simulations.moves.replica_dir_mover import (
     ChangedLogsAreWhole,
     ReplicaDirMover,
     ReplicasHaveOneLog,
 )
-from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_scenario import (
     Clients,
@@ -53,6 +57,9 @@ DIR_KINDS: Final = (
     "overtaken",
 )
 MOST_FAULTS: Final = 8
+COPIES: Final = 0.5  # share of the worlds without transactions; their only faults are of copies
+MOST_COPIES: Final = 4
+COPIES_BEGIN_S: Final = (0.6, 2.0)
 
 
 def draw_settings(draw: Random, *, transacts: bool) -> ReplicationSettings:
@@ -69,12 +76,26 @@ def draw_settings(draw: Random, *, transacts: bool) -> ReplicationSettings:
     return settings
 
 
+def draw_copies(settings: ReplicationSettings, draw: Random) -> None:
+    """Change the settings so that copies have records that their logs lose."""
+    begins = sorted(draw.uniform(*COPIES_BEGIN_S) for _ in range(draw.randint(1, MOST_COPIES)))
+    settings.faults = tuple(
+        PlannedFault(number, COPIED_TAIL, round(at_s, 3), 0.0) for number, at_s in enumerate(begins)
+    )
+    settings.producers, settings.records, settings.think_s = 3, 150, 0.02
+    settings.flushed = min(settings.flushed, 0.5)
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     draw = world.stream("settings moving-dirs")
     transacts, has_mover = draw.random() < 0.5, draw.random() < 0.3
     world.count("worlds with transactions", transacts)
     transactions = draw_transactions(world.stream("transactions"))
     settings = draw_settings(draw, transacts=transacts)
+    copies = world.stream("copies")
+    is_aimed = not transacts and copies.random() < COPIES
+    if is_aimed:
+        draw_copies(settings, copies)
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
 
@@ -84,16 +105,20 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             if transacts
             else replication_clients(cluster_state)
         )
-        clients.movers.append(ReplicaDirMover(cluster_state, "dirs", world.stream("dirs")))
+        if not is_aimed:  # its requests would cancel the moves of the faults
+            clients.movers.append(ReplicaDirMover(cluster_state, "dirs", world.stream("dirs")))
         if has_mover:
             clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
         return clients
 
-    with small_internal_topics(transactions, settings) if transacts else nullcontext():
+    with (
+        small_internal_topics(transactions, settings) if transacts else nullcontext(),
+        slow_recovery_of_copies() if is_aimed else nullcontext(),
+    ):
         await play_settings(
             world,
             settings,
-            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            lambda cluster_state: CopyFaults(cluster_state).kinds_with_copies(),
             clients_of,
             (*(CHECKERS_OF_ALL if transacts else PLAIN_CHECKERS), *DIR_CHECKERS),
             look_at_dirs,
@@ -104,7 +129,7 @@ async def look_at_dirs(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all moves have ended; then check."""
     await look_at_moves(cluster_state)
     dirs = cluster_state.checker(ReplicasHaveOneLog)
-    await within(cluster_state, LIVENESS_S, "all dirs settled", lambda: not dirs.open_moves())
+    await wait_until_none(cluster_state, dirs.open_moves)
     if not cluster_state.world.violations:
         dirs.finals()
 
