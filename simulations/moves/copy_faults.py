@@ -25,7 +25,7 @@ from metaquorum.runtime.interfaces import sleep
 from simulations.cluster.cluster_state import Member
 from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
 from simulations.kernel.mutation import swapped
-from simulations.replication.replica_faults import CUT_WITHIN_S, ReplicaFaults
+from simulations.replication.replica_faults import CUT_WITHIN_S, REPLACED_WITHIN_S, ReplicaFaults
 from simulations.replication.replicas import PartitionHistory
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 
@@ -68,6 +68,9 @@ class CopyFaults(ReplicaFaults):
         member = max(leading, key=lambda one: len(self._led_with_others(one)))
         led = self._led_with_others(member)
         pairs = await self._replace_leader(fault, member)
+        with trio.move_on_after(REPLACED_WITHIN_S):
+            while led & self._led_with_others(member):
+                await fault.world.sleep(0.02)
         led -= self._led_with_others(member)  # those that another worker leads now
         with trio.move_on_after(WRITTEN_WITHIN_S):
             while led and not self._written(member, led):

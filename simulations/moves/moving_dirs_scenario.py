@@ -82,8 +82,11 @@ def draw_copies(settings: ReplicationSettings, draw: Random) -> None:
     settings.faults = tuple(
         PlannedFault(number, COPIED_TAIL, round(at_s, 3), 0.0) for number, at_s in enumerate(begins)
     )
-    settings.producers, settings.records, settings.think_s = 3, 150, 0.02
+    settings.producers, settings.records, settings.think_s = 3, 300, 0.03
     settings.flushed = min(settings.flushed, 0.5)
+    # A leader that is cut off is replaced soon, and is not alone in the ISR before.
+    settings.is_combined, settings.session_timeout_ms = False, 2000
+    settings.configs["replica.lag.time.max.ms"] = "3000"
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
