@@ -153,8 +153,4 @@ def watched_rates(limited: Callable[[ReplicationQuotas, Rates, Rates], None]) ->
         yield
 
 
-PLAN_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
-    PlansHaveTheirPartitions,
-    PlansEnd,
-    LowerRateHolds,
-)
+PLAN_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (PlansHaveTheirPartitions, PlansEnd)

@@ -37,7 +37,7 @@ from simulations.replication.replication_scenario import (
 )
 from simulations.replication.throttle_administrator import RateAdministrator
 
-CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS)
+CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS, LowerRateHolds)
 OPERATORS: Final = 0.4  # share of the worlds in which an operator sets rates of replication
 
 

@@ -110,7 +110,7 @@ LOG_DIR_MUTANTS: Final = tuple(
         ),
         (
             "copy-continued-blindly",
-            "an interrupted copy continues at its end, whatever the log has there now",
+            "an interrupted copy continues at its end, also if the log has other records there",
             "moving-dirs",
             ("R11",),
             _copy_continued_blindly,

@@ -110,6 +110,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
         "DrainingTakesNothing",
         "LastOfEachKeyIsRead",
         "LiveWorkersStay",
+        "ReplicaRetentionIsDue",
     ),
     "moving-partitions": (*_OF_ATTACKERS, "DamageStaysWhereItIs", "LastOfEachKeyIsRead"),
     "single-node-kill": _FEW_FAULTS,
