@@ -80,7 +80,7 @@ _OF_GROUPS: Final = (
     "CompressionIsInForce",
 )
 
-# Checkers that have nothing to compare, or rarely, in a scenario that plays them. `everything` gates all.
+# Checkers that compare nothing, or rarely, in a scenario that plays them. `everything` gates all.
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
     "damaged-replicas": ("LiveWorkersStay",),

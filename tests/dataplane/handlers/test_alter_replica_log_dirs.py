@@ -109,7 +109,7 @@ async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: P
         assert after.log_end_offset == 51
         await client.produce("t", batch_of(b"new"))
     left = [*(tmp_path / "a").glob("t-0"), *(tmp_path / "a").glob("t-0.*-stray")]
-    assert not left, "the former log is to be deleted"
+    assert not left, "the former log must be deleted"
     async with two_dirs(tmp_path) as (served, client):
         assert await client.values("t") == [*values, b"new"]
         assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
