@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from metaquorum.client.connection import BrokerConnection
 
 MAX_WAIT_MS: Final = 500
-# Time that a broker may take for one response in addition to the long poll of MAX_WAIT_MS.
+# Time that a broker may take for one response in addition to the long poll of MAX_WAIT_MS; less if
+# the cluster's timeout is shorter. It ends the wait for a broker whose host has lost power.
 ANSWER_TIMEOUT_S: Final = 30.0
 # Time until the leader is asked again for the preferred read replica.
 PREFERRED_REPLICA_S: Final = 300.0
@@ -184,7 +185,9 @@ class PartitionFetcher:
         assert self._in_flight is not None
         connection, _ = self._in_flight
         response: FetchResponse = await connection.receive(
-            self._cluster.deadline(ANSWER_TIMEOUT_S + MAX_WAIT_MS / 1000)
+            self._cluster.deadline(
+                min(ANSWER_TIMEOUT_S, self._cluster.timeout_s) + MAX_WAIT_MS / 1000
+            )
         )
         self._in_flight = None
         self.fetches += 1

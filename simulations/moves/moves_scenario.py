@@ -35,6 +35,7 @@ from simulations.replication.replication_scenario import (
     CHECKERS,
     KINDS,
     Clients,
+    KindsOf,
     draw_failing_reads,
     play_settings,
     replication_clients,
@@ -123,12 +124,14 @@ async def play_moves(
     leave_out: Collection[int],
     transactions: TransactionSettings | None,
     add_movers: Callable[[ReplicatedClusterState, Clients], object],
+    kinds_of: KindsOf = lambda cluster_state: ReplicaFaults(cluster_state).kinds,
     more_checkers: Sequence[type[ClusterChecker]] = (),
     at_end: Callable[[ReplicatedClusterState], Awaitable[None]] | None = None,
 ) -> None:
     """Play one world; `add_movers` adds to its clients, which are those of `transactions` if given.
 
-    `at_end` checks the cluster (`look_at_moves` by default).
+    `kinds_of` returns the kinds of fault, and `at_end` checks the cluster (`look_at_moves` by
+    default).
     """
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
@@ -147,7 +150,7 @@ async def play_moves(
         await play_settings(
             world,
             settings,
-            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            kinds_of,
             clients_of,
             (*checkers, *more_checkers),
             at_end or look_at_moves,
@@ -157,8 +160,8 @@ async def play_moves(
 async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all moves have ended and the logs of removed replicas are deleted; then check."""
     moves, logs = cluster_state.checker(MovesEnd), cluster_state.checker(RemovedLogsAreGone)
-    await _wait(cluster_state, moves.open_moves)
-    await _wait(cluster_state, logs.strays)
+    await wait_until_none(cluster_state, moves.open_moves)
+    await wait_until_none(cluster_state, logs.strays)
     if cluster_state.world.violations:
         return
     moves.finals()
@@ -166,7 +169,9 @@ async def look_at_moves(cluster_state: ReplicatedClusterState) -> None:
     cluster_state.checker(RemovedAreNoLosses).finals()
 
 
-async def _wait(cluster_state: ReplicatedClusterState, left: Callable[[], list[str]]) -> None:
+async def wait_until_none(
+    cluster_state: ReplicatedClusterState, left: Callable[[], list[str]]
+) -> None:
     """Wait until nothing is left, within `LIVENESS_S`; a checker looks at the rest."""
     world = cluster_state.world
     with trio.move_on_after(LIVENESS_S):

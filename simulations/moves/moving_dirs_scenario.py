@@ -8,15 +8,21 @@ no faults -> faults -> no faults: within `LIVENESS_S` every move has ended
 """
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from random import Random
 from typing import Final
 
-from simulations.cluster.cluster_setup import LIVENESS_S, within
-from simulations.cluster.fault_plan import draw_faults
+from simulations.cluster.fault_plan import PlannedFault, draw_faults
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
+from simulations.moves.copy_faults import COPIED_TAIL, CopyFaults, slow_recovery_of_copies
 from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import CHECKERS_OF_ALL, look_at_moves, play_moves
+from simulations.moves.moves_scenario import (
+    CHECKERS_OF_ALL,
+    look_at_moves,
+    play_moves,
+    wait_until_none,
+)
 from simulations.moves.moves_scenario import draw_settings as draw_moves
 from simulations.moves.replica_dir_mover import (
     ChangedLogsAreWhole,
@@ -43,6 +49,9 @@ DIR_KINDS: Final = (
     "overtaken",
 )
 MOST_FAULTS: Final = 8
+COPIES: Final = 0.5  # share of the worlds without transactions; their only faults are of copies
+MOST_COPIES: Final = 4
+COPIES_BEGIN_S: Final = (0.6, 2.0)
 
 
 def draw_settings(draw: Random, *, transacts: bool) -> ReplicationSettings:
@@ -59,34 +68,54 @@ def draw_settings(draw: Random, *, transacts: bool) -> ReplicationSettings:
     return settings
 
 
+def draw_copies(settings: ReplicationSettings, draw: Random) -> None:
+    """Change the settings so that copies have records that their logs lose."""
+    begins = sorted(draw.uniform(*COPIES_BEGIN_S) for _ in range(draw.randint(1, MOST_COPIES)))
+    settings.faults = tuple(
+        PlannedFault(number, COPIED_TAIL, round(at_s, 3), 0.0) for number, at_s in enumerate(begins)
+    )
+    settings.producers, settings.records, settings.think_s = 3, 300, 0.03
+    settings.flushed = min(settings.flushed, 0.5)
+    # A leader that is cut off is replaced soon, and is not alone in the ISR before.
+    settings.is_combined, settings.session_timeout_ms = False, 2000
+    settings.configs["replica.lag.time.max.ms"] = "3000"
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     draw = world.stream("settings moving-dirs")
     transacts, has_mover = draw.random() < 0.5, draw.random() < 0.3
     world.count("worlds with transactions", transacts)
     transactions = draw_transactions(world.stream("transactions"))
     settings = draw_settings(draw, transacts=transacts)
+    copies = world.stream("copies")
+    is_aimed = not transacts and copies.random() < COPIES
+    if is_aimed:
+        draw_copies(settings, copies)
 
     def add_movers(cluster_state: ReplicatedClusterState, clients: Clients) -> None:
-        clients.movers.append(ReplicaDirMover(cluster_state, "dirs", world.stream("dirs")))
+        if not is_aimed:  # its requests would cancel the moves of the faults
+            clients.movers.append(ReplicaDirMover(cluster_state, "dirs", world.stream("dirs")))
         if has_mover:
             clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
 
-    await play_moves(
-        world,
-        settings,
-        leave_out,
-        transactions if transacts else None,
-        add_movers,
-        DIR_CHECKERS,
-        look_at_dirs,
-    )
+    with slow_recovery_of_copies() if is_aimed else nullcontext():
+        await play_moves(
+            world,
+            settings,
+            leave_out,
+            transactions if transacts else None,
+            add_movers,
+            lambda cluster_state: CopyFaults(cluster_state).kinds_with_copies(),
+            DIR_CHECKERS,
+            look_at_dirs,
+        )
 
 
 async def look_at_dirs(cluster_state: ReplicatedClusterState) -> None:
     """Wait until all moves have ended; then check."""
     await look_at_moves(cluster_state)
     dirs = cluster_state.checker(ReplicasHaveOneLog)
-    await within(cluster_state, LIVENESS_S, "all dirs settled", lambda: not dirs.open_moves())
+    await wait_until_none(cluster_state, dirs.open_moves)
     if not cluster_state.world.violations:
         dirs.finals()
 

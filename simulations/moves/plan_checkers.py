@@ -1,11 +1,18 @@
 """Checkers of plans of moves: partitions and plans agree, plans end, and so do their throttles."""
 
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
-from dataplane.quotas.replication_quota import UNLIMITED
+from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
+from metaquorum.config.resolution import Configs
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.records import PAUSED
 from simulations.cluster.cluster_state import ClusterChecker
+from simulations.kernel.mutation import swapped
 from simulations.replication.replica_checkers import WatchingChecker
+
+Rates = tuple[int, int]  # bytes per second as leader, as follower
 
 
 class PlansHaveTheirPartitions(WatchingChecker):
@@ -45,6 +52,13 @@ class PlansHaveTheirPartitions(WatchingChecker):
                 len(plan.moving),
             )
             was = before.plans.get(plan_id)
+            if was is not None and was.header.state == header.state == PAUSED:
+                self.compare(
+                    was.header.begun == header.begun,
+                    "plan {} is paused and begins a move: {}",
+                    plan_id,
+                    header,
+                )
             if plan.has_ended and (was is None or not was.has_ended):
                 self.cluster_state.world.count(f"plans {header.state}")
                 self.cluster_state.world.count("moves of plans done", header.done)
@@ -80,6 +94,63 @@ class PlansEnd(WatchingChecker):
     def finals(self) -> None:
         throttles = self.throttles()
         self.compare(not throttles, "throttles without a moving partition: {}", throttles)
+
+
+class LowerRateHolds(WatchingChecker):
+    """On each side of a worker the lower rate is in force: the operator's, or that of the plans.
+
+    Right after each change of one of them.
+    """
+
+    invariant = "Q8"
+
+    def limited(self, quotas: ReplicationQuotas, operator: Rates, plans: Rates) -> None:
+        found = quotas.leader.rate_limit, quotas.follower.rate_limit
+        self.compare(
+            found == tuple(map(min, operator, plans)),
+            "the rates {} of leader and follower are in force; the operator's are {}, those of the"
+            " plans {}",
+            found,
+            operator,
+            plans,
+        )
+        both = any(max(pair) < UNLIMITED for pair in zip(operator, plans, strict=True))
+        self.cluster_state.world.count("rates of operators and plans together", both)
+
+
+@contextmanager
+def watched_rates(limited: Callable[[ReplicationQuotas, Rates, Rates], None]) -> Iterator[None]:
+    """Report each change of rates: those of the operator and of the plans."""
+    none = UNLIMITED, UNLIMITED
+    operators: dict[ReplicationQuotas, Rates] = {}
+    plans: dict[ReplicationQuotas, Rates] = {}
+
+    def by_operator(right: Any) -> Any:
+        def limit(self: ReplicationQuotas, configs: Configs) -> None:
+            right(self, configs)
+            leader, follower = (
+                configs.integer(f"{side}.replication.throttled.rate")
+                for side in ("leader", "follower")
+            )
+            operators[self] = leader, follower
+            limited(self, operators[self], plans.get(self, none))
+
+        return limit
+
+    def by_plans(right: Any) -> Any:
+        def limit_plans(self: ReplicationQuotas, *rates: int) -> None:
+            right(self, *rates)
+            leader, follower = rates
+            plans[self] = leader, follower
+            limited(self, operators.get(self, none), plans[self])
+
+        return limit_plans
+
+    with (
+        swapped(ReplicationQuotas, "limit", by_operator),
+        swapped(ReplicationQuotas, "limit_plans", by_plans),
+    ):
+        yield
 
 
 PLAN_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (PlansHaveTheirPartitions, PlansEnd)

@@ -2,7 +2,8 @@
 
 A planner starts plans, pauses, resumes, cancels and throttles them, while in half of the worlds a
 mover asks for other moves of the same partitions, and topics are deleted and recreated. In a part
-of the worlds an operator drains workers and lets them return, while plans move replicas to them.
+of the worlds an operator drains workers and lets them return, while plans move replicas to them, or
+limits the rate of replication.
 
 no faults -> faults -> no faults: within `LIVENESS_S` every plan has ended, and every throttle
 """
@@ -10,6 +11,7 @@ no faults -> faults -> no faults: within `LIVENESS_S` every plan has ended, and 
 from collections.abc import Collection
 from typing import Final
 
+from dataplane.quotas.replication_quota import ReplicationQuotas
 from simulations.cluster.cluster_setup import LIVENESS_S, within
 from simulations.cluster.fault_plan import without
 from simulations.harness.scenario import Scenario
@@ -18,7 +20,13 @@ from simulations.moves.draining import DRAINS, Drainer
 from simulations.moves.move_checkers import MovesEnd, RemovedAreNoLosses, RemovedLogsAreGone
 from simulations.moves.mover import Mover
 from simulations.moves.moves_scenario import PLAIN_CHECKERS, draw_settings
-from simulations.moves.plan_checkers import PLAN_CHECKERS, PlansEnd
+from simulations.moves.plan_checkers import (
+    PLAN_CHECKERS,
+    LowerRateHolds,
+    PlansEnd,
+    Rates,
+    watched_rates,
+)
 from simulations.moves.planner import Planner
 from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState
@@ -27,8 +35,10 @@ from simulations.replication.replication_scenario import (
     play_settings,
     replication_clients,
 )
+from simulations.replication.throttle_administrator import RateAdministrator
 
-CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS)
+CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS, LowerRateHolds)
+OPERATORS: Final = 0.4  # share of the worlds in which an operator sets rates of replication
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
@@ -37,6 +47,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(draw)
     # A separate random stream: the operator does not change the draws of other worlds.
     drains = world.stream("drains").random() < DRAINS
+    has_operator = world.stream("operators").random() < OPERATORS
+    watching: list[LowerRateHolds] = []
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
 
@@ -47,16 +59,25 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             clients.movers.append(Mover(cluster_state, "mover", world.stream("mover")))
         if drains:
             clients.movers.append(Drainer(cluster_state, "drainer", world.stream("drainer")))
+        if has_operator:
+            draw = world.stream("rates")
+            clients.administrators.append(RateAdministrator(cluster_state, "rates", draw))
+        watching.append(cluster_state.checker(LowerRateHolds))
         return clients
 
-    await play_settings(
-        world,
-        settings,
-        lambda cluster_state: ReplicaFaults(cluster_state).kinds,
-        clients_of,
-        CHECKERS,
-        look_at_plans,
-    )
+    def limited(quotas: ReplicationQuotas, operator: Rates, plans: Rates) -> None:
+        for checker in watching:
+            checker.limited(quotas, operator, plans)
+
+    with watched_rates(limited):
+        await play_settings(
+            world,
+            settings,
+            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            clients_of,
+            CHECKERS,
+            look_at_plans,
+        )
 
 
 async def look_at_plans(cluster_state: ReplicatedClusterState) -> None:
@@ -92,6 +113,7 @@ PLANNED_MOVES: Final = Scenario(
         "plans cancelled",
         "moves of plans done",
         "moves of plans stopped",
+        "rates of operators and plans together",
         "moves ended",
         "workers drained",
         "partitions created during a drain",

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from dataplane.log.segments.names import parse_partition_folder
+from dataplane.log.segments.names import STRAY_FOLDER, parse_partition_folder
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.harness.client import BROKEN, ClientConnection
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replica_clients import ReplicaClient
+from simulations.replication.replica_faults import topic_id_of
 from simulations.replication.replica_files import log_folders
 from simulations.replication.replicas import Name, PartitionHistory, ReplicaLog
 from simulations.replication.replicated_cluster import ReplicatedClusterState
@@ -61,19 +62,29 @@ class ChangedLogsAreWhole(WatchingChecker):
 
 
 class ReplicasHaveOneLog(WatchingChecker):
-    """In the end no replica moves between directories, and no replica is in two of them."""
+    """In the end no replica moves between directories, and no replica is in two of them.
+
+    A log that was replaced is not kept either. The stray log of a deleted topic is.
+    """
 
     invariant = "R11"
 
     def open_moves(self) -> list[str]:
         found = []
+        topic_ids = {topic.topic_id for topic in self.cluster_history.image.topics.values()}
         for member in self.cluster_state.workers:
             if member.supervisor.impaired:
                 continue
-            names = [path.rsplit("/", 1)[1] for path in log_folders(member)]
+            paths, storage = log_folders(member), member.supervisor.machine.storage
+            names = [path.rsplit("/", 1)[1] for path in paths]
             logs = [name for name in names if parse_partition_folder(name) is not None]
             left = [name for name in names if name.endswith(FUTURE)]
             left += [name for name in logs if logs.count(name) > 1]
+            left += [
+                path
+                for path in paths
+                if path.endswith(STRAY_FOLDER) and topic_id_of(storage, path) in topic_ids
+            ]
             found += [f"worker {member.config.node_id} has {name}" for name in left]
         return found
 

@@ -120,6 +120,5 @@ UPGRADED_MOVES: Final = Scenario(
         "moves ended",
         "plans started",
         "plans complete",
-        "workers drained",
     ),
 )

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.local_log import NO_CUT
+from dataplane.replication import log_dir_mover
 from dataplane.replication.log_dir_mover import LogDirMover
-from simulations.kernel.mutation import Mutant, swapped
+from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _swap_before_caught_up() -> AbstractContextManager[None]:
@@ -43,6 +46,44 @@ def _future_kept_after_cancel() -> AbstractContextManager[None]:
     return swapped(LogDirMover, "_end", wrong)
 
 
+def _copy_continued_blindly() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def continues_at(log: Any, copy: Any) -> int | None:
+            common: int | None = right(log, copy)
+            return None if common is None else int(copy.log_end_offset)
+
+        return continues_at
+
+    return swapped(log_dir_mover, "continues_at", wrong)
+
+
+def _copy_not_cut() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def _follow(self: Any, move: Any) -> bool:
+            if move.started_for >= 0:
+                move.log.least_cut = NO_CUT
+            result: bool = await right(self, move)
+            return result
+
+        return _follow
+
+    return swapped(LogDirMover, "_follow", wrong)
+
+
+def _copy_starts_earlier() -> AbstractContextManager[None]:
+    def caught_up(_: Any) -> Any:
+        return lambda log, future: future.log_end_offset == log.log_end_offset
+
+    return all_of(
+        swapped(LogDirMover, "_raise_log_start", lambda _: lambda self, move: None),
+        swapped(log_dir_mover, "_is_caught_up", caught_up),
+    )
+
+
+def _replaced_log_kept() -> AbstractContextManager[None]:
+    return swapped(LogDir, "delete_replaced", lambda _: lambda self, log, name: None)
+
+
 LOG_DIR_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, about, scenario, found_as, apply in (
@@ -66,6 +107,34 @@ LOG_DIR_MUTANTS: Final = tuple(
             "moved-dirs",
             ("R11",),
             _future_kept_after_cancel,
+        ),
+        (
+            "copy-continued-blindly",
+            "an interrupted copy continues at its end, also if the log has other records there",
+            "moving-dirs",
+            ("R11",),
+            _copy_continued_blindly,
+        ),
+        (
+            "copy-not-cut",
+            "a truncation of a log that moves does not reach its copy",
+            "moving-dirs",
+            ("R11",),
+            _copy_not_cut,
+        ),
+        (
+            "copy-starts-earlier",
+            "a copy does not take over the log start offset of its log",
+            "moving-dirs",
+            ("R11",),
+            _copy_starts_earlier,
+        ),
+        (
+            "replaced-log-kept",
+            "the former log of a replica that has moved to another directory is not deleted",
+            "moving-dirs",
+            ("R11",),
+            _replaced_log_kept,
         ),
     )
 )

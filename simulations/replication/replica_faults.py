@@ -364,21 +364,11 @@ class ReplicaFaults:
         if not leading:
             return
         member = fault.draw.choice(leading)
-        supervisor, internet = member.supervisor, fault.world.internet
-        others = [one.name for one in self._cluster_state.members.values() if one is not member]
-        pairs = [pair for name in others for pair in ((name, member.name), (member.name, name))]
-        for source, target in pairs:
-            internet.cut(source, target)
-        for name in others:  # a reset is noticed at once, without waiting for the session timeout
-            internet.reset(member.name, name)
-        led = self._led_with_others(member)
-        with trio.move_on_after(REPLACED_WITHIN_S):
-            while led and led == self._led_with_others(member):
-                await fault.world.sleep(0.05)
+        supervisor = member.supervisor
+        pairs = await self._replace_leader(fault, member)
         await fault.world.sleep(fault.draw.uniform(0.2, 1.2))
         ends = self._ends(member)
-        for source, target in pairs:
-            internet.heal(source, target)
+        self._heal(fault, pairs)
         machine = supervisor.machine
         with trio.move_on_after(CUT_WITHIN_S):
             while not (cut := self._have_been_cut(member, ends)):
@@ -397,6 +387,26 @@ class ReplicaFaults:
             await fate.done.wait()
         if not fate.done.is_set():
             machine.faults.stop_in = None
+
+    async def _replace_leader(self, fault: ActiveFault, member: Member) -> list[tuple[str, str]]:
+        """Cut the worker off from the other nodes until it is replaced; return the cut links."""
+        internet = fault.world.internet
+        others = [one.name for one in self._cluster_state.members.values() if one is not member]
+        pairs = [pair for name in others for pair in ((name, member.name), (member.name, name))]
+        for source, target in pairs:
+            internet.cut(source, target)
+        for name in others:  # a reset is noticed at once, without waiting for the session timeout
+            internet.reset(member.name, name)
+        led = self._led_with_others(member)
+        with trio.move_on_after(REPLACED_WITHIN_S):
+            while led and led == self._led_with_others(member):
+                await fault.world.sleep(0.05)
+        return pairs
+
+    @staticmethod
+    def _heal(fault: ActiveFault, pairs: list[tuple[str, str]]) -> None:
+        for source, target in pairs:
+            fault.world.internet.heal(source, target)
 
     def _led_with_others(self, member: Member) -> set[PartitionHistory]:
         """Return the partitions that the worker leads by the metadata, if not alone in the ISR."""

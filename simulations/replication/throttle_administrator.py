@@ -84,3 +84,12 @@ class ThrottleAdministrator(ReplicaClient):
         is_done = code is ErrorCode.NONE
         self.cluster_state.world.count("throttles set", is_done and op == _SET)
         return is_done
+
+
+class RateAdministrator(ThrottleAdministrator):
+    """Administrator that sets rates, but no lists: only the replicas of plans are throttled."""
+
+    async def _set(
+        self, connection: ClientConnection, kind: int, name: str, config: str, op: int = _SET
+    ) -> bool:
+        return config == "replicas" or await super()._set(connection, kind, name, config, op)

@@ -4,8 +4,9 @@
 
 `plain_batch` accepts such a batch, and returns None for any other. That does not refuse it: the
 general code decides then (`wire.records.batches.produced_batch`,
-`wire.records.records.check_records`), and knows the error to report. It accepts all batches that are
-accepted here, with the same header; a test compares them. On the path of each small request, where every call counts, it replaces ten of them.
+`wire.records.records.check_records`), and knows the error to report. It accepts all batches that
+are accepted here, with the same header; a test compares them. On the path of each small request,
+where every call counts, it replaces ten of them.
 """
 
 from struct import Struct

@@ -108,7 +108,8 @@ async def test_a_replica_moves_with_its_records_epochs_and_producers(tmp_path: P
         assert (await client.produce("t", again)).base_offset == 50
         assert after.log_end_offset == 51
         await client.produce("t", batch_of(b"new"))
-    assert not list((tmp_path / "a").glob("t-0"))
+    left = [*(tmp_path / "a").glob("t-0"), *(tmp_path / "a").glob("t-0.*-stray")]
+    assert not left, "the former log must be deleted"
     async with two_dirs(tmp_path) as (served, client):
         assert await client.values("t") == [*values, b"new"]
         assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}

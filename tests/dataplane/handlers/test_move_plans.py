@@ -189,6 +189,7 @@ def test_the_throttle_of_an_operator_stays_and_the_lower_rate_holds() -> None:
         await cluster.until(lambda: quota.rate_limit == RATE)
         assert await altered(client, 1, "throttle", 50 * RATE) is None
         await cluster.until(lambda: quota.rate_limit == 5 * RATE)
+        assert cluster.state("a", 3).is_moving, "the rate is not that after the move"
         await cluster.until(lambda: plan_of(cluster, 3).has_ended, 60)
         assert quota.rate_limit == 5 * RATE, "the operator's stays"
         image = cluster.worker(3).image

@@ -98,6 +98,7 @@ class ModelBroker:
         self.max_bytes: int | None = None
         self.before_fetch: Callable[[int, FetchRequest], ErrorCode | None] = lambda _n, _r: None
         self.down: set[int] = set()
+        self.silent: set[int] = set()  # nodes without power: their connections stay open
         self.truncations: list[
             tuple[int, int]
         ] = []  # first and last offset, in the truncation ledger
@@ -278,11 +279,16 @@ class ModelStream:
             del self._in[: 4 + size]
             if self._node in self._broker.down:
                 raise ConnectionResetError("down")
+            if self._node in self._broker.silent:
+                continue
             self._out += self._broker.answer(self._node, frame)
 
     async def receive_into(self, buffer: memoryview, deadline: float) -> int:
         if self._node in self._broker.down:
             raise ConnectionResetError("down")
+        if self._node in self._broker.silent:
+            await self._broker.sleep_until(deadline)
+            raise TimeoutError("timed out")
         count = min(len(buffer), len(self._out))
         assert count, "nothing was asked for"
         buffer[:count] = self._out[:count]

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.client.cluster import Cluster
-from metaquorum.spark import range_reader
+from metaquorum.spark import partition_fetcher, range_reader
 from metaquorum.spark.errors import DataLossError, LoadError
 from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason
 from metaquorum.spark.offset_ranges import OffsetRange
-from metaquorum.spark.options import Connecting, FetchOptions
+from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
 from metaquorum.spark.range_reader import Progress, RangeReader
 from tests.metaquorum.spark.model_broker import TOPIC, TOPIC_ID, ModelBroker, PartitionLog
 from wire.messages.fetch import FetchRequest
@@ -165,9 +165,15 @@ def _holds(batch: bytes, offset: int) -> bool:
 
 
 @contextmanager
-def cluster_of(broker: ModelBroker) -> Iterator[Cluster]:
+def cluster_of(
+    broker: ModelBroker, timeout_s: float = 30.0, *, bootstrap: int = 0
+) -> Iterator[Cluster]:
     cluster = Cluster(
-        broker, [("model", 0)], client_id="test", timeout_s=30.0, random=Random("reader")
+        broker,
+        [("model", bootstrap)],
+        client_id="test",
+        timeout_s=timeout_s,
+        random=Random("reader"),
     )
     try:
         yield cluster
@@ -350,6 +356,43 @@ def test_a_cluster_that_is_gone_is_an_error_after_the_timeout() -> None:
     with pytest.raises(LoadError, match="t-0, offsets 0 to 19"):
         read(broker, range_of(0, 20), STRICT)
     assert broker.slept_s < 60
+
+
+@pytest.mark.parametrize("timeout_s", [0.4, 5.0, 20.0])
+def test_a_leader_that_lost_power_is_waited_for_no_longer_than_the_timeout(
+    timeout_s: float,
+) -> None:
+    broker = ModelBroker(plain_log(20))
+
+    def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
+        broker.silent.add(0)
+        return None
+
+    broker.before_fetch = on_fetch
+    with cluster_of(broker, timeout_s) as cluster:
+        begun = broker.monotonic()
+        with pytest.raises(LoadError, match=r"t-0, offsets 0 to 19.*timed out"):
+            list(RangeReader(cluster, range_of(0, 20), STRICT))
+        # A long poll may be answered after MAX_WAIT_MS, however short the timeout is.
+        waited_s = broker.monotonic() - begun
+        assert timeout_s <= waited_s <= timeout_s + partition_fetcher.MAX_WAIT_MS / 1000
+
+
+def test_the_leader_after_one_that_lost_power_is_read_from() -> None:
+    broker = ModelBroker(plain_log(40), nodes=2)
+    broker.max_bytes = 1
+
+    def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
+        if request.topics[0].partitions[0].fetch_offset == 20 and node == 0:
+            broker.silent.add(0)
+            broker.leader = 1
+        return None
+
+    broker.before_fetch = on_fetch
+    with cluster_of(broker, DEFAULT_TIMEOUT_S, bootstrap=1) as cluster:
+        reader = RangeReader(cluster, range_of(0, 40), STRICT)
+        assert sum(batch.num_rows for batch in reader) == 40
+    assert [node for node, _ in broker.fetches] == [0, 0, 0, 1, 1]
 
 
 def test_throttle_times_are_waited_out_and_told() -> None:

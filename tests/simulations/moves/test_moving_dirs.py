@@ -16,18 +16,25 @@ FAILS: dict[str, Callable[[Path], None]] = {
     "swap-before-caught-up": moves.test_deleted_records_stay_deleted_in_the_other_directory,
     "producers-left-behind": moves.test_a_replica_moves_with_its_records_epochs_and_producers,
     "future-kept-after-cancel": moves.test_a_deleted_topic_ends_its_move,
+    "copy-continued-blindly": (
+        moves.test_a_copy_does_not_keep_records_that_others_replaced_before_it_is_recovered
+    ),
+    "copy-not-cut": moves.test_a_truncation_reaches_the_copy,
+    "copy-starts-earlier": moves.test_deleted_records_stay_deleted_in_the_other_directory,
+    "replaced-log-kept": moves.test_a_replica_moves_with_its_records_epochs_and_producers,
 }
 
 
 def test_worlds_with_moves_between_directories_keep_all_invariants() -> None:
     counts: dict[str, int] = {}
-    for seed in (0, 3):
+    for seed in (0, 2):
         outcome, _ = run_seed("moving-dirs", seed)
         assert not outcome.violations
         for name, count in outcome.counts.items():
             counts[name] = counts.get(name, 0) + count
     assert counts["logs moved between directories"]
     assert counts["worlds with transactions"]
+    assert counts["fault: copied tail"]
 
 
 def test_each_mistake_has_its_test() -> None:
