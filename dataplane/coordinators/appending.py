@@ -59,6 +59,14 @@ def encoded_batches(
     return [_encoded(some, max_bytes, timestamp_ms, transaction_of) for some in divided]
 
 
+def encoded_record(record: CoordinatorRecord, config: TopicConfig, timestamp_ms: int) -> bytearray:
+    """Return a batch of one record. Raises KafkaError as `encoded_batches` does."""
+    data = encode_pairs((record[:2],), timestamp_ms)
+    if len(data) > config.max_message_bytes or len(data) > config.log.segment_bytes:
+        raise _too_large(len(data), min(config.max_message_bytes, config.log.segment_bytes))
+    return data
+
+
 def _encoded(
     records: Sequence[CoordinatorRecord],
     max_bytes: int,
@@ -67,12 +75,16 @@ def _encoded(
 ) -> EncodedBatch:
     data = encode_pairs([each[:2] for each in records], timestamp_ms, transaction_of)
     if len(data) > max_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
-            f" segment.bytes of the topic, {max_bytes}",
-        )
+        raise _too_large(len(data), max_bytes)
     return EncodedBatch(records, data)
+
+
+def _too_large(size_bytes: int, max_bytes: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"a coordinator record of {size_bytes} bytes exceeds max.message.bytes or"
+        f" segment.bytes of the topic, {max_bytes}",
+    )
 
 
 def _divided(
