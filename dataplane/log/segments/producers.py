@@ -216,8 +216,12 @@ class ProducerStateTable:
         A client that begins to give each transaction its own epoch does so with the epoch of its
         last transaction, whose marker may not be here yet: the batch must not join that one.
         """
-        return self.in_transaction(producer_id, epoch) and (
-            not has_own_epoch or self.entries[producer_id].has_own_epoch
+        entry = self.entries.get(producer_id)  # a call less than `in_transaction`
+        return (
+            entry is not None
+            and entry.transaction_first_offset != NO_OFFSET
+            and entry.epoch == epoch
+            and (not has_own_epoch or entry.has_own_epoch)
         )
 
     def has_late_transaction(self, seen_before_ms: int) -> bool:
