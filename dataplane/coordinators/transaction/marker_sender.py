@@ -28,8 +28,8 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.coordinators.transaction.transaction import (
+    PREPARE_COMMIT,
     Place,
-    State,
     Transaction,
 )
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
@@ -107,7 +107,7 @@ class _Ending:
         self.shard = shard
         self.transactional_id = transactional_id
         self.prepared = prepared
-        self.places: set[Place] = set()  # those of a large transaction are not known at first
+        self.places: set[Place] = set()  # empty until they are queued
         self.attempts = 0
 
 
@@ -161,8 +161,7 @@ class MarkerSender:
         if len(prepared.partitions) > PIECE_ROWS:
             self._parts.slicer.finish_in_background(self._queue_all(ending))
             return
-        ending.places.update(prepared.partitions)
-        if not ending.places:
+        if not prepared.partitions:
             self._check(ending)
             return
         self._prepared.append(ending)  # its client gets the answer first
@@ -231,10 +230,14 @@ class MarkerSender:
 
     def _check(self, ending: _Ending) -> None:
         if not ending.places and not self._has_ended(ending):
-            del self._endings[ending]
-            now = self._parts.clock.monotonic()
-            self._times.record(now - ending.began, now)
-            self._complete(ending.shard, ending.transactional_id)
+            self._end(ending)
+
+    def _end(self, ending: _Ending) -> None:
+        """Have the transaction completed, whose markers are all written."""
+        del self._endings[ending]
+        now = self._parts.clock.monotonic()
+        self._times.record(now - ending.began, now)
+        self._complete(ending.shard, ending.transactional_id)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -262,9 +265,28 @@ class MarkerSender:
         while self._prepared:
             ending = self._prepared.popleft()
             if not self._has_ended(ending):
-                self._queue(ending, sorted(ending.places))
-                self._check(ending)
-            await self._parts.slicer.pause()
+                places = sorted(ending.prepared.partitions)
+                if not self._write_at_once(ending, places):
+                    ending.places.update(places)
+                    self._queue(ending, places)
+                    self._check(ending)
+            if self._prepared:  # `pause` is a system call
+                await self._parts.slicer.pause()
+
+    def _write_at_once(self, ending: _Ending, places: list[Place]) -> bool:
+        """Append all markers if none has to wait; return False if `_queue` is to sort them out.
+
+        Nearly always true on a single node, where it takes half of the time of the other way.
+        """
+        codes = self._writer.write_now(_appended_marker(ending), places)
+        if codes is None:
+            return False
+        if any(codes):
+            ending.places.update(places)
+            self._answered_now(ending, places, codes)
+        else:
+            self._end(ending)
+        return True
 
     async def _run_one(self, leader: int, destination: _Destination) -> None:
         """Send what waits for one worker."""
@@ -298,15 +320,19 @@ class MarkerSender:
                 return
             destination.waiting.popleft()
             if any(codes):
-                producer_id = ending.prepared.producer_id
-                by_place = zip(places, codes, strict=True)
-                self._answered(
-                    ending, places, {(producer_id, *place): code for place, code in by_place}
-                )
+                self._answered_now(ending, places, codes)
             else:
                 ending.places.difference_update(places)
                 self._check(ending)
-            await self._parts.slicer.pause()
+            if destination.waiting:
+                await self._parts.slicer.pause()
+
+    def _answered_now(
+        self, ending: _Ending, places: Sequence[Place], codes: Sequence[ErrorCode]
+    ) -> None:
+        producer_id = ending.prepared.producer_id
+        by_place = zip(places, codes, strict=True)
+        self._answered(ending, places, {(producer_id, *place): code for place, code in by_place})
 
     def _take(self, destination: _Destination) -> list[tuple[_Ending, list[Place]]]:
         batch: list[tuple[_Ending, list[Place]]] = []
@@ -368,7 +394,7 @@ class MarkerSender:
         return True
 
     def _answered(
-        self, ending: _Ending, places: list[Place], codes: Mapping[tuple[int, str, int], int]
+        self, ending: _Ending, places: Sequence[Place], codes: Mapping[tuple[int, str, int], int]
     ) -> None:
         if self._has_ended(ending):
             return
@@ -415,7 +441,7 @@ def _appended_marker(ending: _Ending) -> TransactionMarker:
         prepared.producer_id,
         prepared.producer_epoch,
         ending.shard.coordinator_epoch,
-        prepared.state is State.PREPARE_COMMIT,
+        prepared.state is PREPARE_COMMIT,
         prepared.client_version,
     )
 
@@ -428,7 +454,7 @@ def _marker(ending: _Ending, places: list[Place]) -> WritableTxnMarker:
     return WritableTxnMarker(
         producer_id=prepared.producer_id,
         producer_epoch=prepared.producer_epoch,
-        transaction_result=prepared.state is State.PREPARE_COMMIT,
+        transaction_result=prepared.state is PREPARE_COMMIT,
         topics=[
             WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
             for name, indexes in topics.items()

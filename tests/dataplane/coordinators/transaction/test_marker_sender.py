@@ -112,7 +112,7 @@ class Workers:
     def write_now(
         self, marker: TransactionMarker, places: Sequence[Place]
     ) -> list[ErrorCode] | None:
-        if self.must_wait:
+        if self.must_wait or any(self.leaders.get(each, self.leader) != HERE for each in places):
             return None
         self.written.append((marker, list(places)))
         return [ErrorCode(self.answer(HERE, place) or NONE) for place in places]
