@@ -8,6 +8,7 @@
 A transaction is complete once no place is left. One request at a time is sent to each other worker;
 what is prepared meanwhile goes into the next. The partitions of this worker need no connection:
 their markers are appended in one step, or if one must wait, a request is written in process.
+If they are few, that is the step in which the decision is committed.
 
 A marker may be written twice, after an answer was lost or another worker has loaded the
 coordinator's partition: the second one ends nothing. A log that refuses the marker's epoch with
@@ -56,6 +57,8 @@ MAX_PLACES: Final = 2_000
 MAX_LOCAL: Final = 64
 # Partitions of one transaction whose markers are appended in one step.
 MAX_AT_ONCE: Final = PIECE_ROWS
+# Partitions of a transaction whose markers are appended before its client gets the answer.
+MAX_RELEASED: Final = 8
 # Partitions of a large transaction that are queued in one step, and attempted again together.
 QUEUED_AT_ONCE: Final = 1_000
 ANSWER_S: Final = 30.0
@@ -146,6 +149,7 @@ class MarkerSender:
         self._destinations: dict[int, _Destination] = {}
         self._endings: dict[_Ending, None] = {}
         self._prepared: deque[_Ending] = deque()  # not queued yet
+        self._is_held = False  # `release` looks at those that are prepared meanwhile
         self._wanted: deque[int] = deque()
         self._has_wanted = trio.Event()
 
@@ -164,8 +168,27 @@ class MarkerSender:
         if not prepared.partitions:
             self._check(ending)
             return
-        self._prepared.append(ending)  # its client gets the answer first
-        self._has_wanted.set()
+        self._prepared.append(ending)
+        if not self._is_held:
+            self._has_wanted.set()
+
+    def hold(self) -> None:
+        """Let transactions that are prepared before `release`, in this step, wait for it."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Append the markers of what was prepared since `hold` now, if they are few.
+
+        Waking the task that appends the others takes as long as two of their appends.
+        """
+        self._is_held = False
+        prepared = self._prepared
+        if not prepared:
+            return
+        if len(prepared) == 1 and len(prepared[0].prepared.partitions) <= MAX_RELEASED:
+            self._write_or_queue(prepared.popleft())
+        else:
+            self._has_wanted.set()
 
     def _queue_all(self, ending: _Ending) -> Work[None]:
         """Queue the places of a large transaction, in pieces."""
@@ -263,15 +286,18 @@ class MarkerSender:
     async def _queue_prepared(self) -> None:
         self._parts.slicer.start()
         while self._prepared:
-            ending = self._prepared.popleft()
-            if not self._has_ended(ending):
-                places = sorted(ending.prepared.partitions)
-                if not self._write_at_once(ending, places):
-                    ending.places.update(places)
-                    self._queue(ending, places)
-                    self._check(ending)
+            self._write_or_queue(self._prepared.popleft())
             if self._prepared:  # `pause` is a system call
                 await self._parts.slicer.pause()
+
+    def _write_or_queue(self, ending: _Ending) -> None:
+        if self._has_ended(ending):
+            return
+        places = sorted(ending.prepared.partitions)
+        if not self._write_at_once(ending, places):
+            ending.places.update(places)
+            self._queue(ending, places)
+            self._check(ending)
 
     def _write_at_once(self, ending: _Ending, places: list[Place]) -> bool:
         """Append all markers if none has to wait; return False if `_queue` is to sort them out.

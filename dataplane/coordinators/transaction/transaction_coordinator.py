@@ -314,7 +314,15 @@ class TransactionCoordinator:
             )
         except KafkaError as error:
             return Outcome(error.code)
-        ended = self.runtime.commit(index, outcome) if isinstance(outcome, Write) else outcome
+        ended: Outcome | ErrorCode | Asked[Outcome]
+        if isinstance(outcome, Write):
+            self.markers.hold()
+            try:
+                ended = self.runtime.commit(index, outcome)
+            finally:
+                self.markers.release()
+        else:
+            ended = outcome
         if isinstance(ended, Outcome) and not ended.needs_id:
             return ended
         now_ms = self._parts.clock.now_ms
