@@ -202,8 +202,8 @@ class CoordinatorRuntime(Generic[S]):
         now_ms = parts.clock.now_ms()
         try:
             partition.check_append(-1)
-            data = encoded_record(records[0], partition.config, now_ms)
-            end_offset = _append_batch(partition, data, parse_header(data), now_ms)
+            data, header = encoded_record(records[0], partition.config, now_ms)
+            end_offset = _append_batch(partition, data, header, now_ms)
         except (KafkaError, StorageError) as error:
             code = self._code_of(hosted, error)
             hosted.shard.refused(records, parts.clock.monotonic())

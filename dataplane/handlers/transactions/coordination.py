@@ -86,14 +86,14 @@ def _add_for_client(
     topics = message.v3_and_below_topics
     places: list[tuple[str, int]] = []
     refused: dict[tuple[str, int], ErrorCode] = {}
-    left = PIECE_ROWS
+    left, image = PIECE_ROWS, worker.image
     for topic in topics:
         name, count, problem = topic.name, 0, _UNKNOWN_TOPIC_OR_PARTITION
         if is_internal(name):
             # As in Kafka. AddOffsetsToTxn adds the partition of a group; no markers end
             # transactions in partitions of `__transaction_state`.
             problem = _TOPIC_AUTHORIZATION_FAILED
-        elif (known := worker.image.topic(name)) is not None:
+        elif (known := image.topic(name)) is not None:
             count = len(known.partitions)
         for index in topic.partitions:
             if 0 <= index < count:
@@ -108,7 +108,7 @@ def _add_for_client(
         if left <= 0:
             left = PIECE_ROWS
             yield
-    if not has_level(worker.image, TRANSACTIONS_LEVEL):
+    if not has_level(image, TRANSACTIONS_LEVEL):
         return (yield from _added(topics, {}, ErrorCode.UNSUPPORTED_VERSION))
     if refused:  # nothing is added
         return (yield from _added(topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED))

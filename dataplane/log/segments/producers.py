@@ -244,23 +244,24 @@ class ProducerStateTable:
         its state cannot have expired since an earlier one.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
-        if not self.in_transaction(producer_id, epoch):
-            entry = self.entries.get(producer_id)
-            if entry is None or not entry.find_duplicate(
-                epoch, header.base_sequence, header.last_sequence
-            ):
-                self.verifications.check(header, verification)
-                if (
-                    verification is not None
-                    and verification.has_own_epoch
-                    and header.base_sequence > 0
-                    and (entry is None or not entry.batches)
-                ):
-                    raise KafkaError(
-                        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                        f"producer {producer_id} sent sequence {header.base_sequence} as the first "
-                        f"of epoch {epoch}, expected 0",
-                    )
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.epoch == epoch:
+            if entry.transaction_first_offset != NO_OFFSET:
+                return
+            if entry.find_duplicate(epoch, header.base_sequence, header.last_sequence):
+                return
+        self.verifications.check(header, verification)
+        if (
+            verification is not None
+            and verification.has_own_epoch
+            and header.base_sequence > 0
+            and (entry is None or not entry.batches)
+        ):
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {producer_id} sent sequence {header.base_sequence} as the first "
+                f"of epoch {epoch}, expected 0",
+            )
 
     def check_marker(self, marker: TransactionMarker) -> None:
         """Raise KafkaError if this marker may not end the producer's transaction.
