@@ -117,7 +117,7 @@ class HostedShard(Generic[S]):
 
     @property
     def is_active(self) -> bool:
-        return self.state is _ACTIVE and self.is_current
+        return self.state is _ACTIVE and self.partition.leads_since(self.leader_epoch)
 
     def check(self) -> None:
         """Raise the KafkaError for a request, unless the shard is ACTIVE and current."""

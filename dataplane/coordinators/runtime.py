@@ -150,6 +150,9 @@ class CoordinatorRuntime(Generic[S]):
 
         Raises KafkaError (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS).
         """
+        hosted = self._hosted.get(index)
+        if hosted is not None and hosted.is_active:
+            return hosted.shard
         return self._active(index).shard
 
     def _active(self, index: int) -> HostedShard[S]:

@@ -306,9 +306,10 @@ class TransactionShard:
         self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
     ) -> bool:
         """Return whether `verify_partitions` finds no error, in a fifth of its time."""
-        known = self._certain(transactional_id)
+        known = self.transactions.get(transactional_id)
         return (
             known is not None
+            and transactional_id not in self._doubtful
             and known.producer_id == producer_id
             and known.producer_epoch == producer_epoch
             and known.state not in PREPARED

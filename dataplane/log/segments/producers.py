@@ -40,6 +40,7 @@ NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
+_ABORT: Final = ControlType.ABORT  # Python 3.11 looks up members of an enum slowly
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
@@ -359,7 +360,7 @@ class ProducerStateTable:
         entry.transaction_first_offset = NO_OFFSET
         entry.has_own_epoch = False
         assert self.transactions is not None
-        is_aborted = marker is not None and marker.control_type is ControlType.ABORT
+        is_aborted = marker is not None and marker.control_type is _ABORT
         return self.transactions.end(first_offset, producer_id, last_offset, is_aborted)
 
     def _add(self, producer_id: int, epoch: int) -> ProducerEntry:
