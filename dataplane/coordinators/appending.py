@@ -21,6 +21,7 @@ _RECORD_BYTES: Final = 32
 _pack_up_to_crc: Final = Struct(">qiibI").pack
 _pack_after_crc: Final = Struct(">hiqqqhii").pack
 _CRC_END: Final = 21
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 _PREFIX_BYTES: Final = 12  # that the size in the header does not count
 _NULL_AND_NO_HEADERS: Final = b"\1\0"
 NOT_WRITTEN: Final = {
@@ -87,8 +88,9 @@ def encoded_record(
     data += checked
     if len(data) > config.max_message_bytes or len(data) > config.log.segment_bytes:
         raise _too_large(len(data), min(config.max_message_bytes, config.log.segment_bytes))
-    return data, BatchHeader(
-        0, size_bytes, -1, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1
+    return data, _new_tuple(
+        BatchHeader,
+        (0, size_bytes, -1, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1),
     )
 
 

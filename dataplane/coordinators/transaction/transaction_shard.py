@@ -80,6 +80,7 @@ MAX_CHECKED: Final = 500
 # Memory of an id without partitions, and of one partition in its state, estimated.
 ID_BYTES: Final = 1000
 PARTITION_BYTES: Final = 200
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 # Constants, because Python 3.11 looks up members of an enum slowly.
 NO_ERROR: Final = ErrorCode.NONE
 _DEAD: Final = State.DEAD
@@ -443,7 +444,7 @@ class TransactionShard:
         after = known.completed(now_ms)
         if transactional_id in self._doubtful and after.producer_epoch != MAX_EPOCH:
             after = after.used_up()
-        return Write([self._record(transactional_id, after)], None)
+        return self._write(transactional_id, after, None)
 
     # Time
 
@@ -500,15 +501,19 @@ class TransactionShard:
     # Records
 
     def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
-        return Write([self._record(transactional_id, after)], answer)
+        written: Write[A] = _new_tuple(
+            Write, ([self._record(transactional_id, after)], answer, None, None)
+        )
+        return written
 
     def _record(self, transactional_id: str, after: Transaction | None) -> CoordinatorRecord:
         self._pending[transactional_id] = _DEAD if after is None else after.state
         value = None
         if after is not None:
             value = encode_value(after, 1 if self._version() >= 1 else 0)
-        return CoordinatorRecord(
-            encode_key(transactional_id), value, Transition(transactional_id, after)
+        transition = _new_tuple(Transition, (transactional_id, after))
+        return _new_tuple(
+            CoordinatorRecord, (encode_key(transactional_id), value, transition, False)
         )
 
     # The shard's side of the runtime
