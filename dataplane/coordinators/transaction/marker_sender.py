@@ -256,7 +256,7 @@ class MarkerSender:
             self._end(ending)
 
     def _end(self, ending: _Ending) -> None:
-        """Have the transaction completed, whose markers are all written."""
+        """Complete the transaction: all its markers are written."""
         del self._endings[ending]
         now = self._parts.clock.monotonic()
         self._times.record(now - ending.began, now)

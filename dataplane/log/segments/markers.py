@@ -26,7 +26,7 @@ _pack_after_crc: Final = Struct(">hiqqqhii5bhhbhib").pack
 _ATTRIBUTES: Final = TRANSACTIONAL | CONTROL
 _SIZE: Final = MARKER_BYTES - 12  # that the header has
 _RECORD_SIZE, _KEY_SIZE, _VALUE_SIZE = 2 * 16, 2 * 4, 2 * 6  # as varints
-_VERSION: Final = 0  # of key and value
+_VERSION: Final = 0  # version of the key and of the value
 # Constants, because Python 3.11 looks up members of an enum slowly.
 _COMMIT: Final = ControlType.COMMIT
 _ABORT: Final = ControlType.ABORT

@@ -217,7 +217,7 @@ class ProducerStateTable:
         A client that begins to give each transaction its own epoch does so with the epoch of its
         last transaction, whose marker may not be here yet: the batch must not join that one.
         """
-        entry = self.entries.get(producer_id)  # a call less than `in_transaction`
+        entry = self.entries.get(producer_id)  # `in_transaction` would be another call
         return (
             entry is not None
             and entry.transaction_first_offset != NO_OFFSET
