@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from dataplane.config.topic import TopicConfig
 from dataplane.coordinators.shard import CoordinatorRecord
@@ -87,7 +87,7 @@ def encoded_record(
     data = bytearray(_pack_up_to_crc(0, size_bytes - _PREFIX_BYTES, -1, MAGIC, crc))
     data += checked
     if len(data) > config.max_message_bytes or len(data) > config.log.segment_bytes:
-        raise _too_large(len(data), min(config.max_message_bytes, config.log.segment_bytes))
+        _refuse(data, min(config.max_message_bytes, config.log.segment_bytes))
     return data, _new_tuple(
         BatchHeader,
         (0, size_bytes, -1, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1),
@@ -102,14 +102,14 @@ def _encoded(
 ) -> EncodedBatch:
     data = encode_pairs([each[:2] for each in records], timestamp_ms, transaction_of)
     if len(data) > max_bytes:
-        raise _too_large(len(data), max_bytes)
+        _refuse(data, max_bytes)
     return EncodedBatch(records, data)
 
 
-def _too_large(size_bytes: int, max_bytes: int) -> KafkaError:
-    return KafkaError(
+def _refuse(data: bytearray, max_bytes: int) -> NoReturn:
+    raise KafkaError(
         ErrorCode.MESSAGE_TOO_LARGE,
-        f"a coordinator record of {size_bytes} bytes exceeds max.message.bytes or"
+        f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
         f" segment.bytes of the topic, {max_bytes}",
     )
 
