@@ -1,12 +1,15 @@
 """Encoding of coordinator records as batches that the topic's configs allow. No I/O."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import Final, NamedTuple, NoReturn
 
 from dataplane.config.topic import TopicConfig
 from dataplane.coordinators.shard import CoordinatorRecord
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import HEADER_BYTES
+from wire.primitives.varint import varint
+from wire.records.batches import HEADER_BYTES, MAGIC, BatchHeader
+from wire.records.crc import crc32c
 from wire.records.records import encode_pairs
 
 # Records and bytes of one batch: larger writes are several batches, each replayed in one step.
@@ -14,6 +17,13 @@ BATCH_RECORDS: Final = 1000
 BATCH_BYTES: Final = 512 << 10
 # Bytes of a record without key and value: attributes, and six varints.
 _RECORD_BYTES: Final = 32
+# The header of a batch as far as the checksum, and the rest of it.
+_pack_up_to_crc: Final = Struct(">qiibI").pack
+_pack_after_crc: Final = Struct(">hiqqqhii").pack
+_CRC_END: Final = 21
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
+_PREFIX_BYTES: Final = 12  # that the size in the header does not count
+_NULL_AND_NO_HEADERS: Final = b"\1\0"
 NOT_WRITTEN: Final = {
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
@@ -59,6 +69,31 @@ def encoded_batches(
     return [_encoded(some, max_bytes, timestamp_ms, transaction_of) for some in divided]
 
 
+def encoded_record(
+    record: CoordinatorRecord, config: TopicConfig, timestamp_ms: int
+) -> tuple[bytearray, BatchHeader]:
+    """Return a batch of one record, and its header. Raises KafkaError as `encoded_batches` does.
+
+    The same as `encode_pairs` and `parse_header`, in half the time: each transaction writes three.
+    """
+    key, value, _, _ = record
+    if value is None:
+        body = b"\0\0\0" + varint(len(key)) + key + _NULL_AND_NO_HEADERS
+    else:
+        body = b"\0\0\0" + varint(len(key)) + key + varint(len(value)) + value + b"\0"
+    checked = _pack_after_crc(0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
+    checked += varint(len(body)) + body
+    crc, size_bytes = crc32c(checked), _CRC_END + len(checked)
+    data = bytearray(_pack_up_to_crc(0, size_bytes - _PREFIX_BYTES, -1, MAGIC, crc))
+    data += checked
+    if len(data) > config.max_message_bytes or len(data) > config.log.segment_bytes:
+        _refuse(data, min(config.max_message_bytes, config.log.segment_bytes))
+    return data, _new_tuple(
+        BatchHeader,
+        (0, size_bytes, -1, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1),
+    )
+
+
 def _encoded(
     records: Sequence[CoordinatorRecord],
     max_bytes: int,
@@ -67,12 +102,16 @@ def _encoded(
 ) -> EncodedBatch:
     data = encode_pairs([each[:2] for each in records], timestamp_ms, transaction_of)
     if len(data) > max_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
-            f" segment.bytes of the topic, {max_bytes}",
-        )
+        _refuse(data, max_bytes)
     return EncodedBatch(records, data)
+
+
+def _refuse(data: bytearray, max_bytes: int) -> NoReturn:
+    raise KafkaError(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"a coordinator record of {len(data)} bytes exceeds max.message.bytes or"
+        f" segment.bytes of the topic, {max_bytes}",
+    )
 
 
 def _divided(

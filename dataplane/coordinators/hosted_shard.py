@@ -55,6 +55,11 @@ class State(Enum):
     UNLOADED = "unloaded"
 
 
+# Constants, because Python 3.11 looks up members of an enum slowly.
+_ACTIVE: Final = State.ACTIVE
+_UNLOADED: Final = State.UNLOADED
+
+
 @dataclass(slots=True, eq=False)
 class PendingBatch:
     """A batch that was appended and is not replayed yet; the last one of a write has callbacks.
@@ -108,11 +113,11 @@ class HostedShard(Generic[S]):
     @property
     def is_current(self) -> bool:
         """Whether this worker has led the partition since the same epoch, and it is online."""
-        return self.state is not State.UNLOADED and self.partition.leads_since(self.leader_epoch)
+        return self.state is not _UNLOADED and self.partition.leads_since(self.leader_epoch)
 
     @property
     def is_active(self) -> bool:
-        return self.state is State.ACTIVE and self.is_current
+        return self.state is _ACTIVE and self.partition.leads_since(self.leader_epoch)
 
     def check(self) -> None:
         """Raise the KafkaError for a request, unless the shard is ACTIVE and current."""

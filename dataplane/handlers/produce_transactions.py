@@ -130,15 +130,17 @@ def verified_fast(
 
     What is not certain, errors included, is left to `look_for_transaction`.
     """
-    producer_id, epoch, sequence = producer_of(records)
+    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
     producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
     if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
         return True, None
-    if adds or producer_id < 0 or not worker.verifies_transactions or partition.leader_error():
+    if adds or producer_id < 0 or not worker.verifies_transactions or not partition.is_served:
+        return False, None
+    entry = producers.entries.get(producer_id)
+    if entry is not None and epoch < entry.epoch:
         return False, None
     try:
         transactional_id = str(encoded_id, "utf-8")
-        producers.check_epoch(producer_id, epoch)
         verification = producers.verifications.begin(
             producer_id, epoch, sequence, worker.clock.now_ms()
         )

@@ -45,6 +45,11 @@ class Histogram:
         self.total_s += seconds * weight
         self._now[bisect_left(LIMITS_S, seconds)] += weight
 
+    def record_none(self) -> None:
+        """Record a duration of 0 that ends now. It needs no time: another call turns the sets."""
+        self.count += 1
+        self._now[0] += 1
+
     def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
         """Return the quantile in seconds for each share (0 to 1); 0 without recent values."""
         if now - self._turned_at >= TURN_S:

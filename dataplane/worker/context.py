@@ -131,14 +131,6 @@ class Worker:
         self.transaction_configs = TransactionConfigs()
         configs.call(self.transaction_configs.update)
         self._verifying = partitions.replication.new_worker_client()
-        self.transaction_verifier = TransactionVerifier(
-            worker_id,
-            self._verifying,
-            self._transaction_coordinator,
-            lambda request: self.transactions.add_partitions(request),
-            runtime.clock.monotonic,
-            lambda *asked: self.transactions.verify(*asked),
-        )
         self.transaction_states = TransactionStates(
             worker_id,
             self._verifying,
@@ -160,6 +152,15 @@ class Worker:
             partitions.replication.new_worker_client(),
             self.marker_writer,
             self.producer_ids.take,
+        )
+        self.transaction_verifier = TransactionVerifier(
+            worker_id,
+            self._verifying,
+            self._transaction_coordinator,
+            self.transactions.add_partitions,
+            runtime.clock.monotonic,
+            self.transactions.verify,
+            self.transactions.is_confirmed,
         )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled

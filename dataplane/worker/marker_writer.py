@@ -153,8 +153,8 @@ class MarkerWriter:
     ) -> list[ErrorCode] | None:
         """Append the marker to each partition and return the errors, in the order of `places`.
 
-        Return None, without an append, if one of the partitions is internal or unknown, is busy,
-        or has replicas or a flush to wait for: `write` is for those.
+        Return None, without an append, if this worker does not lead one of the partitions, or one
+        is internal, is busy, or has replicas or a flush to wait for: `write` is for those.
         """
         partitions: list[Partition] = []
         for topic, index in places:
@@ -167,12 +167,14 @@ class MarkerWriter:
             log = partition.log
             if (
                 partition.leader_state is not None
+                or not partition.is_served
                 or partition.appending.locked()
                 or log.config.flush_messages <= log.unflushed_records + 1
             ):
                 return None
             partitions.append(partition)
-        return [self._append_to(partition, marker) for partition in partitions]
+        now_ms = self._clock.now_ms()
+        return [self._append_to(partition, marker, now_ms) for partition in partitions]
 
     async def _rows(
         self, request: WriteTxnMarkersRequest
@@ -213,26 +215,31 @@ class MarkerWriter:
         if partition.appending.locked() and not holds_lock:
             return False
         leader_epoch = partition.leader_epoch
-        code = row.result.error_code = self._append_to(partition, row.marker, check)
+        now_ms = self._clock.now_ms()
+        code = row.result.error_code = self._append_to(partition, row.marker, now_ms, check)
         if not code:
             done.append(_Appended(row, partition, leader_epoch, partition.log.log_end_offset))
         return True
 
     def _append_to(
-        self, partition: Partition, marker: TransactionMarker, check: Check | None = None
+        self,
+        partition: Partition,
+        marker: TransactionMarker,
+        now_ms: int,
+        check: Check | None = None,
     ) -> ErrorCode:
         try:
             partition.check_append(_ALL_ACKS)
             if check is not None:
                 check(partition, marker)
-            partition.log.append_marker(marker, partition.leader_epoch, self._clock.now_ms())
+            partition.log.append_marker(marker, partition.leader_epoch, now_ms)
             partition.appended(MARKER_BYTES)
         except KafkaError as error:
             return error.code
         except StorageError as error:
             self._failed(partition, error)
             return ErrorCode.KAFKA_STORAGE_ERROR
-        return ErrorCode.NONE
+        return _NO_ERROR
 
     def _find(self, row: _Row) -> Partition:
         if row.topic != CONSUMER_OFFSETS:
@@ -292,6 +299,7 @@ class MarkerWriter:
 
 
 _ALL_ACKS: Final = -1
+_NO_ERROR: Final = ErrorCode.NONE  # Python 3.11 looks up members of an enum slowly
 # Until the coordinator of groups has answered.
 _UNANSWERED: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 

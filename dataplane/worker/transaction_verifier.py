@@ -41,6 +41,7 @@ Codes: TypeAlias = dict[Place, ErrorCode]
 VerifyHere: TypeAlias = Callable[
     [str, int, int, Collection[Place]], Mapping[Place, ErrorCode] | None
 ]
+IsConfirmedHere: TypeAlias = Callable[[str, int, int, Place], bool]
 
 
 class CoordinatesTransactions(Protocol):
@@ -95,13 +96,16 @@ class TransactionVerifier:
         ],
         monotonic: Callable[[], float],
         verify_here: VerifyHere | None = None,
+        is_confirmed_here: IsConfirmedHere | None = None,
     ) -> None:
         """Create the verifier of one worker.
 
         `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
         `add_partitions` asks the coordinator of this worker, `verify_here` does so without a wait,
-        and returns None if this worker does not coordinate the id.
+        and returns None if this worker does not coordinate the id; `is_confirmed_here` returns
+        whether it does and would find no error for one partition.
         """
+        self._is_confirmed_here = is_confirmed_here
         self._verify_here = verify_here
         self.failed_count = 0  # partitions whose verification failed
         self.times = Histogram()  # verifications of one transaction, failed ones included
@@ -120,12 +124,12 @@ class TransactionVerifier:
 
         If not, ask `verify_now` or `verify`, which then counts a failure.
         """
-        if self._verify_here is None:
+        is_confirmed = self._is_confirmed_here
+        if is_confirmed is None or not is_confirmed(
+            transactional_id, producer_id, producer_epoch, place
+        ):
             return False
-        codes = self._verify_here(transactional_id, producer_id, producer_epoch, (place,))
-        if codes is None or codes.get(place) is not ErrorCode.NONE:
-            return False
-        self.times.record(0.0, self._monotonic())
+        self.times.record_none()
         return True
 
     def verify_now(
@@ -147,7 +151,7 @@ class TransactionVerifier:
             return None
         if any(codes.values()):
             codes = {place: _code(code) for place, code in codes.items()}
-        self.times.record(0.0, self._monotonic())
+        self.times.record_none()
         self.failed_count += sum(map(bool, codes.values()))
         return codes
 

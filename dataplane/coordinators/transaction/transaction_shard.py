@@ -42,7 +42,11 @@ from dataplane.coordinators.transaction.record_formats import (
     encode_value,
 )
 from dataplane.coordinators.transaction.transaction import (
+    COMPLETE_ABORT,
+    COMPLETE_COMMIT,
     COMPLETED,
+    COMPLETION,
+    EMPTY,
     EPOCH_BUMP_VERSION,
     IDLE,
     LAST_EPOCH,
@@ -50,6 +54,9 @@ from dataplane.coordinators.transaction.transaction import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_TIME,
+    ONGOING,
+    PREPARE_ABORT,
+    PREPARE_COMMIT,
     PREPARED,
     Place,
     State,
@@ -73,6 +80,14 @@ MAX_CHECKED: Final = 500
 # Memory of an id without partitions, and of one partition in its state, estimated.
 ID_BYTES: Final = 1000
 PARTITION_BYTES: Final = 200
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
+# Constants, because Python 3.11 looks up members of an enum slowly.
+NO_ERROR: Final = ErrorCode.NONE
+_DEAD: Final = State.DEAD
+_CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
+_INVALID_PRODUCER_ID_MAPPING: Final = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+_PRODUCER_FENCED: Final = ErrorCode.PRODUCER_FENCED
+_TRANSACTION_ABORTABLE: Final = ErrorCode.TRANSACTION_ABORTABLE
 
 
 class Outcome(NamedTuple):
@@ -113,8 +128,8 @@ def _find_none(shard: "TransactionShard") -> None:
     shard.found_open({})
 
 
-_CONCURRENT: Final = Outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
-_NEEDS_ID: Final = Outcome(ErrorCode.NONE, needs_id=True)
+_CONCURRENT: Final = Outcome(_CONCURRENT_TRANSACTIONS)
+_NEEDS_ID: Final = Outcome(NO_ERROR, needs_id=True)
 _INVALID_STATE: Final = Outcome(ErrorCode.INVALID_TXN_STATE)
 
 
@@ -199,8 +214,8 @@ class TransactionShard:
             )
             return self._initialized(transactional_id, after)
         if expected is not None and not _is_valid(known, expected):
-            return Outcome(ErrorCode.PRODUCER_FENCED)
-        if known.state is State.ONGOING:
+            return Outcome(_PRODUCER_FENCED)
+        if known.state is ONGOING:
             return self._fence(transactional_id, known, now_ms, new_id)
         if known.state not in IDLE:
             return _CONCURRENT
@@ -219,7 +234,7 @@ class TransactionShard:
         return self._initialized(transactional_id, after)
 
     def _initialized(self, transactional_id: str, after: Transaction) -> Write[Outcome]:
-        outcome = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+        outcome = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
         return self._write(transactional_id, after, outcome)
 
     def _fence(
@@ -233,7 +248,7 @@ class TransactionShard:
             return _NEEDS_ID
         takes_id = version >= EPOCH_BUMP_VERSION and known.is_exhausted and new_id is not None
         after = known.prepared(
-            State.PREPARE_ABORT,
+            PREPARE_ABORT,
             version,
             now_ms,
             next_producer_id=new_id if takes_id and new_id is not None else NO_PRODUCER_ID,
@@ -253,16 +268,16 @@ class TransactionShard:
     ) -> ErrorCode | Write[ErrorCode]:
         """Add partitions to the transaction; the first begin it."""
         if transactional_id in self._pending:
-            return ErrorCode.CONCURRENT_TRANSACTIONS
+            return _CONCURRENT_TRANSACTIONS
         known = self._certain(transactional_id)
         code = _check_producer(known, producer)
-        if known is None or code is not ErrorCode.NONE:
+        if known is None or code is not NO_ERROR:
             return code
         if known.state in PREPARED:
-            return ErrorCode.CONCURRENT_TRANSACTIONS
-        if known.state is State.ONGOING and known.partitions.issuperset(places):
-            return ErrorCode.NONE
-        before = known.partitions if known.state is State.ONGOING else frozenset()
+            return _CONCURRENT_TRANSACTIONS
+        if known.state is ONGOING and known.partitions.issuperset(places):
+            return NO_ERROR
+        before = known.partitions if known.state is ONGOING else frozenset()
         added = len(before.union(places)) - len(before)
         if len(before) + added > MAX_PARTITIONS or (
             len(before) + added > MAX_TOPICS
@@ -272,7 +287,7 @@ class TransactionShard:
         if not self._memory.has_room(added * PARTITION_BYTES):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         after = known.with_partitions(places, now_ms, client_version)
-        return self._write(transactional_id, after, ErrorCode.NONE)
+        return self._write(transactional_id, after, NO_ERROR)
 
     def verify_partitions(
         self, transactional_id: str, producer: Expected, places: Iterable[Place]
@@ -280,14 +295,28 @@ class TransactionShard:
         """Return for each partition whether it is part of the transaction (KIP-890)."""
         known = self._certain(transactional_id)
         code = _check_producer(known, producer)
-        if known is None or code is not ErrorCode.NONE:
+        if known is None or code is not NO_ERROR:
             return dict.fromkeys(places, code)
         if known.state in PREPARED:
-            return dict.fromkeys(places, ErrorCode.CONCURRENT_TRANSACTIONS)
+            return dict.fromkeys(places, _CONCURRENT_TRANSACTIONS)
         return {
-            place: ErrorCode.NONE if place in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
+            place: NO_ERROR if place in known.partitions else _TRANSACTION_ABORTABLE
             for place in places
         }
+
+    def has_partition(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
+    ) -> bool:
+        """Return whether `verify_partitions` finds no error, in a fifth of its time."""
+        known = self.transactions.get(transactional_id)
+        return (
+            known is not None
+            and transactional_id not in self._doubtful
+            and known.producer_id == producer_id
+            and known.producer_epoch == producer_epoch
+            and known.state not in PREPARED
+            and place in known.partitions
+        )
 
     def _certain(self, transactional_id: str) -> Transaction | None:
         """Return the transaction, unless later records of it may be lost."""
@@ -312,7 +341,7 @@ class TransactionShard:
         if known is None:
             if transactional_id in self._pending:
                 return _CONCURRENT
-            return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return Outcome(_INVALID_PRODUCER_ID_MAPPING)
         if transactional_id in self._doubtful:
             return self._end_doubtful(transactional_id, known, producer, is_commit, client_version)
         if client_version < EPOCH_BUMP_VERSION:
@@ -327,7 +356,7 @@ class TransactionShard:
         )
         retries_bump = known.producer_epoch == epoch + 1
         if known.producer_id != producer.producer_id and not retries_overflow:
-            return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return Outcome(_INVALID_PRODUCER_ID_MAPPING)
         is_same = known.producer_epoch == epoch
         if known.state in PREPARED:
             is_valid = retries_bump
@@ -336,28 +365,28 @@ class TransactionShard:
         else:
             is_valid = is_same
         if not is_valid:
-            return Outcome(ErrorCode.PRODUCER_FENCED)
+            return Outcome(_PRODUCER_FENCED)
         if known.state in PREPARED:
-            is_committing = known.state is State.PREPARE_COMMIT
+            is_committing = known.state is PREPARE_COMMIT
             return _CONCURRENT if is_committing is is_commit else _INVALID_STATE
         if known.state in COMPLETED and (retries_bump or retries_overflow):
-            if (known.state is State.COMPLETE_COMMIT) is not is_commit:
+            if (known.state is COMPLETE_COMMIT) is not is_commit:
                 return _INVALID_STATE
-            return Outcome(ErrorCode.NONE, known.producer_id, known.producer_epoch)
-        if known.state is not State.ONGOING and is_commit:
+            return Outcome(NO_ERROR, known.producer_id, known.producer_epoch)
+        if known.state is not ONGOING and is_commit:
             return _INVALID_STATE
         if known.is_exhausted and new_id is None:
             return _NEEDS_ID
         after = known.prepared(
-            State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT,
+            PREPARE_COMMIT if is_commit else PREPARE_ABORT,
             client_version,
             now_ms,
             next_producer_id=NO_PRODUCER_ID if new_id is None or not known.is_exhausted else new_id,
         )
         # The next transaction has the next id, if this one has used up the epochs.
-        answer = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+        answer = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
         if after.next_producer_id != NO_PRODUCER_ID:
-            answer = Outcome(ErrorCode.NONE, after.next_producer_id, 0)
+            answer = Outcome(NO_ERROR, after.next_producer_id, 0)
         return self._write(transactional_id, after, answer)
 
     def _end_classic(
@@ -370,17 +399,17 @@ class TransactionShard:
     ) -> Outcome | Write[Outcome]:
         """End the transaction of a client that keeps its epoch (versions 0 and 1)."""
         code = _check_producer(known, producer)
-        if code is not ErrorCode.NONE:
+        if code is not NO_ERROR:
             return Outcome(code)
         if transactional_id in self._pending:
             return _CONCURRENT
-        if known.state is State.ONGOING:
-            state = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
+        if known.state is ONGOING:
+            state = PREPARE_COMMIT if is_commit else PREPARE_ABORT
             after = known.prepared(state, 0, now_ms)
-            outcome = Outcome(ErrorCode.NONE, after.producer_id, after.producer_epoch)
+            outcome = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
             return self._write(transactional_id, after, outcome)
-        if known.state is (State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT):
-            return Outcome(ErrorCode.NONE, known.producer_id, known.producer_epoch)
+        if known.state is (COMPLETE_COMMIT if is_commit else COMPLETE_ABORT):
+            return Outcome(NO_ERROR, known.producer_id, known.producer_epoch)
         return _INVALID_STATE
 
     def _end_doubtful(
@@ -403,10 +432,10 @@ class TransactionShard:
         is_repeated = producer == (known.producer_id, given - 1) or (
             producer == (known.previous_producer_id, LAST_EPOCH) and given == 0
         )
-        state = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
+        state = COMPLETE_COMMIT if is_commit else COMPLETE_ABORT
         if client_version >= EPOCH_BUMP_VERSION and is_repeated and known.state is state:
-            return Outcome(ErrorCode.NONE, known.producer_id, given)
-        return Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return Outcome(NO_ERROR, known.producer_id, given)
+        return Outcome(_INVALID_PRODUCER_ID_MAPPING)
 
     def complete(self, transactional_id: str, now_ms: int) -> Write[None] | None:
         """Return the record of a prepared transaction whose markers are all written."""
@@ -416,7 +445,7 @@ class TransactionShard:
         after = known.completed(now_ms)
         if transactional_id in self._doubtful and after.producer_epoch != MAX_EPOCH:
             after = after.used_up()
-        return Write([self._record(transactional_id, after)], None)
+        return self._write(transactional_id, after, None)
 
     # Time
 
@@ -437,7 +466,7 @@ class TransactionShard:
     ) -> Outcome | Write[Outcome]:
         known = self.transactions.get(transactional_id)
         if known is None or transactional_id in self._pending or not known.has_timed_out(now_ms):
-            return Outcome(ErrorCode.NONE)
+            return Outcome(NO_ERROR)
         return self._fence(transactional_id, known, now_ms, new_id)
 
     def expired(self, now_ms: int, expiration_ms: int) -> Work[list[str]]:
@@ -468,20 +497,24 @@ class TransactionShard:
                 and transactional_id not in self._pending
             ):
                 records.append(self._record(transactional_id, None))
-        return Write(records, ErrorCode.NONE) if records else ErrorCode.NONE
+        return Write(records, NO_ERROR) if records else NO_ERROR
 
     # Records
 
     def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
-        return Write([self._record(transactional_id, after)], answer)
+        written: Write[A] = _new_tuple(
+            Write, ([self._record(transactional_id, after)], answer, None, None)
+        )
+        return written
 
     def _record(self, transactional_id: str, after: Transaction | None) -> CoordinatorRecord:
-        self._pending[transactional_id] = State.DEAD if after is None else after.state
+        self._pending[transactional_id] = _DEAD if after is None else after.state
         value = None
         if after is not None:
             value = encode_value(after, 1 if self._version() >= 1 else 0)
-        return CoordinatorRecord(
-            encode_key(transactional_id), value, Transition(transactional_id, after)
+        transition = _new_tuple(Transition, (transactional_id, after))
+        return _new_tuple(
+            CoordinatorRecord, (encode_key(transactional_id), value, transition, False)
         )
 
     # The shard's side of the runtime
@@ -516,7 +549,7 @@ class TransactionShard:
             return
         if loaded.state in PREPARED:
             self._on_prepared(self, transactional_id, loaded)
-        elif loaded.state is State.ONGOING and loaded.started_ms > self._loaded_ms:
+        elif loaded.state is ONGOING and loaded.started_ms > self._loaded_ms:
             self.transactions[transactional_id] = replace(loaded, started_ms=self._loaded_ms)
 
     def _abort_left_open(self, now_ms: int) -> list[CoordinatorRecord]:
@@ -534,10 +567,10 @@ class TransactionShard:
             self._pending.pop(transactional_id, None)
             known = self.transactions[transactional_id]
             places = set(self._left_open.get(known.producer_id, ()))
-            if known.state is State.ONGOING:
+            if known.state is ONGOING:
                 places |= known.partitions
             left -= 1 + len(places)
-            if places or known.state is State.ONGOING:
+            if places or known.state is ONGOING:
                 after = known.aborted_after_loss(places, now_ms)
                 records.append(self._record(transactional_id, after))
         if not self._to_check:
@@ -570,7 +603,7 @@ class TransactionShard:
             elif (
                 transactional_id in self._doubtful
                 and after is not None
-                and after.state is State.PREPARE_ABORT
+                and after.state is PREPARE_ABORT
             ):
                 self._check_later(transactional_id, after.state, now + RETRY_S)
             else:
@@ -578,7 +611,9 @@ class TransactionShard:
 
     def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         for record in records:
-            self.replay(record, now)
+            transition = record.decoded_key
+            assert isinstance(transition, Transition)
+            self._apply(*transition)
 
     def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
         transition = record.decoded_key
@@ -606,7 +641,7 @@ class TransactionShard:
             self._memory.used_bytes -= _size_of(transactional_id, before)
             self.state_counts[before.state.number] -= 1
         self._pending.pop(transactional_id, None)
-        if after is None or (self._is_loaded and after.state is State.EMPTY):
+        if after is None or (self._is_loaded and after.state is EMPTY):
             self._doubtful.pop(transactional_id, None)
         if after is None:
             self.transactions.pop(transactional_id, None)
@@ -615,7 +650,7 @@ class TransactionShard:
         self._memory.used_bytes += _size_of(transactional_id, after)
         self.state_counts[after.state.number] += 1
         if self._is_loaded and after.state in PREPARED:
-            if after.state is State.PREPARE_COMMIT:
+            if after.state is PREPARE_COMMIT:
                 self._statistics.committed_count += 1
             else:
                 self._statistics.aborted_count += 1
@@ -630,7 +665,7 @@ class TransactionShard:
             self._check_later(transactional_id, after.state, NOW)
 
     def _send_markers(self, transactional_id: str, prepared: Transaction) -> None:
-        self._pending[transactional_id] = prepared.completed(0).state
+        self._pending[transactional_id] = COMPLETION[prepared.state]
         self._on_prepared(self, transactional_id, prepared)
 
     def restore(self, now: float) -> Work[None]:
@@ -638,7 +673,7 @@ class TransactionShard:
         for piece in self.pieces():
             for transactional_id, known in piece:
                 if known.state in PREPARED:
-                    self._pending[transactional_id] = known.completed(0).state
+                    self._pending[transactional_id] = COMPLETION[known.state]
                 elif transactional_id in self._doubtful:
                     self._check_later(transactional_id, known.state, NOW)
                     continue
@@ -690,10 +725,10 @@ def is_too_long(transactional_id: str) -> bool:
 
 def _check_producer(known: Transaction | None, producer: Expected) -> ErrorCode:
     if known is None or known.producer_id != producer.producer_id:
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return _INVALID_PRODUCER_ID_MAPPING
     if known.producer_epoch != producer.producer_epoch:
-        return ErrorCode.PRODUCER_FENCED
-    return ErrorCode.NONE
+        return _PRODUCER_FENCED
+    return NO_ERROR
 
 
 def _is_valid(known: Transaction, expected: Expected) -> bool:

@@ -40,6 +40,7 @@ NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
+_ABORT: Final = ControlType.ABORT  # Python 3.11 looks up members of an enum slowly
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
@@ -216,8 +217,12 @@ class ProducerStateTable:
         A client that begins to give each transaction its own epoch does so with the epoch of its
         last transaction, whose marker may not be here yet: the batch must not join that one.
         """
-        return self.in_transaction(producer_id, epoch) and (
-            not has_own_epoch or self.entries[producer_id].has_own_epoch
+        entry = self.entries.get(producer_id)  # `in_transaction` would be another call
+        return (
+            entry is not None
+            and entry.transaction_first_offset != NO_OFFSET
+            and entry.epoch == epoch
+            and (not has_own_epoch or entry.has_own_epoch)
         )
 
     def has_late_transaction(self, seen_before_ms: int) -> bool:
@@ -240,23 +245,24 @@ class ProducerStateTable:
         its state cannot have expired since an earlier one.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
-        if not self.in_transaction(producer_id, epoch):
-            entry = self.entries.get(producer_id)
-            if entry is None or not entry.find_duplicate(
-                epoch, header.base_sequence, header.last_sequence
-            ):
-                self.verifications.check(header, verification)
-                if (
-                    verification is not None
-                    and verification.has_own_epoch
-                    and header.base_sequence > 0
-                    and (entry is None or not entry.batches)
-                ):
-                    raise KafkaError(
-                        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                        f"producer {producer_id} sent sequence {header.base_sequence} as the first "
-                        f"of epoch {epoch}, expected 0",
-                    )
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.epoch == epoch:
+            if entry.transaction_first_offset != NO_OFFSET:
+                return
+            if entry.find_duplicate(epoch, header.base_sequence, header.last_sequence):
+                return
+        self.verifications.check(header, verification)
+        if (
+            verification is not None
+            and verification.has_own_epoch
+            and header.base_sequence > 0
+            and (entry is None or not entry.batches)
+        ):
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {producer_id} sent sequence {header.base_sequence} as the first "
+                f"of epoch {epoch}, expected 0",
+            )
 
     def check_marker(self, marker: TransactionMarker) -> None:
         """Raise KafkaError if this marker may not end the producer's transaction.
@@ -354,7 +360,7 @@ class ProducerStateTable:
         entry.transaction_first_offset = NO_OFFSET
         entry.has_own_epoch = False
         assert self.transactions is not None
-        is_aborted = marker is not None and marker.control_type is ControlType.ABORT
+        is_aborted = marker is not None and marker.control_type is _ABORT
         return self.transactions.end(first_offset, producer_id, last_offset, is_aborted)
 
     def _add(self, producer_id: int, epoch: int) -> ProducerEntry:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dataplane.log.segments.producers import TransactionMarker
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
 from wire.messages.write_txn_markers import (
@@ -63,6 +64,22 @@ def test_a_marker_is_answered_when_all_in_sync_replicas_have_it() -> None:
         assert cluster.replica(3, "t").log.log_end_offset == 2
         assert await code_of(client, 2, markers("t")) == ErrorCode.NONE  # the answer was lost
         client.close()
+
+    together(scenario)
+
+
+def test_markers_of_partitions_that_others_lead_or_follow_are_not_written_at_once() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (2, 3))
+        await cluster.create("u", (2,))
+        begin(cluster, 2, "t")
+        marker = TransactionMarker(PRODUCER, 0, 0, True)
+        writers = {number: cluster.worker(number).marker_writer for number in (1, 2, 3)}
+        for number in (1, 2, 3):
+            assert writers[number].write_now(marker, [("t", 0)]) is None
+            assert writers[number].write_now(marker, [("u", 0), ("t", 0)]) is None
+        assert cluster.replica(2, "u").log.log_end_offset == 0
+        assert writers[2].write_now(marker, [("u", 0)]) == [ErrorCode.NONE]
 
     together(scenario)
 

@@ -12,6 +12,7 @@ from dataplane.coordinators.transaction.marker_sender import (
     MAX_AT_ONCE,
     MAX_LOCAL,
     MAX_PLACES,
+    MAX_RELEASED,
     MAX_RETRY_S,
     NO_LEADER,
     RETRY_S,
@@ -112,7 +113,7 @@ class Workers:
     def write_now(
         self, marker: TransactionMarker, places: Sequence[Place]
     ) -> list[ErrorCode] | None:
-        if self.must_wait:
+        if self.must_wait or any(self.leaders.get(each, self.leader) != HERE for each in places):
             return None
         self.written.append((marker, list(places)))
         return [ErrorCode(self.answer(HERE, place) or NONE) for place in places]
@@ -274,6 +275,45 @@ async def test_very_many_markers_of_this_worker_are_not_written_in_one_step(
     await workers.until(lambda: len(workers.completed) == 2)
     assert [marker.producer_id for marker, _ in workers.written] in ([8], [])
     assert sorted(workers.completed) == ["7", "8"]
+
+
+@with_workers
+async def test_few_markers_are_written_in_the_step_that_releases_them(workers: Workers) -> None:
+    workers.leader, workers.must_wait = HERE, False
+    workers.sender.hold()
+    workers.send(7, MAX_RELEASED)
+    assert not workers.written
+    workers.sender.release()
+    assert workers.completed == ["7"]
+    workers.sender.hold()
+    workers.sender.release()
+    assert len(workers.written) == 1
+
+
+@pytest.mark.parametrize("prepared", [(MAX_RELEASED + 1,), (1, 1)])
+def test_other_held_markers_are_written_in_a_later_step(prepared: tuple[int, ...]) -> None:
+    @with_workers
+    async def scenario(workers: Workers) -> None:
+        workers.leader, workers.must_wait = HERE, False
+        workers.sender.hold()
+        for producer_id, count in enumerate(prepared):
+            workers.send(producer_id, count)
+        workers.sender.release()
+        assert not workers.written
+        await workers.until(lambda: len(workers.completed) == len(prepared))
+        assert not workers.requests
+
+    scenario()
+
+
+@with_workers
+async def test_held_markers_that_must_wait_are_sent_in_a_request(workers: Workers) -> None:
+    workers.leader = HERE
+    workers.sender.hold()
+    workers.send(7)
+    workers.sender.release()
+    await workers.until(lambda: workers.completed == ["7"])
+    assert workers.asked == [(HERE, [7])]
 
 
 @with_workers

@@ -316,6 +316,28 @@ def test_verification_answers_for_each_partition() -> None:
     assert found == {PLACE: ErrorCode.PRODUCER_FENCED}
 
 
+def test_a_partition_is_confirmed_if_its_verification_has_no_error() -> None:
+    coordinator = Coordinator()
+    shard, producer = coordinator.shard, coordinator.init()
+
+    def is_confirmed(client: Expected, place: tuple[str, int], transactional_id: str = ID) -> bool:
+        codes = shard.verify_partitions(transactional_id, client, [place])
+        confirmed = shard.has_partition(transactional_id, *client, place)
+        assert confirmed is (codes == {place: ErrorCode.NONE})
+        return confirmed
+
+    client = producer_of(producer)
+    assert not is_confirmed(client, PLACE)
+    coordinator.add(producer)
+    assert is_confirmed(client, PLACE)
+    assert not is_confirmed(client, ("t", 1))
+    assert not is_confirmed(client._replace(producer_epoch=client.producer_epoch + 1), PLACE)
+    assert not is_confirmed(client._replace(producer_id=client.producer_id + 1), PLACE)
+    assert not is_confirmed(client, PLACE, "another")
+    coordinator.end(producer)
+    assert not is_confirmed(client, PLACE)
+
+
 def test_malformed_records_are_skipped_and_counted() -> None:
     coordinator = Coordinator()
     for key, value in ((b"\0\0\0\5x", b""), (b"\0\0\0\1x", b"\0\2"), (b"\0", None)):
