@@ -166,9 +166,10 @@ def handle_produce_fast(
             return None
         verified = None
         if is_transactional(records):
-            if transactional_id is None or producer not in (None, producer_of(records)[:2]):
+            producer_id, epoch, _ = producer_of(records)
+            if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
-            producer = producer_of(records)[:2]
+            producer = producer_id, epoch
             may_append, verified = verified_fast(
                 worker, transactional_id, partition, records, version
             )
