@@ -627,9 +627,12 @@ class Partition:
 
         `high_watermark` is the one before it advanced over `new_bytes`.
         """
+        if not self.stable_waiters:
+            self.log.first_unstable_offset(self.high_watermark)  # forgets them
+            return
         # Nothing that was appended since changes the answer for that high watermark.
         before = self._stable_offset(high_watermark)
-        if self.last_stable_offset > before and self.stable_waiters:
+        if self.last_stable_offset > before:
             known = before == high_watermark  # otherwise older records become stable, too
             self._note(self.stable_waiters, new_bytes if known else UNKNOWN_BYTES)
 
