@@ -76,7 +76,7 @@ def encoded_record(
 
     The same as `encode_pairs` and `parse_header`, in half the time: each transaction writes three.
     """
-    key, value, _, _ = record
+    key, value = record.key, record.value
     if value is None:
         body = b"\0\0\0" + varint(len(key)) + key + _NULL_AND_NO_HEADERS
     else:

@@ -23,15 +23,16 @@ T = TypeVar("T", covariant=True)
 class CoordinatorRecord(NamedTuple):
     """A record of an internal topic; a tombstone if `value` is None.
 
-    `decoded_key` saves decoding the key of a record that this coordinator has written. A loaded
-    record is doubtful if it is older than a possible loss of the end of the log: later records of
-    its key may be lost.
+    `decoded_key` and `decoded_value` save decoding a record that this coordinator has written. A
+    loaded record is doubtful if it is older than a possible loss of the end of the log: later
+    records of its key may be lost.
     """
 
     key: bytes
     value: bytes | None
     decoded_key: object = None
     is_doubtful: bool = False
+    decoded_value: object = None
 
 
 class TransactionOf(NamedTuple):

@@ -510,8 +510,10 @@ class GroupShard:
             elif isinstance(key, GroupKey):
                 if len(record.value or b"") > LONG_VALUE_BYTES and not self._is_loaded:
                     return self._replay_long(key.group, record.value or b"")
-                value = None if record.value is None else decode_group_value(record.value)
-                self._replay_group(key.group, value, now)
+                metadata = record.decoded_value
+                if not isinstance(metadata, GroupMetadataValue):
+                    metadata = None if record.value is None else decode_group_value(record.value)
+                self._replay_group(key.group, metadata, now)
         except MalformedRecordError as error:
             self._skip(error)
         return None
@@ -662,7 +664,8 @@ def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> Coordin
     if metadata is not None:
         version = DELETED_GROUP_VERSION if metadata.is_being_deleted else GROUP_VERSION
         value = encode_group_value(metadata, version)
-    return CoordinatorRecord(encode_key(GroupKey(group_id)), value, GroupKey(group_id))
+    key = GroupKey(group_id)
+    return CoordinatorRecord(encode_key(key), value, key, decoded_value=metadata)
 
 
 def _size_of(request: JoinRequest) -> int:
