@@ -78,7 +78,6 @@ class LocalLog:
         "_unsynced_segments",
         "_writing",
         "least_cut",
-        "least_noted_recovery_point",
         "log_end_offset",
         "noted_recovery_point",
         "partition",
@@ -101,11 +100,8 @@ class LocalLog:
         self.topic_id = loaded.topic_id or bytes(16)
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
-        # The recovery point in the checkpoint file is at most `noted_recovery_point` and, while
-        # the file is being written, at least `least_noted_recovery_point`: `OffsetCheckpoints`
-        # sets both.
+        # The recovery point in the checkpoint file is at most this: `OffsetCheckpoints` sets it.
         self.noted_recovery_point = loaded.noted.recovery_point
-        self.least_noted_recovery_point = loaded.noted.recovery_point
         self._opened_end_offset = loaded.log_end_offset
         self._files = files
         self._folder = LogFolder(
@@ -393,21 +389,15 @@ class LocalLog:
 
     # Deletion of old segments
 
-    def _retire_before(self, offset: int, most: int | None = None) -> int:
-        """Rename sealed segments that end at or before `offset` to `.deleted`, at most `most`.
-
-        Return the number of renamed segments.
-        """
-        count = 0
-        while count != most and (segment := self._segments.pop_before(offset)) is not None:
-            count += 1
-            self._retired.append(segment)
-            if segment in self._unsynced_segments:
-                self._unsynced_segments.remove(segment)
-            with storage_errors("rename", segment.file.path):
-                segment.retire()
-            self._folder.names_changed()
-        return count
+    def _retire_first(self) -> None:
+        """Rename the first segment, which is not the active one, to `.deleted`."""
+        segment = self._segments.pop_first()
+        self._retired.append(segment)
+        if segment in self._unsynced_segments:
+            self._unsynced_segments.remove(segment)
+        with storage_errors("rename", segment.file.path):
+            segment.retire()
+        self._folder.names_changed()
 
     # Compaction
 

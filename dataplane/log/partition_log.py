@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import trio
+
 from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
 from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.log.recovery.folder import Unsynced
@@ -77,6 +79,7 @@ class PartitionLog(LocalLog):
     """The log of one partition; see the top of this file."""
 
     __slots__ = (
+        "_deletion",
         "epochs",
         "log_start_offset",
         "lost_bytes",
@@ -105,6 +108,7 @@ class PartitionLog(LocalLog):
         self.was_damaged = loaded.is_damaged  # until the controller knows: see `forget_damage`
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
+        self._deletion: trio.Event | None = None  # set when the deletion in progress ends
 
     def __repr__(self) -> str:
         return (
@@ -691,22 +695,31 @@ class PartitionLog(LocalLog):
         segment but kept the deletions would leave a log that ends earlier, and its offsets would
         be assigned twice.
 
-        A loss of power may undo any of several renames. Recovery removes all segments after a gap
-        that is after the recovery point on disk; there, each rename is synced before the next.
-        Raises StorageError if the directory fails.
+        A loss of power may undo any of several renames. A gap between the segments would look like
+        one of compaction, or after the recovery point like lost records. So each rename is synced
+        before the next, also those of concurrent calls. Raises StorageError if the directory fails.
         """
-        kept = self._segments.since(self.log_start_offset)[0].base_offset
-        if kept <= self._segments.first_offset or not await self._sync_names(disk, self.folder):
-            return 0
-        end = min(kept, self.log_start_offset)
-        count = self._retire_before(min(end, self.least_noted_recovery_point - 1))
-        while one := self._retire_before(end, most=1):
-            count += one
-            if self._segments.first_offset >= end or not await self._sync_names(disk, self.folder):
-                break
-        self._folder.drop_snapshots_before(self._segments.first_offset)
-        self._folder.write_epochs()
+        while self._deletion is not None:
+            await self._deletion.wait()
+        count = 0
+        deletion = self._deletion = trio.Event()
+        try:
+            while self._has_old_segment() and await self._sync_names(disk, self.folder):
+                # Meanwhile the log may have been truncated.
+                if self._has_old_segment():
+                    self._retire_first()
+                    count += 1
+        finally:
+            self._deletion = None
+            deletion.set()
+        if count:
+            self._folder.drop_snapshots_before(self._segments.first_offset)
+            self._folder.write_epochs()
         return count
+
+    def _has_old_segment(self) -> bool:
+        kept = self._segments.since(self.log_start_offset)[0].base_offset
+        return kept > self._segments.first_offset
 
     def expire_producers(self, now_ms: int) -> int:
         """Remove producers that were idle for producer.id.expiration.ms. Return their number."""

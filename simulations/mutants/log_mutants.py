@@ -26,9 +26,13 @@ def _unstable_cleaned() -> AbstractContextManager[None]:
 
 def _removals_not_synced() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        return lambda self, offset, most=None: right(self, offset)
+        def retire_all(self: Any) -> None:
+            while self._has_old_segment():
+                right(self)
 
-    return swapped(PartitionLog, "_retire_before", wrong)
+        return retire_all
+
+    return swapped(PartitionLog, "_retire_first", wrong)
 
 
 class _EndsAtErrors:

@@ -134,7 +134,6 @@ class OffsetCheckpoints:
                     starts[partition] = start
                 # A write that fails or is cancelled may or may not have reached the disk.
                 log.noted_recovery_point = max(log.noted_recovery_point, point)
-                log.least_noted_recovery_point = min(log.least_noted_recovery_point, point)
                 log.noted_log_start_offset = max(log.noted_log_start_offset, start)
             contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
             if high_watermarks is not None:
@@ -143,7 +142,7 @@ class OffsetCheckpoints:
             if high_watermarks is not None:
                 self._wrote_high_watermarks(contents[HIGH_WATERMARK_CHECKPOINT])
             for partition, log in logs.items():
-                log.noted_recovery_point = log.least_noted_recovery_point = points[partition]
+                log.noted_recovery_point = points[partition]
                 log.noted_log_start_offset = starts.get(partition, 0)
 
     async def write_deletions(self, logs: Mapping[Partition, PartitionLog]) -> None:

@@ -79,10 +79,8 @@ class Segments:
         """Return the segment that is active once `pop_behind(offset)` has returned None."""
         return self._all[max(bisect_left(self._bases, offset) - 1, 0)]
 
-    def pop_before(self, offset: int) -> Segment | None:
-        """Remove and return the first segment if it ends at or before `offset`; keep the active."""
-        if len(self._all) == 1 or self._bases[1] > offset:
-            return None
+    def pop_first(self) -> Segment:
+        """Remove and return the first of several segments."""
         del self._bases[0]
         return self._all.pop(0)
 

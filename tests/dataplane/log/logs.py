@@ -76,7 +76,6 @@ def cut(log: PartitionLog, offset: int) -> None:
     """Truncate the log as within `LogDirs.cutting`: checkpoints are lowered before."""
     kept = log.offsets_after_truncation(offset)
     log.noted_recovery_point = min(log.noted_recovery_point, kept.recovery_point)
-    log.least_noted_recovery_point = min(log.least_noted_recovery_point, kept.recovery_point)
     log.noted_log_start_offset = min(log.noted_log_start_offset, kept.log_start_offset)
     log.truncate_to(offset)
 
