@@ -593,6 +593,6 @@ class CoordinatorRuntime(Generic[S]):
 
 def _append_batch(partition: Partition, data: bytearray, header: BatchHeader, now_ms: int) -> int:
     """Append one batch; return its end offset. Raises KafkaError or StorageError."""
-    result = partition.log.append(data, (header,), partition.leader_epoch, now_ms)
+    result = partition.log.append(data, header, partition.leader_epoch, now_ms)
     partition.appended(len(data))
     return result.last_offset + 1

@@ -397,7 +397,7 @@ def _append_now(
         _, header = validated(records, header, partition.config, partition, now_ms)
     if header.attributes & TRANSACTIONAL:
         partition.log.producers.check_verified(header, verified)
-    result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
+    result = partition.log.append(records, header, partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
     return result
@@ -496,7 +496,7 @@ async def _append_slowly(
                 plog.producers.check_verified(header, verified)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
-                worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()
+                worker.disk, batch, header, leader_epoch, worker.clock.now_ms()
             )
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
