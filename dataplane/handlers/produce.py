@@ -36,13 +36,12 @@ from dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.handlers.produce_transactions import (
+    FastTransaction,
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
     is_transactional,
     look_for_transaction,
-    producer_of,
-    verified_fast,
     verify,
     verify_now,
 )
@@ -153,30 +152,30 @@ def handle_produce_fast(
     hosted = worker.replica_manager.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
+    now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
     todo: list[tuple[Partition, memoryview, Verification | None]] = []
-    producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
+    transaction: FastTransaction | None = None
     for index, records in asked:
         partition = hosted.get(index)
         if (
             partition is None
             or partition.is_internal
-            or partition.log.config.flush_messages != NEVER
-            or _must_wait(worker, partition, records)
+            or partition.config.log.flush_messages != NEVER
+            or len(records) > inline_bytes
+            or partition.appending.locked()
+            or is_slow(partition.config, records)
         ):
             return None
         verified = None
         if is_transactional(records):
-            producer_id, epoch, _ = producer_of(records)
-            if transactional_id is None or producer not in (None, (producer_id, epoch)):
+            if transactional_id is None:
                 return None
-            producer = producer_id, epoch
-            may_append, verified = verified_fast(
-                worker, transactional_id, partition, records, version
-            )
+            if transaction is None:
+                transaction = FastTransaction(worker, transactional_id, version, now_ms)
+            may_append, verified = transaction.look(partition, records)
             if not may_append:
                 return None
         todo.append((partition, records, verified))
-    now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
@@ -335,7 +334,12 @@ def _append(
             raise KafkaError(ErrorCode.INVALID_RECORD, "produce without a record batch")
         assert isinstance(records, memoryview)
         verified = None if transaction is None else transaction.verification_of(partition)
-        if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
+        if (
+            partition.config.log.flush_messages == 1
+            or len(records) > worker.inline_append_bytes
+            or partition.appending.locked()
+            or is_slow(partition.config, records)
+        ):
             partition.check_append(acks)
             header = produced_batch(records, version)
             _check_size(partition, header)
@@ -363,15 +367,6 @@ def _place(partition: Partition, version: int) -> Place:
     return (partition.topic_id if by_id else partition.topic), partition.index
 
 
-def _must_wait(worker: AppendLimit, partition: Partition, records: memoryview) -> bool:
-    """Return whether an append is too large or slow to do in place, or has to wait for another."""
-    return (
-        len(records) > worker.inline_append_bytes
-        or partition.appending.locked()
-        or is_slow(partition.config, records)
-    )
-
-
 def _append_now(
     partition: Partition,
     records: memoryview,
@@ -390,7 +385,8 @@ def _append_now(
     is_plain = header is not None
     if header is None:
         header = produced_batch(records, version)
-    _check_size(partition, header)
+    if header.batch_bytes > partition.config.max_message_bytes:
+        _check_size(partition, header)
     if client.rejected is not None:
         _check_turn(client, _place(partition, version), partition.log.producers, header)
     if not is_plain:

@@ -11,7 +11,7 @@ From version 12 on, the question adds the partition to the transaction: that is 
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
@@ -119,37 +119,58 @@ class ProduceTransaction:
         return self.places.get(place)
 
 
-def verified_fast(
-    worker: VerifiesWithoutWait,
-    encoded_id: memoryview,
-    partition: Partition,
-    records: memoryview,
-    version: int,
-) -> tuple[bool, Verification | None]:
-    """Return whether a transactional batch may be appended at once, and what that relies on.
+class FastTransaction:
+    """The transaction of a produce request that may be appended at once.
 
     What is not certain, errors included, is left to `look_for_transaction`.
     """
-    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
-    producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
-    if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
-        return True, None
-    if adds or producer_id < 0 or not worker.verifies_transactions or not partition.is_served:
-        return False, None
-    entry = producers.entries.get(producer_id)
-    if entry is not None and epoch < entry.epoch:
-        return False, None
-    try:
-        transactional_id = str(encoded_id, "utf-8")
-        verification = producers.verifications.begin(
-            producer_id, epoch, sequence, worker.clock.now_ms()
-        )
-    except (KafkaError, UnicodeDecodeError):
-        return False, None
-    place = partition.topic, partition.index
-    if not worker.transaction_verifier.is_verified(transactional_id, producer_id, epoch, place):
-        return False, None
-    return True, verification
+
+    __slots__ = ("_confirmed", "_encoded_id", "_now_ms", "_producer", "_version", "_worker")
+
+    def __init__(
+        self, worker: VerifiesWithoutWait, encoded_id: memoryview, version: int, now_ms: int
+    ) -> None:
+        self._worker = worker
+        self._encoded_id = encoded_id
+        self._version = version
+        self._now_ms = now_ms
+        self._producer: tuple[int, int] | None = None
+        # Partitions of the transaction, from its coordinator; looked up once for all of them.
+        self._confirmed: Collection[Place] | None = None
+
+    def look(self, partition: Partition, records: memoryview) -> tuple[bool, Verification | None]:
+        """Return whether a batch may be appended at once, and what that relies on."""
+        producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
+        if self._producer is None:
+            self._producer = producer_id, epoch
+        elif self._producer != (producer_id, epoch):
+            return False, None
+        producers, adds = partition.log.producers, self._version >= FIRST_THAT_ADDS
+        if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
+            return True, None
+        confirmed = self._confirmed
+        if confirmed is None:
+            confirmed = self._confirmed = self._ask(producer_id, epoch)
+        if (partition.topic, partition.index) not in confirmed or not partition.is_served:
+            return False, None
+        entry = producers.entries.get(producer_id)
+        if entry is not None and epoch < entry.epoch:
+            return False, None
+        try:
+            return True, producers.verifications.begin(producer_id, epoch, sequence, self._now_ms)
+        except KafkaError:
+            return False, None
+
+    def _ask(self, producer_id: int, epoch: int) -> Collection[Place]:
+        """Return the partitions that a coordinator in this worker confirms for this request."""
+        worker = self._worker
+        if self._version >= FIRST_THAT_ADDS or producer_id < 0 or not worker.verifies_transactions:
+            return ()
+        try:
+            transactional_id = str(self._encoded_id, "utf-8")
+        except UnicodeDecodeError:
+            return ()
+        return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
 
 
 def verify_now(

@@ -429,15 +429,15 @@ class TransactionCoordinator:
             transactional_id, Expected(producer_id, producer_epoch), places
         )
 
-    def is_confirmed(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
-    ) -> bool:
-        """Return whether this worker coordinates the id, and `verify` would find no error."""
+    def confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> Collection[Place]:
+        """Return the partitions for which `verify` finds no error; none if that returns None."""
         try:
             shard = self.runtime.shard(self.partition_of(transactional_id))
         except KafkaError:
-            return False
-        return shard.has_partition(transactional_id, producer_id, producer_epoch, place)
+            return ()
+        return shard.confirmed(transactional_id, producer_id, producer_epoch)
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> ErrorCode | Asked[ErrorCode]:
         return self.begin_add(

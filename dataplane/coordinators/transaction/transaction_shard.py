@@ -304,19 +304,20 @@ class TransactionShard:
             for place in places
         }
 
-    def has_partition(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
-    ) -> bool:
-        """Return whether `verify_partitions` finds no error, in a fifth of its time."""
+    def confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> Collection[Place]:
+        """Return the partitions for which `verify_partitions` finds no error."""
         known = self.transactions.get(transactional_id)
-        return (
-            known is not None
-            and transactional_id not in self._doubtful
-            and known.producer_id == producer_id
-            and known.producer_epoch == producer_epoch
-            and known.state not in PREPARED
-            and place in known.partitions
-        )
+        if (
+            known is None
+            or transactional_id in self._doubtful
+            or known.producer_id != producer_id
+            or known.producer_epoch != producer_epoch
+            or known.state in PREPARED
+        ):
+            return ()
+        return known.partitions
 
     def _certain(self, transactional_id: str) -> Transaction | None:
         """Return the transaction, unless later records of it may be lost."""

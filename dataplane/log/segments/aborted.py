@@ -29,6 +29,7 @@ VERSION: Final = 0
 # Entries per read: 17 KiB.
 _BLOCK_ENTRIES: Final = 512
 _UNLIMITED_BYTES: Final = 1 << 62
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class AbortedTransaction(NamedTuple):
@@ -88,7 +89,8 @@ class OpenTransactions:
             unreplicated.pop()
         unreplicated.append((last_offset, first_offset))
         stable = last_offset + 1 if self._first is None else self._first
-        return CompletedTransaction(producer_id, first_offset, last_offset, stable, is_aborted)
+        completed = (producer_id, first_offset, last_offset, stable, is_aborted)
+        return _new_tuple(CompletedTransaction, completed)
 
     @property
     def oldest_producer_id(self) -> int | None:
@@ -100,14 +102,19 @@ class OpenTransactions:
         """Number of ended transactions that still limit the first unstable offset."""
         return len(self._unreplicated)
 
+    def forget_stable(self, high_watermark: int) -> None:
+        """Forget the ended transactions whose markers are below the high watermark."""
+        unreplicated = self._unreplicated
+        while unreplicated and unreplicated[0][0] < high_watermark:
+            unreplicated.popleft()
+
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset that is not stable; None if there is none.
 
         The high watermark never decreases between two calls.
         """
+        self.forget_stable(high_watermark)
         unreplicated = self._unreplicated
-        while unreplicated and unreplicated[0][0] < high_watermark:
-            unreplicated.popleft()
         if not unreplicated:
             return self._first
         first = unreplicated[0][1]

@@ -211,7 +211,9 @@ class ProducerStateTable:
         if entry is not None and entry.epoch == epoch:
             if entry.transaction_first_offset != NO_OFFSET:
                 return
-            if entry.find_duplicate(epoch, header.base_sequence, header.last_sequence):
+            batches, first = entry.batches, header.base_sequence
+            is_next = not batches or first == (batches[-1].last_sequence + 1) & _SEQUENCE_MASK
+            if not is_next and entry.find_duplicate(epoch, first, header.last_sequence):
                 return
         self.verifications.check(header, verification)
         if (
@@ -289,9 +291,8 @@ class ProducerStateTable:
                 self.transactions.begin(first_offset, producer_id)
             if self.verifications.pending:
                 ended = self.verifications.end(producer_id)
-                entry.has_own_epoch = entry.has_own_epoch or (
-                    ended is not None and ended.has_own_epoch
-                )
+                if ended is not None and ended.has_own_epoch:
+                    entry.has_own_epoch = True
 
     def end_transaction(
         self,
@@ -306,7 +307,8 @@ class ProducerStateTable:
         no open transaction.
         """
         producer_id = header.producer_id
-        self.verifications.end(producer_id)
+        if self.verifications.pending:
+            self.verifications.end(producer_id)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self._add(producer_id, header.producer_epoch)
