@@ -6,7 +6,7 @@ or slow to validate, a flush that the topic requires before the response, a part
 append in progress. Both ways validate batches by the same rules.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Protocol
@@ -33,15 +33,20 @@ from dataplane.handlers.produce_outcome import (
     unchanged,
 )
 from dataplane.handlers.produce_transactions import (
+    FIRST_THAT_ADDS as _ADDS_SINCE,
+)
+from dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.handlers.produce_transactions import (
-    FastTransaction,
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
+    begin_confirmed,
+    confirmed_here,
     is_transactional,
     look_for_transaction,
+    producer_of,
     verify,
     verify_now,
 )
@@ -154,7 +159,8 @@ def handle_produce_fast(
         return None
     now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
     todo: list[tuple[Partition, memoryview, Verification | None]] = []
-    transaction: FastTransaction | None = None
+    producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
+    confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
     for index, records in asked:
         partition = hosted.get(index)
         if (
@@ -168,13 +174,20 @@ def handle_produce_fast(
             return None
         verified = None
         if is_transactional(records):
-            if transactional_id is None:
+            producer_id, epoch, sequence = producer_of(records)
+            if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
-            if transaction is None:
-                transaction = FastTransaction(worker, transactional_id, version, now_ms)
-            may_append, verified = transaction.look(partition, records)
-            if not may_append:
-                return None
+            producer, adds = (producer_id, epoch), version >= _ADDS_SINCE
+            if not partition.log.producers.is_verified(producer_id, epoch, has_own_epoch=adds):
+                if adds:
+                    return None
+                if confirmed is None:
+                    confirmed = confirmed_here(worker, transactional_id, producer_id, epoch)
+                verified = begin_confirmed(
+                    partition, confirmed, producer_id, epoch, sequence, now_ms
+                )
+                if verified is None:
+                    return None
         todo.append((partition, records, verified))
     appended: list[Appended] = []
     doubts: list[Refusal] = []

@@ -119,58 +119,44 @@ class ProduceTransaction:
         return self.places.get(place)
 
 
-class FastTransaction:
-    """The transaction of a produce request that may be appended at once.
+def confirmed_here(
+    worker: VerifiesWithoutWait, encoded_id: memoryview, producer_id: int, epoch: int
+) -> Collection[Place]:
+    """Return the partitions of the transaction if its coordinator is in this worker.
 
     What is not certain, errors included, is left to `look_for_transaction`.
     """
+    if producer_id < 0 or not worker.verifies_transactions:
+        return ()
+    try:
+        transactional_id = str(encoded_id, "utf-8")
+    except UnicodeDecodeError:
+        return ()
+    return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
 
-    __slots__ = ("_confirmed", "_encoded_id", "_now_ms", "_producer", "_version", "_worker")
 
-    def __init__(
-        self, worker: VerifiesWithoutWait, encoded_id: memoryview, version: int, now_ms: int
-    ) -> None:
-        self._worker = worker
-        self._encoded_id = encoded_id
-        self._version = version
-        self._now_ms = now_ms
-        self._producer: tuple[int, int] | None = None
-        # Partitions of the transaction, from its coordinator; looked up once for all of them.
-        self._confirmed: Collection[Place] | None = None
+def begin_confirmed(
+    partition: Partition,
+    confirmed: Collection[Place],
+    producer_id: int,
+    epoch: int,
+    sequence: int,
+    now_ms: int,
+) -> Verification | None:
+    """Begin the verification of a first batch, which has succeeded if the partition is confirmed.
 
-    def look(self, partition: Partition, records: memoryview) -> tuple[bool, Verification | None]:
-        """Return whether a batch may be appended at once, and what that relies on."""
-        producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
-        if self._producer is None:
-            self._producer = producer_id, epoch
-        elif self._producer != (producer_id, epoch):
-            return False, None
-        producers, adds = partition.log.producers, self._version >= FIRST_THAT_ADDS
-        if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
-            return True, None
-        confirmed = self._confirmed
-        if confirmed is None:
-            confirmed = self._confirmed = self._ask(producer_id, epoch)
-        if (partition.topic, partition.index) not in confirmed or not partition.is_served:
-            return False, None
-        entry = producers.entries.get(producer_id)
-        if entry is not None and epoch < entry.epoch:
-            return False, None
-        try:
-            return True, producers.verifications.begin(producer_id, epoch, sequence, self._now_ms)
-        except KafkaError:
-            return False, None
-
-    def _ask(self, producer_id: int, epoch: int) -> Collection[Place]:
-        """Return the partitions that a coordinator in this worker confirms for this request."""
-        worker = self._worker
-        if self._version >= FIRST_THAT_ADDS or producer_id < 0 or not worker.verifies_transactions:
-            return ()
-        try:
-            transactional_id = str(self._encoded_id, "utf-8")
-        except UnicodeDecodeError:
-            return ()
-        return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
+    Nothing happens between the coordinator's answer and the append. None: as in `confirmed_here`.
+    """
+    if (partition.topic, partition.index) not in confirmed or not partition.is_served:
+        return None
+    producers = partition.log.producers
+    entry = producers.entries.get(producer_id)
+    if entry is not None and epoch < entry.epoch:
+        return None
+    try:
+        return producers.verifications.begin(producer_id, epoch, sequence, now_ms)
+    except KafkaError:
+        return None
 
 
 def verify_now(

@@ -435,7 +435,11 @@ class Partition:
         Its log has the records that it appended since then: those below the high watermark are
         committed.
         """
-        return self.is_served and self.leading_since <= leader_epoch
+        return (
+            self.leader_id == self.worker_id
+            and self.offline is None
+            and self.leading_since <= leader_epoch
+        )
 
     def _lead(self, state: PartitionImage, *, anew: bool) -> None:
         context = self._context

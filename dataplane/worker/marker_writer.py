@@ -169,7 +169,7 @@ class MarkerWriter:
                 partition.leader_state is not None
                 or not partition.is_served
                 or partition.appending.locked()
-                or log.config.flush_messages <= log.unflushed_records + 1
+                or partition.config.log.flush_messages <= log.unflushed_records + 1
             ):
                 return None
             partitions.append(partition)
