@@ -640,6 +640,9 @@ class Partition:
 
         `high_watermark` is the one before it advanced over `new_bytes`.
         """
+        transactions = self.log.producers.transactions
+        if transactions is not None and transactions.are_held_at(high_watermark):
+            return  # a batch while others' transactions are open: nearly all batches
         # Nothing that was appended since changes the answer for that high watermark.
         before = self._stable_offset(high_watermark)
         if self.last_stable_offset > before:

@@ -102,6 +102,13 @@ class OpenTransactions:
         """Number of ended transactions that still limit the first unstable offset."""
         return len(self._unreplicated)
 
+    def are_held_at(self, offset: int) -> bool:
+        """Return whether a transaction that is still open began at or before `offset`.
+
+        No marker may be unreplicated: then an append leaves the first unstable offset as it was.
+        """
+        return self._first is not None and self._first <= offset and not self._unreplicated
+
     def forget_stable(self, high_watermark: int) -> None:
         """Forget the ended transactions whose markers are below the high watermark."""
         unreplicated = self._unreplicated
