@@ -188,7 +188,7 @@ class CoordinatorRuntime(Generic[S]):
             done(outcome)
         self._arm(hosted)
 
-    def commit(self, index: int, write: Write[T]) -> T | ErrorCode | Asked[T]:
+    def commit(self, index: int, write: Write[T], now_ms: int) -> T | ErrorCode | Asked[T]:
         """Write records that an operation on `shard(index)` has returned in this step.
 
         Return the answer if it holds now, as for most writes to a partition with a single replica;
@@ -201,20 +201,19 @@ class CoordinatorRuntime(Generic[S]):
             self._write(hosted, write, asked.take, asked.take)
             self._arm(hosted)
             return asked
-        parts, partition = self._parts, hosted.partition
-        now_ms = parts.clock.now_ms()
+        clock, partition = self._parts.clock, hosted.partition
         try:
             partition.check_append(-1)
             data, header = encoded_record(records[0], partition.config, now_ms)
             end_offset = _append_batch(partition, data, header, now_ms)
         except (KafkaError, StorageError) as error:
             code = self._code_of(hosted, error)
-            hosted.shard.refused(records, parts.clock.monotonic())
+            hosted.shard.refused(records, clock.monotonic())
             self._settle(hosted)
             self._arm(hosted)
             return code
         if hosted.is_committed_at_once(end_offset):
-            hosted.shard.replay_appended(records, parts.clock.monotonic())
+            hosted.shard.replay_appended(records, clock.monotonic())
             if hosted.shard.next_due < hosted.timer_due:
                 self._arm(hosted)
             return write.answer

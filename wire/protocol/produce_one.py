@@ -153,9 +153,11 @@ def encode_one(
         rest = _pack_count(len(rows)) + b"".join(rows) + _pack_throttle_time(throttle_time_ms)
         size = 10 + len(topic) + len(rest)
         return _pack_start(size, correlation_id, 1, len(topic)) + topic + rest
-    rows = [_pack_compact(i, 0, base, time, start, 1) for i, base, time, start in appended]
-    rest = bytes((len(rows) + 1,)) + b"".join(rows) + _pack_compact_end(throttle_time_ms)
+    compact = bytearray((len(appended) + 1,))
+    for index, base, time, start in appended:
+        compact += _pack_compact(index, 0, base, time, start, 1)
+    compact += _pack_compact_end(throttle_time_ms)
     if version < FIRST_WITH_TOPIC_ID:
         topic = bytes((len(topic) + 1,)) + topic
-    size = 6 + len(topic) + len(rest)
-    return _pack_compact_start(size, correlation_id, 2) + topic + rest
+    size = 6 + len(topic) + len(compact)
+    return _pack_compact_start(size, correlation_id, 2) + topic + compact
