@@ -151,7 +151,11 @@ class CoordinatorRuntime(Generic[S]):
         Raises KafkaError (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS).
         """
         hosted = self._hosted.get(index)
-        if hosted is not None and hosted.is_active:
+        if (
+            hosted is not None
+            and hosted.state is _ACTIVE
+            and hosted.partition.leads_since(hosted.leader_epoch)
+        ):
             return hosted.shard
         return self._active(index).shard
 

@@ -113,7 +113,9 @@ class RawPartitionLookup(Protocol):
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
 
 
-class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, Protocol):
+class ProducesFast(
+    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
+):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
     @property

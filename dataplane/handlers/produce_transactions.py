@@ -53,7 +53,7 @@ _TRY_AGAIN: Final = frozenset(
 )
 
 
-class VerifiesWithoutWait(HasClock, Protocol):
+class VerifiesWithoutWait(Protocol):
     """Capability to ask the transaction coordinator of this worker about its partitions."""
 
     @property
@@ -64,7 +64,7 @@ class VerifiesWithoutWait(HasClock, Protocol):
         """The config `transaction.partition.verification.enable`."""
 
 
-class VerifiesTransactions(VerifiesWithoutWait, HasPartitions, HasImage, Protocol):
+class VerifiesTransactions(VerifiesWithoutWait, HasClock, HasPartitions, HasImage, Protocol):
     """Capability to ask transaction coordinators about the partitions that this worker leads."""
 
 
@@ -147,7 +147,11 @@ def begin_confirmed(
 
     Nothing happens between the coordinator's answer and the append. None: as in `confirmed_here`.
     """
-    if (partition.topic, partition.index) not in confirmed or not partition.is_served:
+    if (
+        (partition.topic, partition.index) not in confirmed
+        or partition.leader_id != partition.worker_id
+        or partition.offline is not None
+    ):
         return None
     producers = partition.log.producers
     entry = producers.entries.get(producer_id)

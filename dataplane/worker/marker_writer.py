@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import trio
 
+from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.markers import MARKER_BYTES
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.partition.partition import Partition
@@ -169,7 +170,10 @@ class MarkerWriter:
                 partition.leader_state is not None
                 or not partition.is_served
                 or partition.appending.locked()
-                or partition.config.log.flush_messages <= log.unflushed_records + 1
+                or (
+                    partition.config.log.flush_messages != NEVER
+                    and partition.config.log.flush_messages <= log.unflushed_records + 1
+                )
             ):
                 return None
             partitions.append(partition)

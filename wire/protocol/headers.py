@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Generator
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from wire.primitives.errors import ErrorCode, WireError
 from wire.primitives.types import BUFFERS, RecordsHole
@@ -34,24 +34,16 @@ _NEVER_FLEXIBLE: Final = 1 << 15
 _PIECES_JOINED: Final = 4096  # per step of a response that is encoded in pieces
 
 
-class RequestHeader:
+class RequestHeader(NamedTuple):
     """Header of a request."""
 
-    __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
 
-    def __init__(
-        self, api_key: int, api_version: int, correlation_id: int, client_id: str | None
-    ) -> None:
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
 
-    def __repr__(self) -> str:
-        return (
-            f"RequestHeader(api_key={self.api_key}, api_version={self.api_version}, "
-            f"correlation_id={self.correlation_id}, client_id={self.client_id!r})"
-        )
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
@@ -77,7 +69,8 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > len(frame):
         raise WireError("request header: the header is too short")
-    return RequestHeader(api_key, version, correlation_id, client_id), position
+    header = _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id))
+    return header, position
 
 
 def _header_fault(error: Exception) -> str:

@@ -120,8 +120,9 @@ class OpenTransactions:
 
         The high watermark never decreases between two calls.
         """
-        self.forget_stable(high_watermark)
         unreplicated = self._unreplicated
+        while unreplicated and unreplicated[0][0] < high_watermark:
+            unreplicated.popleft()
         if not unreplicated:
             return self._first
         first = unreplicated[0][1]
