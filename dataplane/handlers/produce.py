@@ -44,9 +44,8 @@ from dataplane.handlers.produce_transactions import (
     VerifiesWithoutWait,
     begin_confirmed,
     confirmed_here,
-    is_transactional,
     look_for_transaction,
-    producer_of,
+    transaction_of,
     verify,
     verify_now,
 )
@@ -175,8 +174,8 @@ def handle_produce_fast(
         ):
             return None
         verified = None
-        if is_transactional(records):
-            producer_id, epoch, sequence = producer_of(records)
+        if (transaction := transaction_of(records)) is not None:
+            producer_id, epoch, sequence = transaction
             if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
             producer, adds = (producer_id, epoch), version >= _ADDS_SINCE

@@ -77,6 +77,14 @@ def is_transactional(records: Buffer | None) -> bool:
     )
 
 
+def transaction_of(records: Buffer) -> tuple[int, int, int] | None:
+    """Return what `producer_of` does for a transactional batch; None for any other."""
+    if len(records) < HEADER_BYTES or not records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL:
+        return None
+    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
+    return producer_id, epoch, sequence
+
+
 def producer_of(records: Buffer) -> tuple[int, int, int]:
     """Return producer id, producer epoch and base sequence of a batch with a whole header."""
     producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)

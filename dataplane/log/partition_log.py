@@ -41,11 +41,10 @@ from dataplane.log.segments.slices import LogSlice
 from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CONTROL, HEADER_BYTES
+from wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, assign
 from wire.records.records import (
     BatchHeader,
     EndTransactionMarker,
-    assign,
     set_log_append_time,
 )
 
@@ -237,7 +236,7 @@ class PartitionLog(LocalLog):
         """Patch the batch; return the segment that takes it, and its log append time or -1."""
         offset, batch_bytes = self.log_end_offset, header.batch_bytes
         assert batch_bytes == len(records)
-        assign(records, 0, batch_bytes, offset, leader_epoch)
+        assign(records, 0, offset, batch_bytes - PREFIX_BYTES, leader_epoch)
         append_time, max_timestamp = NO_TIMESTAMP, header.max_timestamp
         if self._config.log_append_time:
             append_time = max_timestamp = now_ms

@@ -1,7 +1,7 @@
 """Request and response headers, and the encoding of whole frames for clients and servers."""
 
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from wire.primitives.errors import ErrorCode, WireError
@@ -85,6 +85,20 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
     """Return the response as a frame."""
     body = encoder(type(message), version)(message)
     return _frame_start(api, version, correlation_id, len(body)) + body
+
+
+def response_encoder(api: Api, version: int) -> Callable[[int, Message], bytes]:
+    """Return a function of correlation id and message that does what `encode_response` does."""
+    encode = encoder(api.response, version)
+    pack, start_bytes = _pack_response, 4
+    if api.response_header_version(version):
+        pack, start_bytes = _pack_flexible_response, 5
+
+    def encoded(correlation_id: int, message: Message) -> bytes:
+        body = encode(message)
+        return pack(start_bytes + len(body), correlation_id) + body
+
+    return encoded
 
 
 def encode_response_parts(
