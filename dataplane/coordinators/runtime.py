@@ -217,7 +217,7 @@ class CoordinatorRuntime(Generic[S]):
             self._arm(hosted)
             return code
         if hosted.is_committed_at_once(end_offset):
-            hosted.shard.replay_appended(records, clock.monotonic())
+            hosted.shard.replay_appended(records, clock.monotonic)
             if hosted.shard.next_due < hosted.timer_due:
                 self._arm(hosted)
             return write.answer
@@ -330,7 +330,7 @@ class CoordinatorRuntime(Generic[S]):
                 code = self._code_of(hosted, error)
             else:
                 if producer is None and hosted.is_committed_at_once(end_offset):
-                    hosted.shard.replay_appended(last.records, clock.monotonic())
+                    hosted.shard.replay_appended(last.records, clock.monotonic)
                     if committed is not None:
                         committed()
                     return None

@@ -606,7 +606,9 @@ class TransactionShard:
             else:
                 self._pending.pop(transactional_id, None)
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         for record in records:
             transition = record.decoded_key
             assert isinstance(transition, Transition)

@@ -66,10 +66,12 @@ class Register:
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         self.in_flight += len(records)
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         self.appended(records)
         for record in records:
-            self.replay(record, now)
+            self.replay(record, monotonic())
 
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         self.refused_records += records
