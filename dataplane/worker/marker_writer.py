@@ -168,7 +168,8 @@ class MarkerWriter:
             log = partition.log
             if (
                 partition.leader_state is not None
-                or not partition.is_served
+                or partition.leader_id != partition.worker_id
+                or partition.offline is not None
                 or partition.appending.locked()
                 or (
                     partition.config.log.flush_messages != NEVER

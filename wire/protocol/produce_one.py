@@ -27,7 +27,7 @@ _unpack_partition = Struct(">ii").unpack_from
 _unpack_named_start = Struct(">bhibb").unpack_from
 _unpack_id_start = Struct(">bhib16s").unpack_from
 _unpack_compact_partition = Struct(">iB").unpack_from
-_END_TAGS: Final = b"\0\0"  # empty tagged fields of the topic and of the request
+_END_BYTES: Final = 2  # empty tagged fields of the topic and of the request, a 0 each
 
 
 # acks, timeout in ms, topic name (from v13: topic id), (index, records) of each partition, and the
@@ -115,7 +115,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
             return None
         partitions.append((index, frame[at:end]))
         at = end + 1
-    if frame[at:].tobytes() != _END_TAGS:
+    if len(frame) != at + _END_BYTES or frame[at] or frame[at + 1]:
         return None
     return acks, timeout_ms, topic, partitions, transactional_id
 
