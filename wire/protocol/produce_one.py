@@ -133,6 +133,7 @@ _pack_start = Struct(">iiih").pack
 _pack_compact_start = Struct(">iixb").pack
 _pack_count = _pack_throttle_time = Struct(">i").pack
 _pack_compact_end = Struct(">xix").pack  # tags of the topic, throttle time, tags of the response
+_pack_compact_one = Struct(">Bihqqqbxxxix").pack  # number of partitions, the only one, the end
 
 
 def encode_one(
@@ -153,11 +154,13 @@ def encode_one(
         rest = _pack_count(len(rows)) + b"".join(rows) + _pack_throttle_time(throttle_time_ms)
         size = 10 + len(topic) + len(rest)
         return _pack_start(size, correlation_id, 1, len(topic)) + topic + rest
-    compact = bytearray((len(appended) + 1,))
-    for index, base, time, start in appended:
-        compact += _pack_compact(index, 0, base, time, start, 1)
-    compact += _pack_compact_end(throttle_time_ms)
+    if len(appended) == 1:
+        index, base, time, start = appended[0]
+        rest = _pack_compact_one(2, index, 0, base, time, start, 1, throttle_time_ms)
+    else:
+        rows = [_pack_compact(i, 0, base, time, start, 1) for i, base, time, start in appended]
+        rest = bytes((len(rows) + 1,)) + b"".join(rows) + _pack_compact_end(throttle_time_ms)
     if version < FIRST_WITH_TOPIC_ID:
         topic = bytes((len(topic) + 1,)) + topic
-    size = 6 + len(topic) + len(compact)
-    return _pack_compact_start(size, correlation_id, 2) + topic + compact
+    size = 6 + len(topic) + len(rest)
+    return _pack_compact_start(size, correlation_id, 2) + topic + rest
