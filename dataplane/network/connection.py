@@ -309,7 +309,11 @@ class ClientConnection:
             sent = self._connection.send_nowait(data)
             if sent < len(data):
                 pipeline.put_back(data[sent:])
-        return pipeline.is_idle and self.client.quota.mute is None and self._has_room
+        return (
+            pipeline.is_idle
+            and self.client.quota.mute is None
+            and (not (self._frames.claimed_bytes or self.reserved_bytes) or self._has_room)
+        )
 
     def _send_delayed(self) -> bool:
         pipeline = self._pipeline
