@@ -464,20 +464,26 @@ class RealConnection:
             await trio.lowlevel.wait_writable(self._socket)
 
     async def send_file(self, file: File, position: int, size: int) -> None:
-        assert isinstance(file, RealFile)
         end = position + size
         while position < end:
             count = min(end - position, SEND_FILE_SLICE_BYTES)
-            try:
-                sent = os.sendfile(self._socket.fileno(), file.fileno(), position, count)
-            except BlockingIOError:
+            sent = self.send_file_nowait(file, position, count)
+            if sent == 0:
                 await trio.lowlevel.wait_writable(self._socket)
                 continue
-            if sent == 0:
-                raise EOFError(f"{file.path} ends at byte {position}, before byte {end}")
             position += sent
             if position < end:
                 await trio.lowlevel.checkpoint()
+
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        assert isinstance(file, RealFile)
+        try:
+            sent = os.sendfile(self._socket.fileno(), file.fileno(), position, size)
+        except BlockingIOError:
+            return 0
+        if sent == 0:
+            raise EOFError(f"{file.path} ends at byte {position}, before byte {position + size}")
+        return sent
 
     def close(self) -> None:
         fd = self._socket.fileno()

@@ -310,6 +310,16 @@ class SimulatedConnection:
             if position < end:
                 await trio.lowlevel.checkpoint()
 
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        self._check()
+        environment = self._out.environment
+        if environment <= 0:
+            return self.send_nowait(b"")  # raises the error of a broken connection
+        data = file.read(min(size, environment), position)
+        if not data:
+            raise EOFError(f"{file.path} ends at {position}, before {position + size}")
+        return self.send_nowait(data)
+
     def close(self) -> None:
         self._process.check()
         self._hang_up()

@@ -500,6 +500,7 @@ class Tampered:
         self.send = inner.send
         self.send_nowait = inner.send_nowait
         self.send_file = inner.send_file
+        self.send_file_nowait = inner.send_file_nowait
         self.receive_into = inner.receive_into
         self.close = inner.close
         self._inner = inner
