@@ -25,8 +25,11 @@ from dataplane.network.unread_responses import UnreadResponses
 from dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
 from metaquorum.runtime import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
+from metaquorum.security.tls_context import client_context, server_context
 from tests.dataplane.network.test_pipeline import Handler, PlayedConnection, Setting, framed
 from tests.dataplane.serving import in_trio
+from tests.metaquorum.security.certificates import Authority
+from tests.metaquorum.security.test_tls import read_all, tls_pair
 
 FILE_BYTES: Final = 5 << 20
 CONTENT: Final = os.urandom(1 << 16) * (FILE_BYTES >> 16)
@@ -118,6 +121,11 @@ def a_segment(folder: Path) -> Iterator[Segment]:
         segment.sender.close()
         assert not segment.file.is_pinned
         segment.files.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture
@@ -355,3 +363,33 @@ async def test_a_fetch_is_answered_without_the_task(tmp_path: Path) -> None:
                 network.end()
             assert bytes(network.sent) == (b"head" + CONTENT[: 1 << 20] + b"tail") * 3
             assert network.in_task_bytes == in_task_bytes
+
+
+@in_trio
+async def test_the_rest_is_sent_where_the_step_ended_with_tls(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """OpenSSL must be given the bytes again that it has encrypted and the socket has not taken."""
+    files = authority.files("node")
+    head = CONTENT[: 4 << 20]  # more than the socket takes
+    for parts in (
+        [head, b"between", b"tail"],
+        [b"head", COPY_LIMIT_BYTES + 1, b"tail"],
+        [head, COPY_LIMIT_BYTES, COLD_READ_BYTES + 1, b"tail"],
+    ):
+        with a_segment(tmp_path) as segment:
+            asked: Parts = [
+                segment.slice(part) if isinstance(part, int) else part for part in parts
+            ]
+            whole = content(asked)
+            async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+                segment.sender.connection = ours
+                assert 0 < segment.send_nowait(asked) < len(whole)
+                async with trio.open_nursery() as nursery:
+
+                    async def send(segment: Segment = segment, asked: Parts = asked) -> None:
+                        await segment.sender.send_parts(asked)
+                        segment.sender.connection.close()
+
+                    nursery.start_soon(send)
+                    assert await read_all(theirs) == whole
