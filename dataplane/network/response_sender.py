@@ -9,6 +9,7 @@ closes.
 """
 
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from dataplane.log.segments.slices import LogSlice
@@ -24,6 +25,8 @@ COLD_READ_BYTES: Final = 1 << 20
 # Bytes of a response with parts after which a step sends no further piece; a piece has at most
 # COLD_READ_BYTES. Sending a megabyte to a client on the same machine takes 0.3 ms.
 STEP_BYTES: Final = 2 << 20
+# Parts that a step reads between two checks of the time slice.
+PARTS_PER_LOOK: Final = 256
 
 
 class ResponseSender:
@@ -111,12 +114,11 @@ class ResponseSender:
         file of a large slice was removed or ends before it, StorageError if it cannot be opened.
         """
         sent_bytes, may_continue = 0, True
-        while parts and may_continue and sent_bytes < limit_bytes:
+        while parts and may_continue and sent_bytes < limit_bytes and not slicer.is_over:
             first = parts[0]
             if isinstance(first, LogSlice) and first.size_bytes > COPY_LIMIT_BYTES:
-                count = self._send_slice_nowait(first, limit_bytes - sent_bytes, slicer)
-                may_continue = count == first.size_bytes
-                parts[:1] = [] if may_continue else [first.after(count)]
+                count, may_continue = self._send_piece_nowait(first)
+                parts[:1] = [] if count == first.size_bytes else [first.after(count)]
             else:
                 count, may_continue = self._send_copied_nowait(parts)
             sent_bytes += count
@@ -129,7 +131,7 @@ class ResponseSender:
         """
         pieces: list[bytes] = []
         left_bytes = SEND_AT_BYTES
-        for part in parts:
+        for part in islice(parts, PARTS_PER_LOOK):
             piece = part if isinstance(part, bytes) else _copied(part)
             if piece is None:
                 break
@@ -137,31 +139,31 @@ class ResponseSender:
             left_bytes -= len(piece)
             if left_bytes < 0:
                 break
+        if not pieces:
+            return 0, False
+        self._unpin()
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         sent = self.connection.send_nowait(data) if data else 0
         parts[: len(pieces)] = [data[sent:]] if sent < len(data) else []
-        return sent, bool(pieces) and sent == len(data)
+        return sent, sent == len(data)
 
-    def _send_slice_nowait(self, part: LogSlice, limit_bytes: int, slicer: TimeSlicer) -> int:
-        """Send a prefix of the slice and return its size; pin the file unless all is sent."""
+    def _send_piece_nowait(self, part: LogSlice) -> tuple[int, bool]:
+        """Send a prefix of the slice by sendfile; pin the file unless that is the whole slice.
+
+        Return the number of bytes sent, and whether more may be sent now.
+        """
         file = part.acquire()
         self._unpin()
         self._pinned = part
-        sent_bytes = 0
-        while sent_bytes < min(part.size_bytes, limit_bytes) and not slicer.is_over:
-            position = part.position + sent_bytes
-            size = min(COLD_READ_BYTES, part.size_bytes - sent_bytes)
-            if not file.is_cached(size, position):
-                break
-            count = self.connection.send_file_nowait(file, position, size)
-            if count:
-                self.sent_pieces += 1
-            sent_bytes += count
-            if count < size:
-                break
-        if sent_bytes == part.size_bytes:
+        size = min(COLD_READ_BYTES, part.size_bytes)
+        if not file.is_cached(size, part.position):
+            return 0, False
+        count = self.connection.send_file_nowait(file, part.position, size)
+        if count:
+            self.sent_pieces += 1
+        if count == part.size_bytes:
             self._unpin()
-        return sent_bytes
+        return count, count == size
 
     async def _read_cold(self, part: LogSlice) -> bytes:
         with part.pinned() as file, part.reading():

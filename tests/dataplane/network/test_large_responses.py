@@ -20,7 +20,12 @@ from dataplane.log.segments.slices import LogSlice
 from dataplane.network.client import Client
 from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
-from dataplane.network.response_sender import COLD_READ_BYTES, STEP_BYTES, ResponseSender
+from dataplane.network.response_sender import (
+    COLD_READ_BYTES,
+    PARTS_PER_LOOK,
+    STEP_BYTES,
+    ResponseSender,
+)
 from dataplane.network.unread_responses import UnreadResponses
 from dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
 from metaquorum.runtime import Buffer, File, StorageError
@@ -286,6 +291,17 @@ def test_a_step_sends_nothing_more_after_its_time_slice(segment: Segment) -> Non
     segment.sender.connection = segment.network = Slow()
     parts: Parts = [segment.slice(FILE_BYTES)]
     assert segment.send_nowait(parts) == COLD_READ_BYTES
+
+
+def test_a_step_with_many_small_slices_ends_with_its_time_slice(segment: Segment) -> None:
+    def cpu_s() -> float:
+        segment.used_s += SLICE_CPU_S
+        return segment.used_s
+
+    segment.slicer = TimeSlicer(cpu_s)
+    parts: Parts = [segment.slice(1, position) for position in range(3 * PARTS_PER_LOOK)]
+    assert segment.send_nowait(parts) == PARTS_PER_LOOK
+    assert content(parts) == CONTENT[PARTS_PER_LOOK : 3 * PARTS_PER_LOOK]
 
 
 def test_a_step_reads_no_page_that_is_not_cached(segment: Segment) -> None:
