@@ -36,7 +36,7 @@ from tests.dataplane.serving import in_trio
 from tests.metaquorum.security.certificates import Authority
 from tests.metaquorum.security.test_tls import read_all, tls_pair
 
-FILE_BYTES: Final = 5 << 20
+FILE_BYTES: Final = 7 << 20
 CONTENT: Final = os.urandom(1 << 16) * (FILE_BYTES >> 16)
 ALL: Final = 1 << 30
 
@@ -276,10 +276,19 @@ def test_a_whole_response_is_sent_in_the_step(segment: Segment) -> None:
 def test_a_step_sends_no_more_than_its_limit(segment: Segment) -> None:
     """The task sends the rest, one piece per turn of the event loop."""
     parts: Parts = [b"head", segment.slice(FILE_BYTES)]
-    assert segment.send_nowait(parts) == 4 + STEP_BYTES
+    assert segment.send_nowait(parts) == 4 + (5 << 20)
     (rest,) = parts
     assert isinstance(rest, LogSlice)
-    assert (rest.position, rest.size_bytes) == (STEP_BYTES, FILE_BYTES - STEP_BYTES)
+    assert (rest.position, rest.size_bytes) == (5 << 20, FILE_BYTES - (5 << 20))
+
+
+def test_a_step_sends_a_usual_response_for_four_partitions(segment: Segment) -> None:
+    parts: Parts = []
+    for _ in range(4):
+        parts += [bytes(50), segment.slice(1 << 20)]
+    parts.append(b"tail")
+    assert segment.send_nowait(parts) == (4 << 20) + 4 * 50 + 4
+    assert not parts
 
 
 def test_a_step_sends_nothing_more_after_its_time_slice(segment: Segment) -> None:
