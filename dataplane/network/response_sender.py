@@ -24,10 +24,11 @@ from wire.primitives.types import RecordsHole
 COLD_READ_BYTES: Final = 1 << 20
 # Bytes after which a step sends no further piece, of COLD_READ_BYTES at most. It is more than the
 # response to a consumer of four partitions, by default 1 MiB of each, and than Linux buffers
-# (tcp_wmem). A megabyte to a client on the same machine takes 0.3 ms; the time slice is a limit, too.
+# (tcp_wmem). A megabyte to a client on the same machine takes 0.3 ms. The slice ends a step, too.
 STEP_BYTES: Final = (4 << 20) + (512 << 10)
-# Parts that a step reads between two checks of the time slice.
-PARTS_PER_LOOK: Final = 256
+# Small parts that a step sends with one call, and those after which it checks the time slice.
+PARTS_PER_SEND: Final = 256
+PARTS_PER_LOOK: Final = 16
 
 
 class ResponseSender:
@@ -115,24 +116,26 @@ class ResponseSender:
         file of a large slice was removed or ends before it, StorageError if it cannot be opened.
         """
         sent_bytes, may_continue = 0, True
-        while parts and may_continue and sent_bytes < limit_bytes and not slicer.is_over:
+        while parts and may_continue and sent_bytes < limit_bytes:
             first = parts[0]
             if isinstance(first, LogSlice) and first.size_bytes > COPY_LIMIT_BYTES:
+                if slicer.is_over:
+                    break
                 count, may_continue = self._send_piece_nowait(first)
                 parts[:1] = [] if count == first.size_bytes else [first.after(count)]
             else:
-                count, may_continue = self._send_copied_nowait(parts)
+                count, may_continue = self._send_copied_nowait(parts, slicer)
             sent_bytes += count
         return sent_bytes
 
-    def _send_copied_nowait(self, parts: Parts) -> tuple[int, bool]:
+    def _send_copied_nowait(self, parts: Parts, slicer: TimeSlicer) -> tuple[int, bool]:
         """Send bytes and small slices from the head of `parts`, with one call.
 
         Return the number of bytes sent, and whether the next part may be sent now.
         """
         pieces: list[bytes] = []
         left_bytes = SEND_AT_BYTES
-        for part in islice(parts, PARTS_PER_LOOK):
+        for part in islice(parts, PARTS_PER_SEND):
             piece = part if isinstance(part, bytes) else _copied(part)
             if piece is None:
                 break
@@ -146,7 +149,9 @@ class ResponseSender:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         sent = self.connection.send_nowait(data) if data else 0
         parts[: len(pieces)] = [data[sent:]] if sent < len(data) else []
-        return sent, sent == len(data)
+        if sent < len(data):
+            return sent, False
+        return sent, len(pieces) <= PARTS_PER_LOOK or not slicer.is_over
 
     def _send_piece_nowait(self, part: LogSlice) -> tuple[int, bool]:
         """Send a prefix of the slice by sendfile; pin the file unless that is the whole slice.

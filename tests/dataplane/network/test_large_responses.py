@@ -22,7 +22,7 @@ from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
 from dataplane.network.response_sender import (
     COLD_READ_BYTES,
-    PARTS_PER_LOOK,
+    PARTS_PER_SEND,
     STEP_BYTES,
     ResponseSender,
 )
@@ -308,9 +308,9 @@ def test_a_step_with_many_small_slices_ends_with_its_time_slice(segment: Segment
         return segment.used_s
 
     segment.slicer = TimeSlicer(cpu_s)
-    parts: Parts = [segment.slice(1, position) for position in range(3 * PARTS_PER_LOOK)]
-    assert segment.send_nowait(parts) == PARTS_PER_LOOK
-    assert content(parts) == CONTENT[PARTS_PER_LOOK : 3 * PARTS_PER_LOOK]
+    parts: Parts = [segment.slice(1, position) for position in range(3 * PARTS_PER_SEND)]
+    assert segment.send_nowait(parts) == 2 * PARTS_PER_SEND  # the first check starts the slice
+    assert content(parts) == CONTENT[2 * PARTS_PER_SEND : 3 * PARTS_PER_SEND]
 
 
 def test_a_step_reads_no_page_that_is_not_cached(segment: Segment) -> None:
