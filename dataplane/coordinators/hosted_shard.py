@@ -156,7 +156,7 @@ class HostedShard(Generic[S]):
         return (
             not self.pending
             and end_offset <= self.partition.high_watermark
-            and plog.config.flush_messages > plog.unflushed_records
+            and self.partition.config.log.flush_messages > plog.log_end_offset - plog.recovery_point
         )
 
     def appended(self, batch: PendingBatch) -> None:

@@ -151,7 +151,11 @@ class CoordinatorRuntime(Generic[S]):
         Raises KafkaError (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS).
         """
         hosted = self._hosted.get(index)
-        if hosted is not None and hosted.is_active:
+        if (
+            hosted is not None
+            and hosted.state is _ACTIVE
+            and hosted.partition.leads_since(hosted.leader_epoch)
+        ):
             return hosted.shard
         return self._active(index).shard
 
@@ -188,7 +192,7 @@ class CoordinatorRuntime(Generic[S]):
             done(outcome)
         self._arm(hosted)
 
-    def commit(self, index: int, write: Write[T]) -> T | ErrorCode | Asked[T]:
+    def commit(self, index: int, write: Write[T], now_ms: int) -> T | ErrorCode | Asked[T]:
         """Write records that an operation on `shard(index)` has returned in this step.
 
         Return the answer if it holds now, as for most writes to a partition with a single replica;
@@ -201,20 +205,19 @@ class CoordinatorRuntime(Generic[S]):
             self._write(hosted, write, asked.take, asked.take)
             self._arm(hosted)
             return asked
-        parts, partition = self._parts, hosted.partition
-        now_ms = parts.clock.now_ms()
+        clock, partition = self._parts.clock, hosted.partition
         try:
             partition.check_append(-1)
             data, header = encoded_record(records[0], partition.config, now_ms)
             end_offset = _append_batch(partition, data, header, now_ms)
         except (KafkaError, StorageError) as error:
             code = self._code_of(hosted, error)
-            hosted.shard.refused(records, parts.clock.monotonic())
+            hosted.shard.refused(records, clock.monotonic())
             self._settle(hosted)
             self._arm(hosted)
             return code
         if hosted.is_committed_at_once(end_offset):
-            hosted.shard.replay_appended(records, parts.clock.monotonic())
+            hosted.shard.replay_appended(records, clock.monotonic)
             if hosted.shard.next_due < hosted.timer_due:
                 self._arm(hosted)
             return write.answer
@@ -327,7 +330,7 @@ class CoordinatorRuntime(Generic[S]):
                 code = self._code_of(hosted, error)
             else:
                 if producer is None and hosted.is_committed_at_once(end_offset):
-                    hosted.shard.replay_appended(last.records, clock.monotonic())
+                    hosted.shard.replay_appended(last.records, clock.monotonic)
                     if committed is not None:
                         committed()
                     return None
@@ -593,6 +596,6 @@ class CoordinatorRuntime(Generic[S]):
 
 def _append_batch(partition: Partition, data: bytearray, header: BatchHeader, now_ms: int) -> int:
     """Append one batch; return its end offset. Raises KafkaError or StorageError."""
-    result = partition.log.append(data, (header,), partition.leader_epoch, now_ms)
+    result = partition.log.append(data, header, partition.leader_epoch, now_ms)
     partition.appended(len(data))
     return result.last_offset + 1

@@ -74,10 +74,12 @@ class Shard(Protocol):
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         """Note records that were appended and will be replayed, unless the leadership ends."""
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         """Apply records that were committed by their append: the same as `appended` and `replay`.
 
-        So are those of a partition with a single replica.
+        So are those of a partition with a single replica. `monotonic` returns the time.
         """
 
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:

@@ -208,11 +208,12 @@ class FetchReader:
 
     def _read(self, asked: FetchPartition, partition: Partition) -> PartitionData:
         log = partition.log
+        stable_offset = partition.last_stable_offset
         answer = PartitionData(
             partition_index=asked.partition,
             error_code=0,
             high_watermark=partition.high_watermark,
-            last_stable_offset=partition.last_stable_offset,
+            last_stable_offset=stable_offset,
             log_start_offset=log.log_start_offset,
             aborted_transactions=[] if self.is_committed else None,
             records=b"",
@@ -222,7 +223,7 @@ class FetchReader:
             answer.diverging_epoch = diverging
             answer.aborted_transactions = None
             return answer
-        end_offset = self.end_offset(partition)
+        end_offset = stable_offset if self.is_committed else self.end_offset(partition)
         if self.rack and partition.leader_state is not None:
             offset = asked.fetch_offset
             nearest = nearest_replica(partition, self.rack, offset, self.worker.image)

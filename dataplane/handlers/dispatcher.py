@@ -51,10 +51,10 @@ from dataplane.worker.context import Request, Worker
 from wire.protocol.apis import APIS, Api, ApiKey
 from wire.protocol.headers import (
     decode_request_header,
-    encode_response,
     encode_response_in_pieces,
     encode_response_parts,
     encode_unsupported_api_versions,
+    response_encoder,
 )
 from wire.schema.codec import decoder, decoder_in_pieces
 from wire.schema.message import Message, Struct
@@ -156,14 +156,16 @@ class Route:
         self.decode = decoder(api.request, version)
         self.decode_in_pieces = decoder_in_pieces(api.request, version)
         self.has_throttle_time = hasattr(api.response(), "throttle_time_ms")
-        self._encode: Callable[[Api, int, int, Message], Reply] = (
-            encode_response_parts if api.key == ApiKey.FETCH else encode_response
+        self._encode: Callable[[int, Message], Reply] = (
+            partial(encode_response_parts, api, version)
+            if api.key == ApiKey.FETCH
+            else response_encoder(api, version)
         )
 
     def reply(self, correlation_id: int, answer: Answer) -> Reply:
         if answer is None:
             return None
-        return self._encode(self.api, self.version, correlation_id, answer)
+        return self._encode(correlation_id, answer)
 
     def reply_in_pieces(self, correlation_id: int, answer: Answer) -> Work[Reply]:
         if answer is None:

@@ -6,7 +6,7 @@ or slow to validate, a flush that the topic requires before the response, a part
 append in progress. Both ways validate batches by the same rules.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Protocol
@@ -33,16 +33,19 @@ from dataplane.handlers.produce_outcome import (
     unchanged,
 )
 from dataplane.handlers.produce_transactions import (
+    FIRST_THAT_ADDS as _ADDS_SINCE,
+)
+from dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
 from dataplane.handlers.produce_transactions import (
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
-    is_transactional,
+    begin_confirmed,
+    confirmed_here,
     look_for_transaction,
-    producer_of,
-    verified_fast,
+    transaction_of,
     verify,
     verify_now,
 )
@@ -109,7 +112,9 @@ class RawPartitionLookup(Protocol):
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
 
 
-class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, Protocol):
+class ProducesFast(
+    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
+):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
     @property
@@ -153,30 +158,38 @@ def handle_produce_fast(
     hosted = worker.replica_manager.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
+    now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
     todo: list[tuple[Partition, memoryview, Verification | None]] = []
     producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
+    confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
     for index, records in asked:
         partition = hosted.get(index)
         if (
             partition is None
             or partition.is_internal
-            or partition.log.config.flush_messages != NEVER
-            or _must_wait(worker, partition, records)
+            or partition.config.log.flush_messages != NEVER
+            or len(records) > inline_bytes
+            or partition.appending.locked()
+            or is_slow(partition.config, records)
         ):
             return None
         verified = None
-        if is_transactional(records):
-            producer_id, epoch, _ = producer_of(records)
+        if (transaction := transaction_of(records)) is not None:
+            producer_id, epoch, sequence = transaction
             if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
-            producer = producer_id, epoch
-            may_append, verified = verified_fast(
-                worker, transactional_id, partition, records, version
-            )
-            if not may_append:
-                return None
+            producer, adds = (producer_id, epoch), version >= _ADDS_SINCE
+            if not partition.log.producers.is_verified(producer_id, epoch, has_own_epoch=adds):
+                if adds:
+                    return None
+                if confirmed is None:
+                    confirmed = confirmed_here(worker, transactional_id, producer_id, epoch)
+                verified = begin_confirmed(
+                    partition, confirmed, producer_id, epoch, sequence, now_ms
+                )
+                if verified is None:
+                    return None
         todo.append((partition, records, verified))
-    now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
@@ -335,7 +348,12 @@ def _append(
             raise KafkaError(ErrorCode.INVALID_RECORD, "produce without a record batch")
         assert isinstance(records, memoryview)
         verified = None if transaction is None else transaction.verification_of(partition)
-        if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
+        if (
+            partition.config.log.flush_messages == 1
+            or len(records) > worker.inline_append_bytes
+            or partition.appending.locked()
+            or is_slow(partition.config, records)
+        ):
             partition.check_append(acks)
             header = produced_batch(records, version)
             _check_size(partition, header)
@@ -363,15 +381,6 @@ def _place(partition: Partition, version: int) -> Place:
     return (partition.topic_id if by_id else partition.topic), partition.index
 
 
-def _must_wait(worker: AppendLimit, partition: Partition, records: memoryview) -> bool:
-    """Return whether an append is too large or slow to do in place, or has to wait for another."""
-    return (
-        len(records) > worker.inline_append_bytes
-        or partition.appending.locked()
-        or is_slow(partition.config, records)
-    )
-
-
 def _append_now(
     partition: Partition,
     records: memoryview,
@@ -390,14 +399,15 @@ def _append_now(
     is_plain = header is not None
     if header is None:
         header = produced_batch(records, version)
-    _check_size(partition, header)
+    if header.batch_bytes > partition.config.max_message_bytes:
+        _check_size(partition, header)
     if client.rejected is not None:
         _check_turn(client, _place(partition, version), partition.log.producers, header)
     if not is_plain:
         _, header = validated(records, header, partition.config, partition, now_ms)
     if header.attributes & TRANSACTIONAL:
         partition.log.producers.check_verified(header, verified)
-    result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
+    result = partition.log.append(records, header, partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
     return result
@@ -496,7 +506,7 @@ async def _append_slowly(
                 plog.producers.check_verified(header, verified)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
-                worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()
+                worker.disk, batch, header, leader_epoch, worker.clock.now_ms()
             )
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)

@@ -11,7 +11,7 @@ From version 12 on, the question adds the partition to the transaction: that is 
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
@@ -53,7 +53,7 @@ _TRY_AGAIN: Final = frozenset(
 )
 
 
-class VerifiesWithoutWait(HasClock, Protocol):
+class VerifiesWithoutWait(Protocol):
     """Capability to ask the transaction coordinator of this worker about its partitions."""
 
     @property
@@ -64,7 +64,7 @@ class VerifiesWithoutWait(HasClock, Protocol):
         """The config `transaction.partition.verification.enable`."""
 
 
-class VerifiesTransactions(VerifiesWithoutWait, HasPartitions, HasImage, Protocol):
+class VerifiesTransactions(VerifiesWithoutWait, HasClock, HasPartitions, HasImage, Protocol):
     """Capability to ask transaction coordinators about the partitions that this worker leads."""
 
 
@@ -75,6 +75,14 @@ def is_transactional(records: Buffer | None) -> bool:
         and len(records) >= HEADER_BYTES
         and records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL != 0
     )
+
+
+def transaction_of(records: Buffer) -> tuple[int, int, int] | None:
+    """Return what `producer_of` does for a transactional batch; None for any other."""
+    if len(records) < HEADER_BYTES or not records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL:
+        return None
+    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
+    return producer_id, epoch, sequence
 
 
 def producer_of(records: Buffer) -> tuple[int, int, int]:
@@ -119,37 +127,48 @@ class ProduceTransaction:
         return self.places.get(place)
 
 
-def verified_fast(
-    worker: VerifiesWithoutWait,
-    encoded_id: memoryview,
-    partition: Partition,
-    records: memoryview,
-    version: int,
-) -> tuple[bool, Verification | None]:
-    """Return whether a transactional batch may be appended at once, and what that relies on.
+def confirmed_here(
+    worker: VerifiesWithoutWait, encoded_id: memoryview, producer_id: int, epoch: int
+) -> Collection[Place]:
+    """Return the partitions of the transaction if its coordinator is in this worker.
 
     What is not certain, errors included, is left to `look_for_transaction`.
     """
-    producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
-    producers, adds = partition.log.producers, version >= FIRST_THAT_ADDS
-    if producers.is_verified(producer_id, epoch, has_own_epoch=adds):
-        return True, None
-    if adds or producer_id < 0 or not worker.verifies_transactions or not partition.is_served:
-        return False, None
-    entry = producers.entries.get(producer_id)
-    if entry is not None and epoch < entry.epoch:
-        return False, None
+    if producer_id < 0 or not worker.verifies_transactions:
+        return ()
     try:
         transactional_id = str(encoded_id, "utf-8")
-        verification = producers.verifications.begin(
-            producer_id, epoch, sequence, worker.clock.now_ms()
-        )
-    except (KafkaError, UnicodeDecodeError):
-        return False, None
-    place = partition.topic, partition.index
-    if not worker.transaction_verifier.is_verified(transactional_id, producer_id, epoch, place):
-        return False, None
-    return True, verification
+    except UnicodeDecodeError:
+        return ()
+    return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
+
+
+def begin_confirmed(
+    partition: Partition,
+    confirmed: Collection[Place],
+    producer_id: int,
+    epoch: int,
+    sequence: int,
+    now_ms: int,
+) -> Verification | None:
+    """Begin the verification of a first batch, which has succeeded if the partition is confirmed.
+
+    Nothing happens between the coordinator's answer and the append. None: as in `confirmed_here`.
+    """
+    if (
+        (partition.topic, partition.index) not in confirmed
+        or partition.leader_id != partition.worker_id
+        or partition.offline is not None
+    ):
+        return None
+    producers = partition.log.producers
+    entry = producers.entries.get(producer_id)
+    if entry is not None and epoch < entry.epoch:
+        return None
+    try:
+        return producers.verifications.begin(producer_id, epoch, sequence, now_ms)
+    except KafkaError:
+        return None
 
 
 def verify_now(

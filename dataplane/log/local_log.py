@@ -232,18 +232,29 @@ class LocalLog:
         assert not self._writing
         if self._failure is not None:
             raise StorageError(self._failure)
-        if not self._folder.is_made:
-            self._folder.make(self.topic_id)
-        self._folder.write_epochs()
+        folder = self._folder
+        if not folder.is_made:
+            folder.make(self.topic_id)
+        if folder.has_new_epochs:
+            folder.write_epochs()
         if self._tail_dirty:
             self._clean_tail()
         active = self._segments.active
         config = self._config
-        size_after = active.size_bytes + size_bytes
-        if size_after > config.segment_bytes:
+        has_room = active.size_bytes + size_bytes <= config.segment_bytes
+        first = active.first_timestamp
+        if (
+            has_room
+            and not active.indexes_full
+            and last_offset - active.base_offset <= MAX_RELATIVE_OFFSET
+            and 0 <= first <= max_timestamp <= first + config.segment_ms
+            and not config.segment_jitter_ms
+        ):
+            return active  # nearly always
+        if not has_room:
             self._check_size(size_bytes)
         if active.size_bytes and (
-            size_after > config.segment_bytes
+            not has_room
             or active.indexes_full
             or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
             or self._waited_ms(active, max_timestamp, now_ms) > config.segment_ms
@@ -256,7 +267,12 @@ class LocalLog:
         return active
 
     def _check_size(self, size_bytes: int) -> None:
-        """Raise KafkaError (RECORD_LIST_TOO_LARGE) if an append is larger than a segment may be."""
+        """Raise KafkaError (RECORD_LIST_TOO_LARGE) if an append is larger than a segment may be.
+
+        A batch that was refused as too large is refused as such again, also after later ones were
+        appended: a producer that did not receive the first refusal takes
+        OUT_OF_ORDER_SEQUENCE_NUMBER for a sign that the batch is stored.
+        """
         if size_bytes > self._config.segment_bytes:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -269,7 +285,7 @@ class LocalLog:
 
         Includes the segment's part of segment.jitter.ms.
         """
-        first = active.first_timestamp
+        first = active.find_first_timestamp()
         jitter = self._config.segment_jitter_ms
         if jitter:
             # Derived from the names: it only has to differ between partitions and segments.

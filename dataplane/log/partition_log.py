@@ -5,8 +5,8 @@
 `PartitionLog` is a `LocalLog` with producer state (KIP-98), leader epochs (KIP-101) and the log
 start offset.
 
-An append reads the batch headers, patches offset and leader epoch in place, and writes once;
-the batches are otherwise unchanged. State changes only after that write has succeeded: a full disk
+An append reads the batch header, patches offset and leader epoch in place, and writes once;
+the batch is otherwise unchanged. State changes only after that write has succeeded: a full disk
 does not change the log. Bytes beyond `log_end_offset` are not part of the log, so an append may be
 written in a worker thread while reads continue.
 
@@ -43,11 +43,10 @@ from dataplane.log.segments.slices import LogSlice
 from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CONTROL, HEADER_BYTES
+from wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, assign
 from wire.records.records import (
     BatchHeader,
     EndTransactionMarker,
-    assign,
     set_log_append_time,
 )
 
@@ -57,22 +56,12 @@ _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of it
 
 
 class AppendResult(NamedTuple):
-    """Offsets of appended batches, or of their first copy if they are duplicates."""
+    """Offsets of an appended batch, or of its first copy if it is a duplicate."""
 
     first_offset: int
     last_offset: int
     log_append_time_ms: int  # -1 if records keep the timestamps of their producer
     is_duplicate: bool = False
-
-
-class _Write(NamedTuple):
-    """A checked append with its offsets and position, not written yet."""
-
-    segment: Segment
-    position: int
-    first_offset: int
-    last_offset: int
-    append_time_ms: int
 
 
 class PartitionLog(LocalLog):
@@ -120,27 +109,31 @@ class PartitionLog(LocalLog):
     def append(
         self,
         records: bytearray | memoryview,
-        headers: Sequence[BatchHeader],
+        header: BatchHeader,
         leader_epoch: int,
         now_ms: int,
     ) -> AppendResult:
-        """Append the batches, with offsets and `leader_epoch` patched into `records`.
+        """Append the batch, with its offset and `leader_epoch` patched into `records`.
 
-        `records` are the bytes of the batches of `headers` without gaps, each checked by
-        `wire.records.records.check_batch`. For duplicates of batches in the log, the result has
-        the offsets of those. Nothing is appended if this raises KafkaError
-        (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE,
-        RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only full).
+        `records` are the bytes of the batch, checked by `wire.records.batches.check_batch`. For a
+        duplicate of a batch in the log, the result has the offsets of that one. Nothing is appended
+        if this raises KafkaError (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
+        INVALID_TXN_STATE, RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only
+        full).
         """
-        duplicate = self._check_sequences(records, headers)
-        if duplicate is not None:
-            return self._duplicate(duplicate, headers)
-        write = self._prepare(records, headers, leader_epoch, now_ms)
         try:
-            write.segment.file.get().write(records, write.position)
+            duplicate = self.producers.check(header)
+        except KafkaError:
+            self._check_size(len(records))
+            raise
+        if duplicate is not None:
+            return self._duplicate(duplicate)
+        segment, append_time = self._prepare(records, header, leader_epoch, now_ms)
+        try:
+            segment.file.get().write(records, segment.size_bytes)
         except OSError as error:
-            raise self._undo(write, error) from error
-        return self._commit(write, records, headers, now_ms)
+            raise self._undo(segment, error) from error
+        return self._commit(segment, header, self.log_end_offset, append_time, now_ms)
 
     def append_marker(
         self, marker: TransactionMarker, leader_epoch: int, now_ms: int
@@ -152,19 +145,19 @@ class PartitionLog(LocalLog):
         """
         self.producers.check_marker(marker)
         data, header, ends = encoded(marker, now_ms)
-        batch, headers = bytearray(data), (header,)
-        write = self._prepare(batch, headers, leader_epoch, now_ms)
+        batch = bytearray(data)
+        segment, append_time = self._prepare(batch, header, leader_epoch, now_ms)
         try:
-            write.segment.file.get().write(batch, write.position)
+            segment.file.get().write(batch, segment.size_bytes)
         except OSError as error:
-            raise self._undo(write, error) from error
-        return self._commit(write, batch, headers, now_ms, marker=ends)
+            raise self._undo(segment, error) from error
+        return self._commit(segment, header, self.log_end_offset, append_time, now_ms, ends)
 
     async def append_beside(
         self,
         disk: Disk,
         records: bytearray | memoryview,
-        headers: Sequence[BatchHeader],
+        header: BatchHeader,
         leader_epoch: int,
         now_ms: int,
     ) -> AppendResult:
@@ -172,30 +165,35 @@ class PartitionLog(LocalLog):
 
         Reads may continue meanwhile; other appends, rolls and truncations must wait.
         """
-        duplicate = self._check_sequences(records, headers)
+        try:
+            duplicate = self.producers.check(header)
+        except KafkaError:
+            self._check_size(len(records))
+            raise
         if duplicate is not None:
-            return self._duplicate(duplicate, headers)
-        write = self._prepare(records, headers, leader_epoch, now_ms)
+            return self._duplicate(duplicate)
+        segment, append_time = self._prepare(records, header, leader_epoch, now_ms)
+        position = segment.size_bytes
         try:
             self._writing = True
-            with write.segment.file.pinned() as file:
-                await disk.run(lambda: file.write(records, write.position))
+            with segment.file.pinned() as file:
+                await disk.run(lambda: file.write(records, position))
         except OSError as error:
-            raise self._undo(write, error) from error
+            raise self._undo(segment, error) from error
         except BaseException:  # cancelled before the write began
             self._tail_dirty = True
             raise
         finally:
             self._writing = False
-        return self._commit(write, records, headers, now_ms)
+        return self._commit(segment, header, self.log_end_offset, append_time, now_ms)
 
     def append_as_follower(
         self, records: bytearray | memoryview | bytes, headers: Sequence[BatchHeader], now_ms: int
     ) -> AppendResult:
         """Append the batches with the offsets and leader epochs in their headers.
 
-        Raises CORRUPT_MESSAGE unless both ascend, the offsets from `log_end_offset` on; gaps are
-        allowed.
+        `records` are the bytes of the batches of `headers` without gaps. Raises CORRUPT_MESSAGE
+        unless both ascend, the offsets from `log_end_offset` on; gaps are allowed.
         """
         next_offset = self.log_end_offset
         for header in headers:
@@ -216,68 +214,52 @@ class PartitionLog(LocalLog):
         except StorageError:
             self._forget_epochs_of_unwritten()
             raise
-        write = _Write(segment, segment.size_bytes, headers[0].base_offset, next_offset - 1, -1)
+        position = segment.size_bytes
         try:
-            segment.file.get().write(records, write.position)
+            segment.file.get().write(records, position)
         except OSError as error:
-            raise self._undo(write, error) from error
-        return self._commit(write, records, headers, now_ms, as_follower=True)
+            raise self._undo(segment, error) from error
+        for header in headers:
+            ends = None
+            if header.attributes & CONTROL:
+                ends = marker_at(records, segment.size_bytes - position, header)
+            self._commit(segment, header, header.base_offset, NO_TIMESTAMP, now_ms, ends)
+        return AppendResult(headers[0].base_offset, next_offset - 1, NO_TIMESTAMP)
 
-    def _check_sequences(
-        self, records: bytearray | memoryview, headers: Sequence[BatchHeader]
-    ) -> BatchMetadata | None:
-        """Return the stored batch that these repeat, if any. Raises KafkaError.
-
-        Batches that are too large are refused as such again, also after later ones were appended:
-        a producer that did not receive the first refusal takes OUT_OF_ORDER_SEQUENCE_NUMBER for a
-        sign that they are stored.
-        """
-        try:
-            return self.producers.check(headers)
-        except KafkaError:
-            self._check_size(len(records))
-            raise
-
-    def _duplicate(self, mark: BatchMetadata, headers: Sequence[BatchHeader]) -> AppendResult:
+    def _duplicate(self, mark: BatchMetadata) -> AppendResult:
         time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP
-        first = mark.first_offset
-        count = sum(header.last_offset_delta + 1 for header in headers)
-        return AppendResult(first, first + count - 1, time, True)
+        return AppendResult(mark.first_offset, mark.last_offset, time, True)
 
     def _prepare(
         self,
         records: bytearray | memoryview,
-        headers: Sequence[BatchHeader],
+        header: BatchHeader,
         leader_epoch: int,
         now_ms: int,
-    ) -> _Write:
-        first = offset = self.log_end_offset
-        append_time = now_ms if self._config.log_append_time else NO_TIMESTAMP
-        max_timestamp = append_time
-        position = 0
-        for header in headers:
-            assign(records, position, header.batch_bytes, offset, leader_epoch)
-            if append_time >= 0:
-                set_log_append_time(records, position, header, append_time)
-            elif header.max_timestamp > max_timestamp:
-                max_timestamp = header.max_timestamp
-            position += header.batch_bytes
-            offset += header.last_offset_delta + 1
-        assert position == len(records)
-        segment = self._segment_for(position, offset - 1, max_timestamp, now_ms)
+    ) -> tuple[Segment, int]:
+        """Patch the batch; return the segment that takes it, and its log append time or -1."""
+        offset, batch_bytes = self.log_end_offset, header.batch_bytes
+        assert batch_bytes == len(records)
+        assign(records, 0, offset, batch_bytes - PREFIX_BYTES, leader_epoch)
+        append_time, max_timestamp = NO_TIMESTAMP, header.max_timestamp
+        if self._config.log_append_time:
+            append_time = max_timestamp = now_ms
+            set_log_append_time(records, 0, header, now_ms)
+        last_offset = offset + header.last_offset_delta
+        segment = self._segment_for(batch_bytes, last_offset, max_timestamp, now_ms)
         if leader_epoch != self.epochs.latest:
-            self.assign_epoch(leader_epoch, first)
+            self.assign_epoch(leader_epoch, offset)
             self.write_epochs()
-        return _new_tuple(_Write, (segment, segment.size_bytes, first, offset - 1, append_time))
+        return segment, append_time
 
-    def _undo(self, write: _Write, error: OSError) -> StorageError:
+    def _undo(self, segment: Segment, error: OSError) -> StorageError:
         self._tail_dirty = True
         self._forget_epochs_of_unwritten()
         try:
             self._clean_tail()
         except StorageError as second:
             logger.warning("%s; the next append truncates what the failed one left", second)
-        return storage_error(error, "append to", write.segment.file.path)
+        return storage_error(error, "append to", segment.file.path)
 
     def _forget_epochs_of_unwritten(self) -> None:
         """Remove leader epochs that begin within batches whose append has failed."""
@@ -286,32 +268,26 @@ class PartitionLog(LocalLog):
 
     def _commit(
         self,
-        write: _Write,
-        records: bytearray | memoryview | bytes,
-        headers: Sequence[BatchHeader],
+        segment: Segment,
+        header: BatchHeader,
+        first_offset: int,
+        append_time: int,
         now_ms: int,
-        as_follower: bool = False,
         marker: EndTransactionMarker | None = None,
     ) -> AppendResult:
-        segment, position, first_offset, last_of_all, append_time = write
-        offset = first_offset
-        for header in headers:
-            if as_follower:
-                offset = header.base_offset
-            last_offset = offset + header.last_offset_delta
-            max_timestamp = append_time if append_time >= 0 else header.max_timestamp
-            segment.note(position, header.batch_bytes, last_offset, max_timestamp)
-            if header.producer_id >= 0:
-                if header.attributes & CONTROL:
-                    ends = marker or marker_at(records, position - write.position, header)
-                    self._end_transaction(segment, header, ends, last_offset, now_ms)
-                else:
-                    self.producers.update(header, last_offset, max_timestamp, now_ms)
-            self._segments.note(last_offset, position)
-            position += header.batch_bytes
-            offset = last_offset + 1
-        self.log_end_offset = offset
-        return _new_tuple(AppendResult, (first_offset, last_of_all, append_time, False))
+        """Take the batch that was written at the end of `segment` into the state of the log."""
+        last_offset = first_offset + header.last_offset_delta
+        max_timestamp = append_time if append_time >= 0 else header.max_timestamp
+        position = segment.size_bytes
+        segment.note(header.batch_bytes, last_offset, max_timestamp)
+        if header.producer_id >= 0:
+            if header.attributes & CONTROL:
+                self._end_transaction(segment, header, marker, last_offset, now_ms)
+            else:
+                self.producers.update(header, last_offset, max_timestamp, now_ms)
+        self._segments.note(last_offset, position)
+        self.log_end_offset = last_offset + 1
+        return _new_tuple(AppendResult, (first_offset, last_offset, append_time, False))
 
     def _end_transaction(
         self,

@@ -4,8 +4,10 @@
 
 A step receives available bytes, handles the frames and sends the responses that are ready, all in a
 callback of the event loop, without scheduling the task; the responses to one read leave in one
-send. Everything that has to wait is left to the task (`_finish`): a full socket, a response that is
-not ready, a mute, the end of a time slice (the states are in `dataplane.network.pipeline`).
+send. A response with large records is sent in the step as well, as far as the socket takes it.
+Everything that has to wait is left to the task (`_finish`): a full socket, a response that is not
+ready, records that are not in the page cache, a mute, the end of a time slice (the states are in
+`dataplane.network.pipeline`).
 
 A client that has exceeded a quota first receives its response; then its connection is muted
 (`dataplane.quotas.muting`).
@@ -31,7 +33,7 @@ from dataplane.network.replies import (
     Handle,
     PendingReply,
 )
-from dataplane.network.response_sender import ResponseSender
+from dataplane.network.response_sender import STEP_BYTES, ResponseSender
 from dataplane.network.sasl_session import SaslSession
 from dataplane.network.unread_responses import UnreadResponses
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
@@ -309,7 +311,39 @@ class ClientConnection:
             sent = self._connection.send_nowait(data)
             if sent < len(data):
                 pipeline.put_back(data[sent:])
-        return pipeline.is_idle and self.client.quota.mute is None and self._has_room
+        if not pipeline.is_idle and not self._send_parts():
+            return False
+        return self.client.quota.mute is None and (
+            not (self._frames.claimed_bytes or self.reserved_bytes) or self._has_room
+        )
+
+    def _send_parts(self) -> bool:
+        """Send the first response if it has parts, handle the frames behind it, and so on.
+
+        Return whether the pipeline is idle.
+        """
+        pipeline = self._pipeline
+        left_bytes = STEP_BYTES
+        while (parts := pipeline.first_parts) is not None:
+            left_bytes -= self._sender.send_parts_nowait(parts, left_bytes, self._slicer)
+            if parts:
+                return False
+            pipeline.take_first()
+            self._handle_behind()
+            if data := pipeline.take_ready():
+                sent = self._connection.send_nowait(data)
+                if sent < len(data):
+                    pipeline.put_back(data[sent:])
+        return pipeline.is_idle
+
+    def _handle_behind(self) -> None:
+        """Handle the frames that a response with parts has held back."""
+        pipeline = self._pipeline
+        if not pipeline.has_yielded and pipeline.failure is None and self.client.quota.mute is None:
+            if self._frames.pending_bytes and self._slicer.is_over:
+                pipeline.has_yielded = True
+            else:
+                pipeline.handle_frames()
 
     def _send_delayed(self) -> bool:
         pipeline = self._pipeline

@@ -134,12 +134,18 @@ class Timers:
                 await self._clock.sleep_until(self._sleeps_until)
 
     def _call_due(self) -> bool:
-        """Call due timers, at most CALLED_AT_ONCE. Return whether more may be due."""
+        """Call due timers, at most CALLED_AT_ONCE. Return whether more may be due.
+
+        Cancelled timers before the first other one are dropped, or each would wake the task later.
+        """
         now, slicer = self._clock.monotonic(), self.slicer
         if slicer is not None:
             slicer.start()
         for _ in range(CALLED_AT_ONCE):
-            if not self._queue or self._queue[0][0] > now:
+            if not self._queue:
+                return False
+            at, _, first = self._queue[0]
+            if at > now and first.call is not None:
                 return False
             _, _, timer = heappop(self._queue)
             if timer.call is None:

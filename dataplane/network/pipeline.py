@@ -8,7 +8,8 @@ The handler returns one of four kinds of response, with these effects on later f
     bytes          once those before it are       at once
     DelayedReply   when something makes it ready  at once if it `allows_pipelining`, else after it
     PendingReply   when its coroutine has ended   after it: a slow request holds one frame
-    parts          by sendfile, piece by piece    after them: a slow reader holds one response
+    parts          by sendfile, piece by piece    once they are sent: a slow reader holds one
+                                                  response
 
 `waits_for` names the event that the connection waits for:
 
@@ -41,8 +42,7 @@ from dataplane.network.replies import (
 from wire.primitives.errors import WireError
 from wire.protocol.frames import FrameBuffer
 
-# Records up to this size are copied into the response; above it, sendfile is cheaper than the copy,
-# although it needs a task to be scheduled.
+# Records up to this size are copied into the response; above it, sendfile is cheaper than the copy.
 COPY_LIMIT_BYTES: Final = 128 * 1024
 # Ready bytes at which responses are sent, even if further frames of the same read are unhandled.
 SEND_AT_BYTES: Final = 256 * 1024
@@ -196,6 +196,12 @@ class RequestPipeline:
     def put_back(self, unsent: bytes) -> None:
         """Put back the end of the bytes of `take_ready` that the socket did not take."""
         self._ready.insert(0, unsent)
+
+    @property
+    def first_parts(self) -> Parts | None:
+        """The first response, if it has parts; None if ready bytes come before it."""
+        first = self._queue[0] if self._queue and not self._ready else None
+        return first if isinstance(first, list) else None
 
     def take_first(self) -> DelayedReply | PendingReply | Parts | None:
         """Remove and return the first response left by `take_ready`; None if the queue is empty."""

@@ -1,16 +1,34 @@
-"""Sending of responses: bytes from memory, and records from segment files by sendfile."""
+"""Sending of responses: bytes from memory, and records from segment files by sendfile.
+
+    parts -> send_parts_nowait, in a step -> parts that are left -> send_parts, in the task
+
+A step sends what the socket takes of records in the page cache. The rest stays in the list of
+parts, for the task: the socket is full, a page is not cached, or the step has sent enough. If a
+step sent a part of a slice, its file stays pinned until the task sends the rest or the connection
+closes.
+"""
 
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import Parts
 from dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadResponses
+from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
+from wire.primitives.types import RecordsHole
 
 # Bytes per read, in a worker thread, of pages that are not in the page cache.
 COLD_READ_BYTES: Final = 1 << 20
+# Bytes after which a step sends no further piece, of COLD_READ_BYTES at most. It is more than the
+# response to a consumer of four partitions, by default 1 MiB of each, and than Linux buffers
+# (tcp_wmem). A megabyte to a client on the same machine takes 0.3 ms. The slice ends a step, too.
+STEP_BYTES: Final = (4 << 20) + (512 << 10)
+# Small parts that a step sends with one call, and those after which it checks the time slice.
+PARTS_PER_SEND: Final = 256
+PARTS_PER_LOOK: Final = 16
 
 
 class ResponseSender:
@@ -28,10 +46,17 @@ class ResponseSender:
         self._disk = disk
         self._unread = unread
         self._reader: Reader | None = reader
+        self._pinned: LogSlice | None = None  # a slice that `send_parts_nowait` sent a part of
 
     def close(self) -> None:
-        """Release `reader`, which owns this object, to break the reference cycle."""
+        """Release `reader`, which owns this object, to break the reference cycle; unpin files."""
         self._reader = None
+        self._unpin()
+
+    def _unpin(self) -> None:
+        part, self._pinned = self._pinned, None
+        if part is not None:
+            part.release()
 
     async def send(self, data: Buffer, behind_bytes: int = 0) -> None:
         """Send all of `data`; `behind_bytes` of the same response in memory follow later."""
@@ -74,6 +99,7 @@ class ResponseSender:
                     await self._send_slice(part)
                     continue
                 part = part.read() if part.is_cached() else await self._read_cold(part)
+                self._unpin()
             gathered.append(part)
             gathered_bytes += len(part)
             if gathered_bytes > SEND_AT_BYTES:
@@ -81,6 +107,69 @@ class ResponseSender:
                 gathered, gathered_bytes = [], 0
         if gathered:
             await self.send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    def send_parts_nowait(self, parts: Parts, limit_bytes: int, slicer: TimeSlicer) -> int:
+        """Send a prefix of a response without waiting, and remove it from `parts`.
+
+        Return its size. It ends where the socket is full, before records that are not in the page
+        cache or cannot be read, after `limit_bytes`, or with the time slice. Raises EOFError if the
+        file of a large slice was removed or ends before it, StorageError if it cannot be opened.
+        """
+        sent_bytes, may_continue = 0, True
+        while parts and may_continue and sent_bytes < limit_bytes:
+            first = parts[0]
+            if isinstance(first, LogSlice) and first.size_bytes > COPY_LIMIT_BYTES:
+                if slicer.is_over:
+                    break
+                count, may_continue = self._send_piece_nowait(first)
+                parts[:1] = [] if count == first.size_bytes else [first.after(count)]
+            else:
+                count, may_continue = self._send_copied_nowait(parts, slicer)
+            sent_bytes += count
+        return sent_bytes
+
+    def _send_copied_nowait(self, parts: Parts, slicer: TimeSlicer) -> tuple[int, bool]:
+        """Send bytes and small slices from the head of `parts`, with one call.
+
+        Return the number of bytes sent, and whether the next part may be sent now.
+        """
+        pieces: list[bytes] = []
+        left_bytes = SEND_AT_BYTES
+        for part in islice(parts, PARTS_PER_SEND):
+            piece = part if isinstance(part, bytes) else _copied(part)
+            if piece is None:
+                break
+            pieces.append(piece)
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                break
+        if not pieces:
+            return 0, False
+        self._unpin()
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        sent = self.connection.send_nowait(data) if data else 0
+        parts[: len(pieces)] = [data[sent:]] if sent < len(data) else []
+        if sent < len(data):
+            return sent, False
+        return sent, len(pieces) <= PARTS_PER_LOOK or not slicer.is_over
+
+    def _send_piece_nowait(self, part: LogSlice) -> tuple[int, bool]:
+        """Send a prefix of the slice by sendfile; pin the file unless that is the whole slice.
+
+        Return the number of bytes sent, and whether more may be sent now.
+        """
+        file = part.acquire()
+        self._unpin()
+        self._pinned = part
+        size = min(COLD_READ_BYTES, part.size_bytes)
+        if not file.is_cached(size, part.position):
+            return 0, False
+        count = self.connection.send_file_nowait(file, part.position, size)
+        if count:
+            self.sent_pieces += 1
+        if count == part.size_bytes:
+            self._unpin()
+        return count, count == size
 
     async def _read_cold(self, part: LogSlice) -> bytes:
         with part.pinned() as file, part.reading():
@@ -93,6 +182,7 @@ class ResponseSender:
         """Send the slice by sendfile; first read pages that are not cached, in a worker thread."""
         position, end = part.position, part.position + part.size_bytes
         file = part.acquire()
+        self._unpin()
         try:
             while position < end:
                 size = min(COLD_READ_BYTES, end - position)
@@ -104,3 +194,9 @@ class ResponseSender:
                 position += size
         finally:
             part.release()
+
+
+def _copied(part: RecordsHole) -> bytes | None:
+    """Return the bytes of a small slice; None if it is large, not cached or not readable."""
+    assert isinstance(part, LogSlice)
+    return part.read_cached() if part.size_bytes <= COPY_LIMIT_BYTES else None

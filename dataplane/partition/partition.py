@@ -435,7 +435,11 @@ class Partition:
         Its log has the records that it appended since then: those below the high watermark are
         committed.
         """
-        return self.is_served and self.leading_since <= leader_epoch
+        return (
+            self.leader_id == self.worker_id
+            and self.offline is None
+            and self.leading_since <= leader_epoch
+        )
 
     def _lead(self, state: PartitionImage, *, anew: bool) -> None:
         context = self._context
@@ -489,7 +493,11 @@ class Partition:
             raise KafkaError(
                 self.leader_error(), f"this worker does not lead {self}, or its replica is offline"
             )
-        if acks == -1 and len(self.state.isr) < self.least_isr:
+        if (
+            acks == -1
+            and len(self.state.isr) < self.config.min_insync_replicas  # nearly never
+            and len(self.state.isr) < self.least_isr
+        ):
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"partition {self} has {len(self.isr)} in-sync replicas, fewer than its "
@@ -504,9 +512,12 @@ class Partition:
         """Record an append to the leader's log: notify followers, or commit a single replica's."""
         self.bytes_in += size_bytes
         if self.leader_state is None:
-            before, self.high_watermark = self.high_watermark, self.log.log_end_offset
-            if self.stable_waiters or self.log.producers.transactions is not None:
+            log, before = self.log, self.high_watermark
+            high_watermark = self.high_watermark = log.log_end_offset
+            if self.stable_waiters:
                 self._advance_stable(before, size_bytes)
+            elif (transactions := log.producers.transactions) is not None:
+                transactions.forget_stable(high_watermark)
             if self.waiters:
                 self._note(self.waiters, size_bytes)
             return
@@ -617,19 +628,21 @@ class Partition:
             new_bytes += uncommitted.popleft()[1]
         # The size of records from before the start or this leader epoch is unknown.
         new_bytes = new_bytes or UNKNOWN_BYTES
-        if self.stable_waiters or self.log.producers.transactions is not None:
+        if self.stable_waiters:
             self._advance_stable(before, new_bytes)
+        elif (transactions := self.log.producers.transactions) is not None:
+            transactions.forget_stable(high_watermark)
         if self.waiters:
             self._note(self.waiters, new_bytes)
 
     def _advance_stable(self, high_watermark: int, new_bytes: int) -> None:
-        """Forget transactions that became stable, and notify the watchers if the offset has moved.
+        """Notify the watchers if the last stable offset has moved; forget what is stable.
 
         `high_watermark` is the one before it advanced over `new_bytes`.
         """
-        if not self.stable_waiters:
-            self.log.first_unstable_offset(self.high_watermark)  # forgets them
-            return
+        transactions = self.log.producers.transactions
+        if transactions is not None and transactions.are_held_at(high_watermark):
+            return  # a batch while others' transactions are open: nearly all batches
         # Nothing that was appended since changes the answer for that high watermark.
         before = self._stable_offset(high_watermark)
         if self.last_stable_offset > before:

@@ -160,7 +160,7 @@ class Worker:
             self.transactions.add_partitions,
             runtime.clock.monotonic,
             self.transactions.verify,
-            self.transactions.is_confirmed,
+            self.transactions.confirmed,
         )
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: metrics are disabled

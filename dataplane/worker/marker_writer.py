@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import trio
 
+from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.markers import MARKER_BYTES
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.partition.partition import Partition
@@ -167,9 +168,13 @@ class MarkerWriter:
             log = partition.log
             if (
                 partition.leader_state is not None
-                or not partition.is_served
+                or partition.leader_id != partition.worker_id
+                or partition.offline is not None
                 or partition.appending.locked()
-                or log.config.flush_messages <= log.unflushed_records + 1
+                or (
+                    partition.config.log.flush_messages != NEVER
+                    and partition.config.log.flush_messages <= log.unflushed_records + 1
+                )
             ):
                 return None
             partitions.append(partition)

@@ -41,7 +41,7 @@ Codes: TypeAlias = dict[Place, ErrorCode]
 VerifyHere: TypeAlias = Callable[
     [str, int, int, Collection[Place]], Mapping[Place, ErrorCode] | None
 ]
-IsConfirmedHere: TypeAlias = Callable[[str, int, int, Place], bool]
+ConfirmedHere: TypeAlias = Callable[[str, int, int], Collection[Place]]
 
 
 class CoordinatesTransactions(Protocol):
@@ -96,16 +96,16 @@ class TransactionVerifier:
         ],
         monotonic: Callable[[], float],
         verify_here: VerifyHere | None = None,
-        is_confirmed_here: IsConfirmedHere | None = None,
+        confirmed_here: ConfirmedHere | None = None,
     ) -> None:
         """Create the verifier of one worker.
 
         `coordinator_of` returns the worker that coordinates a transactional id, or NO_WORKER;
         `add_partitions` asks the coordinator of this worker, `verify_here` does so without a wait,
-        and returns None if this worker does not coordinate the id; `is_confirmed_here` returns
-        whether it does and would find no error for one partition.
+        and returns None if this worker does not coordinate the id; `confirmed_here` returns
+        the partitions for which it then finds no error.
         """
-        self._is_confirmed_here = is_confirmed_here
+        self._confirmed_here = confirmed_here
         self._verify_here = verify_here
         self.failed_count = 0  # partitions whose verification failed
         self.times = Histogram()  # verifications of one transaction, failed ones included
@@ -117,20 +117,19 @@ class TransactionVerifier:
         self._coordinators: dict[int, _Coordinator] = {}
         self._waiting = 0
 
-    def is_verified(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
-    ) -> bool:
-        """Return whether the coordinator is in this worker and confirms the partition now.
+    def confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> Collection[Place]:
+        """Return the partitions that the coordinator confirms now, if it is in this worker.
 
-        If not, ask `verify_now` or `verify`, which then counts a failure.
+        For a partition that is not among them, ask `verify_now` or `verify`, which count failures.
         """
-        is_confirmed = self._is_confirmed_here
-        if is_confirmed is None or not is_confirmed(
-            transactional_id, producer_id, producer_epoch, place
-        ):
-            return False
-        self.times.record_none()
-        return True
+        if self._confirmed_here is None:
+            return ()
+        places = self._confirmed_here(transactional_id, producer_id, producer_epoch)
+        if places:
+            self.times.record_none()
+        return places
 
     def verify_now(
         self,

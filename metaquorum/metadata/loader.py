@@ -53,7 +53,7 @@ class MetadataLoader:
         self._image = MetadataImage.empty(cluster_id)
         # Changes that are not published yet; None: to be computed by comparing images.
         self._unpublished: MetadataDelta | None = MetadataDelta.none(self._image)
-        self._published = self._image
+        self.visible = self._image  # the image that every publisher has processed
         self._publishers: list[Publisher] = []
         self._publishing = False
         self._load: Replay | None = None
@@ -66,11 +66,6 @@ class MetadataLoader:
     def image(self) -> MetadataImage:
         """Image after all records committed and replayed on this node."""
         return self._image
-
-    @property
-    def visible(self) -> MetadataImage:
-        """Image that every publisher has processed."""
-        return self._published
 
     def register(self, publisher: Publisher) -> None:
         """Add a publisher, called after those registered before. Must be called before `run`."""
@@ -139,15 +134,15 @@ class MetadataLoader:
         self._publishing = True
         first = True
         while True:
-            while self.image is self._published and not first:
+            while self.image is self.visible and not first:
                 await self._changed.park()
             first = False
             delta, self._unpublished = self._unpublished, MetadataDelta.none(self.image)
             if delta is None:
-                delta = await difference(self._published, self.image)
+                delta = await difference(self.visible, self.image)
             for publisher in self._publishers:
                 await publisher.publish(delta, delta.image)
-            self._published = delta.image
+            self.visible = delta.image
             self._changed.unpark_all()
             await trio.lowlevel.checkpoint()
 
@@ -163,7 +158,7 @@ class MetadataLoader:
 
     async def wait_visible(self, end_offset: int) -> None:
         """Wait until every publisher has processed all records before `end_offset`."""
-        while self._published.end_offset < end_offset:
+        while self.visible.end_offset < end_offset:
             await self._changed.park()
 
 

@@ -172,8 +172,9 @@ class Connection(Protocol):
     async def pump(self, step: Callable[[], bool]) -> None:
         """Call `step()` whenever bytes may be available, until it returns False or raises.
 
-        Its error is raised here. A step may only receive, compute and `send_nowait`: it may be
-        called outside of the waiting task, which saves waking the task for each step.
+        Its error is raised here. A step may only receive, compute and send without waiting
+        (`send_nowait`, `send_file_nowait`): it may be called outside of the waiting task, which
+        saves waking the task for each step.
         """
 
     def call_soon(self, step: Callable[[], bool]) -> None:
@@ -191,6 +192,14 @@ class Connection(Protocol):
 
     async def send_file(self, file: File, position: int, size: int) -> None:
         """Send `size` bytes of a file. Raises EOFError if the file ends earlier."""
+
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        """Send a prefix of `size` bytes of a file without waiting for the peer; return its size.
+
+        Returns 0 if only `send_file` can send from this file, or if the peer takes no bytes now.
+        Raises EOFError if the file ends at `position`. Blocking unless the bytes are in the page
+        cache (`File.is_cached`).
+        """
 
     def close(self) -> None: ...
 

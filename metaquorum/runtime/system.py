@@ -43,6 +43,12 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 # Default read-ahead of Linux.
 READ_AHEAD_BYTES: Final = 128 * 1024
 _ONE_BYTE: Final = [bytearray(1)]
+# Arguments of the system call cachestat: offset and size of a range; counts, of cached pages first.
+_CACHESTAT: Final = 451
+_RANGE: Final = (ctypes.c_uint64 * 2)()
+_COUNTS: Final = (ctypes.c_uint64 * 5)()
+_RANGE_AT: Final = ctypes.addressof(_RANGE)
+_COUNTS_AT: Final = ctypes.addressof(_COUNTS)
 _FILE_MODE: Final = 0o644
 _PRIVATE_FILE_MODE: Final = 0o600
 _PRIVATE_DIR_MODE: Final = 0o700
@@ -107,12 +113,15 @@ class RealFile:
         os.fdatasync(self._fd)
 
     def is_cached(self, size: int, position: int) -> bool:
-        # Probe one byte of the first and last page, and some between: read-ahead fills the rest.
+        # Probe one byte of the first and last page, and some between: read-ahead fills the rest. If
+        # the kernel counts all pages, only the last may still be read: read-ahead ends there. A
+        # failed probe starts a read-ahead, therefore the first page comes first.
         last = position + max(size, 1) - 1
         fd = self._fd
         try:
-            for at in range(position, last // PAGE_BYTES * PAGE_BYTES, READ_AHEAD_BYTES):
-                os.preadv(fd, _ONE_BYTE, at, os.RWF_NOWAIT)
+            if size <= READ_AHEAD_BYTES or not _counts_all_pages(fd, size, position):
+                for at in range(position, last // PAGE_BYTES * PAGE_BYTES, READ_AHEAD_BYTES):
+                    os.preadv(fd, _ONE_BYTE, at, os.RWF_NOWAIT)
             os.preadv(fd, _ONE_BYTE, last, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
@@ -124,6 +133,34 @@ class RealFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+@functools.cache
+def _cachestat() -> Callable[..., int] | None:
+    """Return `syscall` of the C library if the kernel has cachestat (Linux 6.5); None otherwise.
+
+    It keeps the GIL, because cachestat does not wait, so that threads can share its buffers.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return None
+    function = ctypes.PyDLL(None, use_errno=True).syscall
+    number, at = ctypes.c_long, ctypes.c_void_p
+    function.argtypes, function.restype = (number, ctypes.c_int, at, at, ctypes.c_uint), number
+    ctypes.set_errno(0)
+    function(_CACHESTAT, -1, _RANGE_AT, _COUNTS_AT, 0)
+    # Any other error than EBADF: the kernel is older, or a container forbids the call.
+    return function if ctypes.get_errno() == errno.EBADF else None
+
+
+def _counts_all_pages(fd: int, size: int, position: int) -> bool:
+    """Return whether all pages of the range are known to be in the page cache."""
+    cachestat = _cachestat()
+    if cachestat is None:
+        return False
+    _RANGE[0], _RANGE[1] = position, size
+    if cachestat(_CACHESTAT, fd, _RANGE_AT, _COUNTS_AT, 0):
+        return False
+    return _COUNTS[0] == (position + size - 1) // PAGE_BYTES - position // PAGE_BYTES + 1
 
 
 class RealFileLock:
@@ -464,20 +501,26 @@ class RealConnection:
             await trio.lowlevel.wait_writable(self._socket)
 
     async def send_file(self, file: File, position: int, size: int) -> None:
-        assert isinstance(file, RealFile)
         end = position + size
         while position < end:
             count = min(end - position, SEND_FILE_SLICE_BYTES)
-            try:
-                sent = os.sendfile(self._socket.fileno(), file.fileno(), position, count)
-            except BlockingIOError:
+            sent = self.send_file_nowait(file, position, count)
+            if sent == 0:
                 await trio.lowlevel.wait_writable(self._socket)
                 continue
-            if sent == 0:
-                raise EOFError(f"{file.path} ends at byte {position}, before byte {end}")
             position += sent
             if position < end:
                 await trio.lowlevel.checkpoint()
+
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        assert isinstance(file, RealFile)
+        try:
+            sent = os.sendfile(self._socket.fileno(), file.fileno(), position, size)
+        except BlockingIOError:
+            return 0
+        if sent == 0:
+            raise EOFError(f"{file.path} ends at byte {position}, before byte {position + size}")
+        return sent
 
     def close(self) -> None:
         fd = self._socket.fileno()

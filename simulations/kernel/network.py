@@ -48,7 +48,7 @@ class Link:
     jitter_s: float = 0.0003
     bytes_per_s: float = 200e6
     capacity_bytes: int = 64 * 1024
-    # Share of writes that arrive in more than one piece.
+    # Share of writes that arrive in more than one piece; of sends from a file that are cut short.
     split: float = 0.2
     cut: bool = False
 
@@ -309,6 +309,20 @@ class SimulatedConnection:
             position += self.send_nowait(data)
             if position < end:
                 await trio.lowlevel.checkpoint()
+
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        self._check()
+        environment = self._out.environment
+        if environment <= 0:
+            return self.send_nowait(b"")  # raises the error of a broken connection
+        count = min(size, environment)
+        draw, link = self._net.random, self._out.link
+        if draw.random() < link.split:
+            count = draw.randint(1, count)
+        data = file.read(count, position)
+        if not data:
+            raise EOFError(f"{file.path} ends at {position}, before {position + size}")
+        return self.send_nowait(data)
 
     def close(self) -> None:
         self._process.check()

@@ -242,7 +242,7 @@ def batch_of(*values: bytes, timestamp: int = WORLD_BEGAN_MS, **options: Any) ->
 def append_unvalidated(partition: Partition, batch: bytearray) -> None:
     """Append the batch without validation, as a version that did not check records would."""
     header = parse_header(batch)
-    partition.log.append(batch, [header], partition.leader_epoch, header.max_timestamp)
+    partition.log.append(batch, header, partition.leader_epoch, header.max_timestamp)
     partition.appended(header.batch_bytes)
 
 

@@ -174,6 +174,9 @@ class FrameBuffer:
 
     def writable(self) -> memoryview:
         """Return a view for the next bytes, never empty. Invalidates earlier frames."""
+        if self._start == self._end and self._view is self._small:  # nearly always
+            self._start = self._end = 0
+            return self._view
         if self._start or self._end == len(self._view):
             self._make_room()
         return self._view[self._end :]

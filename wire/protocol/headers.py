@@ -1,8 +1,8 @@
 """Request and response headers, and the encoding of whole frames for clients and servers."""
 
 import struct
-from collections.abc import Generator
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from wire.primitives.errors import ErrorCode, WireError
 from wire.primitives.types import BUFFERS, RecordsHole
@@ -34,24 +34,16 @@ _NEVER_FLEXIBLE: Final = 1 << 15
 _PIECES_JOINED: Final = 4096  # per step of a response that is encoded in pieces
 
 
-class RequestHeader:
+class RequestHeader(NamedTuple):
     """Header of a request."""
 
-    __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
 
-    def __init__(
-        self, api_key: int, api_version: int, correlation_id: int, client_id: str | None
-    ) -> None:
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
 
-    def __repr__(self) -> str:
-        return (
-            f"RequestHeader(api_key={self.api_key}, api_version={self.api_version}, "
-            f"correlation_id={self.correlation_id}, client_id={self.client_id!r})"
-        )
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
@@ -77,7 +69,8 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > len(frame):
         raise WireError("request header: the header is too short")
-    return RequestHeader(api_key, version, correlation_id, client_id), position
+    header = _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id))
+    return header, position
 
 
 def _header_fault(error: Exception) -> str:
@@ -92,6 +85,20 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
     """Return the response as a frame."""
     body = encoder(type(message), version)(message)
     return _frame_start(api, version, correlation_id, len(body)) + body
+
+
+def response_encoder(api: Api, version: int) -> Callable[[int, Message], bytes]:
+    """Return a function of correlation id and message that does what `encode_response` does."""
+    encode = encoder(api.response, version)
+    pack, start_bytes = _pack_response, 4
+    if api.response_header_version(version):
+        pack, start_bytes = _pack_flexible_response, 5
+
+    def encoded(correlation_id: int, message: Message) -> bytes:
+        body = encode(message)
+        return pack(start_bytes + len(body), correlation_id) + body
+
+    return encoded
 
 
 def encode_response_parts(

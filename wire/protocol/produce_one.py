@@ -27,7 +27,7 @@ _unpack_partition = Struct(">ii").unpack_from
 _unpack_named_start = Struct(">bhibb").unpack_from
 _unpack_id_start = Struct(">bhib16s").unpack_from
 _unpack_compact_partition = Struct(">iB").unpack_from
-_END_TAGS: Final = b"\0\0"  # empty tagged fields of the topic and of the request
+_END_BYTES: Final = 2  # empty tagged fields of the topic and of the request, a 0 each
 
 
 # acks, timeout in ms, topic name (from v13: topic id), (index, records) of each partition, and the
@@ -115,7 +115,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
             return None
         partitions.append((index, frame[at:end]))
         at = end + 1
-    if frame[at:].tobytes() != _END_TAGS:
+    if len(frame) != at + _END_BYTES or frame[at] or frame[at + 1]:
         return None
     return acks, timeout_ms, topic, partitions, transactional_id
 
@@ -133,6 +133,7 @@ _pack_start = Struct(">iiih").pack
 _pack_compact_start = Struct(">iixb").pack
 _pack_count = _pack_throttle_time = Struct(">i").pack
 _pack_compact_end = Struct(">xix").pack  # tags of the topic, throttle time, tags of the response
+_pack_compact_one = Struct(">Bihqqqbxxxix").pack  # number of partitions, the only one, the end
 
 
 def encode_one(
@@ -153,8 +154,12 @@ def encode_one(
         rest = _pack_count(len(rows)) + b"".join(rows) + _pack_throttle_time(throttle_time_ms)
         size = 10 + len(topic) + len(rest)
         return _pack_start(size, correlation_id, 1, len(topic)) + topic + rest
-    rows = [_pack_compact(i, 0, base, time, start, 1) for i, base, time, start in appended]
-    rest = bytes((len(rows) + 1,)) + b"".join(rows) + _pack_compact_end(throttle_time_ms)
+    if len(appended) == 1:
+        index, base, time, start = appended[0]
+        rest = _pack_compact_one(2, index, 0, base, time, start, 1, throttle_time_ms)
+    else:
+        rows = [_pack_compact(i, 0, base, time, start, 1) for i, base, time, start in appended]
+        rest = bytes((len(rows) + 1,)) + b"".join(rows) + _pack_compact_end(throttle_time_ms)
     if version < FIRST_WITH_TOPIC_ID:
         topic = bytes((len(topic) + 1,)) + topic
     size = 6 + len(topic) + len(rest)

@@ -45,7 +45,7 @@ CONTROL: Final = 0x20
 DELETE_HORIZON: Final = 0x40
 
 _CODECS: Final = tuple(Codec)  # by number
-_PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
+PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
 _CRC_START: Final = 21
 _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
@@ -60,7 +60,9 @@ _UP_TO_CRC: Final = Struct(">qiibI")
 _AFTER_CRC: Final = Struct(">hiqqqhii")
 _unpack_header = _HEADER.unpack_from
 _pack_offset = Struct(">q").pack_into
-_pack_place = Struct(">qii").pack_into
+# Sets the base offset and leader epoch, which the checksum does not cover, without a Python frame:
+# assign(buffer, position, base offset, bytes of the batch - PREFIX_BYTES, leader epoch)
+assign: Final = Struct(">qii").pack_into
 _pack_crc = Struct(">I").pack_into
 _pack_attributes = Struct(">h").pack_into
 
@@ -154,7 +156,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise _headless(buffer, position) from None
     if magic != MAGIC:
         raise _wrong_magic(magic)
-    size += _PREFIX_BYTES
+    size += PREFIX_BYTES
     if size < HEADER_BYTES:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {size} bytes is too small")
     return _new_tuple(
@@ -281,17 +283,6 @@ def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
     return crc32c(memoryview(buffer)[position + _CRC_START : position + batch_bytes])
 
 
-def assign(
-    buffer: bytearray | memoryview,
-    position: int,
-    batch_bytes: int,
-    base_offset: int,
-    leader_epoch: int,
-) -> None:
-    """Set the base offset and leader epoch, which the checksum does not cover."""
-    _pack_place(buffer, position, base_offset, batch_bytes - _PREFIX_BYTES, leader_epoch)
-
-
 def set_log_append_time(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
 ) -> None:
@@ -360,7 +351,7 @@ def pack_batch(header: BatchHeader, body: bytes) -> bytearray:
     base_offset, _, leader_epoch, magic, _, *rest = header
     size_bytes = HEADER_BYTES + len(body)
     batch = bytearray(
-        _HEADER.pack(base_offset, size_bytes - _PREFIX_BYTES, leader_epoch, magic, 0, *rest)
+        _HEADER.pack(base_offset, size_bytes - PREFIX_BYTES, leader_epoch, magic, 0, *rest)
     )
     batch += body
     _pack_crc(batch, 17, batch_crc(batch, 0, size_bytes))
@@ -392,6 +383,6 @@ def pack_plain_batch(
     )
     checked += body
     batch_bytes = _CRC_START + len(checked)
-    batch = bytearray(_UP_TO_CRC.pack(0, batch_bytes - _PREFIX_BYTES, -1, MAGIC, crc32c(checked)))
+    batch = bytearray(_UP_TO_CRC.pack(0, batch_bytes - PREFIX_BYTES, -1, MAGIC, crc32c(checked)))
     batch += checked
     return batch

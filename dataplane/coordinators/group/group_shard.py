@@ -539,14 +539,16 @@ class GroupShard:
     def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
         return self.offsets.replay_marker(marker.producer_id, is_commit=marker.is_commit)
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         for record in records:
             key = record.decoded_key
             if isinstance(key, OffsetKey):
                 self.offsets.replay_appended(key, record.value)
             else:
                 self.appended((record,))
-                self.replay(record, now)
+                self.replay(record, monotonic())
 
     def _skip(self, error: MalformedRecordError) -> None:
         self.unreadable_count += 1

@@ -66,6 +66,7 @@ ANSWER_S: Final = 30.0
 RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 1.0
 NO_LEADER: Final = -1
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class WritesMarkers(Protocol):
@@ -463,12 +464,15 @@ class MarkerSender:
 
 def _appended_marker(ending: _Ending) -> TransactionMarker:
     prepared = ending.prepared
-    return TransactionMarker(
-        prepared.producer_id,
-        prepared.producer_epoch,
-        ending.shard.coordinator_epoch,
-        prepared.state is PREPARE_COMMIT,
-        prepared.client_version,
+    return _new_tuple(
+        TransactionMarker,
+        (
+            prepared.producer_id,
+            prepared.producer_epoch,
+            ending.shard.coordinator_epoch,
+            prepared.state is PREPARE_COMMIT,
+            prepared.client_version,
+        ),
     )
 
 

@@ -221,7 +221,9 @@ class TransactionCoordinator:
             outcome = operation(self.runtime.shard(index), new_id)
         except KafkaError as error:
             return error.code
-        return self.runtime.commit(index, outcome) if isinstance(outcome, Write) else outcome
+        if isinstance(outcome, Write):
+            return self.runtime.commit(index, outcome, self._parts.clock.now_ms())
+        return outcome
 
     async def _with_id(
         self,
@@ -284,14 +286,17 @@ class TransactionCoordinator:
         client_version: int = 0,
     ) -> ErrorCode | Asked[ErrorCode]:
         """Do what `add_to` does, without waiting for the commit."""
+        now_ms = self._parts.clock.now_ms()
         try:
             index = self.partition_of(transactional_id)
             outcome = self.runtime.shard(index).add_partitions(
-                transactional_id, producer, places, client_version, self._parts.clock.now_ms()
+                transactional_id, producer, places, client_version, now_ms
             )
         except KafkaError as error:
             return error.code
-        return self.runtime.commit(index, outcome) if isinstance(outcome, Write) else outcome
+        return (
+            self.runtime.commit(index, outcome, now_ms) if isinstance(outcome, Write) else outcome
+        )
 
     async def end(
         self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
@@ -306,6 +311,8 @@ class TransactionCoordinator:
         self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
     ) -> Outcome | Coroutine[Any, Any, Outcome]:
         """Do what `end` does; return a coroutine if the answer has to wait."""
+        clock = self._parts.clock
+        now_ms = clock.now_ms()
         try:
             index = self.partition_of(transactional_id)
             outcome = self.runtime.shard(index).end(
@@ -313,7 +320,7 @@ class TransactionCoordinator:
                 producer,
                 is_commit=is_commit,
                 client_version=client_version,
-                now_ms=self._parts.clock.now_ms(),
+                now_ms=now_ms,
             )
         except KafkaError as error:
             return Outcome(error.code)
@@ -321,14 +328,13 @@ class TransactionCoordinator:
         if isinstance(outcome, Write):
             self.markers.hold()
             try:
-                ended = self.runtime.commit(index, outcome)
+                ended = self.runtime.commit(index, outcome, now_ms)
             finally:
                 self.markers.release()
         else:
             ended = outcome
         if isinstance(ended, Outcome) and not ended.needs_id:
             return ended
-        now_ms = self._parts.clock.now_ms
         return self._with_id(
             index,
             lambda shard, new_id: shard.end(
@@ -336,7 +342,7 @@ class TransactionCoordinator:
                 producer,
                 is_commit=is_commit,
                 client_version=client_version,
-                now_ms=now_ms(),
+                now_ms=clock.now_ms(),
                 new_id=new_id,
             ),
             ended,
@@ -429,15 +435,15 @@ class TransactionCoordinator:
             transactional_id, Expected(producer_id, producer_epoch), places
         )
 
-    def is_confirmed(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
-    ) -> bool:
-        """Return whether this worker coordinates the id, and `verify` would find no error."""
+    def confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> Collection[Place]:
+        """Return the partitions for which `verify` finds no error; none if that returns None."""
         try:
             shard = self.runtime.shard(self.partition_of(transactional_id))
         except KafkaError:
-            return False
-        return shard.has_partition(transactional_id, producer_id, producer_epoch, place)
+            return ()
+        return shard.confirmed(transactional_id, producer_id, producer_epoch)
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> ErrorCode | Asked[ErrorCode]:
         return self.begin_add(
@@ -522,9 +528,10 @@ class TransactionCoordinator:
         """Write that the transaction is complete; a refused write is repeated by the shard."""
         if not self._is_active(shard):
             return
-        outcome = shard.complete(transactional_id, self._parts.clock.now_ms())
+        now_ms = self._parts.clock.now_ms()
+        outcome = shard.complete(transactional_id, now_ms)
         if outcome is not None:
-            self.runtime.commit(shard.index, outcome)
+            self.runtime.commit(shard.index, outcome, now_ms)
 
     def _is_active(self, shard: TransactionShard) -> bool:
         try:

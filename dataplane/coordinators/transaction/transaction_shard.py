@@ -168,7 +168,7 @@ class TransactionShard:
         self._to_resume: deque[tuple[str, Transaction]] = deque()
         self._loaded_ms = NO_TIME
         self._unwritten: dict[str, None] = {}  # completions that could not be appended
-        self._retry_at = inf
+        self.next_due = inf
         self._find_open = find_open
         self._doubtful: dict[str, None] = {}
         # Doubtful ids whose open transactions will be aborted, and where producers have them.
@@ -304,19 +304,20 @@ class TransactionShard:
             for place in places
         }
 
-    def has_partition(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, place: Place
-    ) -> bool:
-        """Return whether `verify_partitions` finds no error, in a fifth of its time."""
+    def confirmed(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> Collection[Place]:
+        """Return the partitions for which `verify_partitions` finds no error."""
         known = self.transactions.get(transactional_id)
-        return (
-            known is not None
-            and transactional_id not in self._doubtful
-            and known.producer_id == producer_id
-            and known.producer_epoch == producer_epoch
-            and known.state not in PREPARED
-            and place in known.partitions
-        )
+        if (
+            known is None
+            or transactional_id in self._doubtful
+            or known.producer_id != producer_id
+            or known.producer_epoch != producer_epoch
+            or known.state in PREPARED
+        ):
+            return ()
+        return known.partitions
 
     def _certain(self, transactional_id: str) -> Transaction | None:
         """Return the transaction, unless later records of it may be lost."""
@@ -519,16 +520,12 @@ class TransactionShard:
 
     # The shard's side of the runtime
 
-    @property
-    def next_due(self) -> float:
-        return self._retry_at
-
     def due(
         self, now: float, now_ms: int, is_over: Callable[[], bool] | None = None
     ) -> list[CoordinatorRecord]:
         """Resume what was loaded; write completions again that could not be appended."""
         records = self._abort_left_open(now_ms) if self._to_check else []
-        self._retry_at = inf
+        self.next_due = inf
         while self._to_resume:
             self._resume(*self._to_resume.popleft())
             if is_over is not None and is_over():
@@ -539,7 +536,7 @@ class TransactionShard:
             if outcome is not None:
                 records += outcome.records
         if self._unwritten or self._to_resume or (self._to_check and not self._is_searching):
-            self._retry_at = now
+            self.next_due = now
         return records
 
     def _resume(self, transactional_id: str, loaded: Transaction) -> None:
@@ -581,13 +578,13 @@ class TransactionShard:
         """Take the partitions in which producers have open transactions, by producer id."""
         self._is_searching = False
         self._left_open = places
-        self._retry_at = NOW
+        self.next_due = NOW
 
     def _check_later(self, transactional_id: str, state: State, due: float) -> None:
         """Look for open transactions of a doubtful id; its operations wait meanwhile."""
         self._pending[transactional_id] = state
         self._to_check.append(transactional_id)
-        self._retry_at = min(self._retry_at, due)
+        self.next_due = min(self.next_due, due)
 
     def appended(self, records: Sequence[CoordinatorRecord]) -> None: ...
 
@@ -599,7 +596,7 @@ class TransactionShard:
             transactional_id, after = transition
             if after is not None and after.state in COMPLETED:
                 self._unwritten[transactional_id] = None
-                self._retry_at = min(self._retry_at, now + RETRY_S)
+                self.next_due = min(self.next_due, now + RETRY_S)
             elif (
                 transactional_id in self._doubtful
                 and after is not None
@@ -609,7 +606,9 @@ class TransactionShard:
             else:
                 self._pending.pop(transactional_id, None)
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         for record in records:
             transition = record.decoded_key
             assert isinstance(transition, Transition)
@@ -690,7 +689,7 @@ class TransactionShard:
         self._is_loaded = True
         self._loaded_ms = now_ms
         if self._to_resume:
-            self._retry_at = now
+            self.next_due = now
 
     def unload(self) -> Work[None]:
         self.is_unloaded = True

@@ -44,6 +44,7 @@ _EPOCH_BUMP_SINCE: Final = 5  # EndTxn of clients with transaction.version 2
 _PRODUCER_FENCED: Final = ErrorCode.PRODUCER_FENCED
 _TOPIC_AUTHORIZATION_FAILED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _UNKNOWN_TOPIC_OR_PARTITION: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class CoordinatesTransactions(HasImage, HasSlicer, Protocol):
@@ -116,7 +117,9 @@ def _add_for_client(
         return (yield from _added(topics, {}, ErrorCode.INVALID_REQUEST))
     asked = worker.transactions.begin_add(
         message.v3_and_below_transactional_id,
-        Expected(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
+        _new_tuple(
+            Expected, (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        ),
         places,
     )
     if isinstance(asked, Asked):
@@ -186,7 +189,7 @@ def handle_end_txn(
 ) -> EndTxnResponse | Coroutine[Any, Any, EndTxnResponse]:
     ended = worker.transactions.begin_end(
         message.transactional_id,
-        Expected(message.producer_id, message.producer_epoch),
+        _new_tuple(Expected, (message.producer_id, message.producer_epoch)),
         is_commit=message.committed,
         client_version=2 if request.version >= _EPOCH_BUMP_SINCE else 0,
     )

@@ -60,13 +60,13 @@ class LogFolder:
 
     __slots__ = (
         "_epochs",
-        "_epochs_changed",
         "_is_new",
         "_names_changed",
         "_segments_changed",
         "_unsynced",
         "exists",
         "files",
+        "has_new_epochs",
         "is_made",
         "path",
         "snapshot_offsets",
@@ -85,7 +85,7 @@ class LogFolder:
         self.path = path
         self.snapshot_offsets = snapshot_offsets  # ascending
         self._epochs = epochs
-        self._epochs_changed = False
+        self.has_new_epochs = False
         self._unsynced = unsynced
         self._names_changed = bool(unsynced)
         self._segments_changed = bool(unsynced) or not is_made
@@ -96,7 +96,7 @@ class LogFolder:
 
     @property
     def is_synced(self) -> bool:
-        has_unwritten_epochs = self._epochs_changed and self.is_made
+        has_unwritten_epochs = self.has_new_epochs and self.is_made
         return not (self._unsynced or self._names_changed or has_unwritten_epochs)
 
     def take_unsynced(self) -> Unsynced:
@@ -166,13 +166,13 @@ class LogFolder:
 
     def epochs_changed(self) -> None:
         """Note that the leader epochs differ from their file; the caller calls `write_epochs`."""
-        self._epochs_changed = True
+        self.has_new_epochs = True
 
     def write_epochs(self) -> None:
         """Write the leader epochs if they have changed and the folder exists."""
-        if self._epochs_changed and self.is_made:
+        if self.has_new_epochs and self.is_made:
             self.write(EPOCH_CHECKPOINT, self._epochs.encode())
-            self._epochs_changed = False
+            self.has_new_epochs = False
 
     # Producer snapshots
 

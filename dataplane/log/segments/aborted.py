@@ -29,6 +29,7 @@ VERSION: Final = 0
 # Entries per read: 17 KiB.
 _BLOCK_ENTRIES: Final = 512
 _UNLIMITED_BYTES: Final = 1 << 62
+_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
 class AbortedTransaction(NamedTuple):
@@ -88,7 +89,8 @@ class OpenTransactions:
             unreplicated.pop()
         unreplicated.append((last_offset, first_offset))
         stable = last_offset + 1 if self._first is None else self._first
-        return CompletedTransaction(producer_id, first_offset, last_offset, stable, is_aborted)
+        completed = (producer_id, first_offset, last_offset, stable, is_aborted)
+        return _new_tuple(CompletedTransaction, completed)
 
     @property
     def oldest_producer_id(self) -> int | None:
@@ -99,6 +101,19 @@ class OpenTransactions:
     def unreplicated_count(self) -> int:
         """Number of ended transactions that still limit the first unstable offset."""
         return len(self._unreplicated)
+
+    def are_held_at(self, offset: int) -> bool:
+        """Return whether a transaction that is still open began at or before `offset`.
+
+        No marker may be unreplicated: then an append leaves the first unstable offset as it was.
+        """
+        return self._first is not None and self._first <= offset and not self._unreplicated
+
+    def forget_stable(self, high_watermark: int) -> None:
+        """Forget the ended transactions whose markers are below the high watermark."""
+        unreplicated = self._unreplicated
+        while unreplicated and unreplicated[0][0] < high_watermark:
+            unreplicated.popleft()
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset that is not stable; None if there is none.

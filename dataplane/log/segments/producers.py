@@ -19,7 +19,7 @@ Unlike in Kafka, idle producers expire by the time of their last append to this 
 timestamps of their records: a client that writes old timestamps is protected from duplicates, too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from dataplane.log.segments.aborted import CompletedTransaction, OpenTransactions
@@ -137,70 +137,32 @@ class ProducerStateTable:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def check(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
-        """Return the earlier copy of the first batch if all are duplicates; None if all are next.
+    def check(self, header: BatchHeader) -> BatchMetadata | None:
+        """Return the earlier copy of the batch if it is a duplicate; None if it is the next.
 
         Changes no state. Raises KafkaError (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER
-        or INVALID_TXN_STATE) if they are neither. A batch without a sequence is of a coordinator:
-        only its epoch is checked.
+        or INVALID_TXN_STATE) if it is neither. A batch without a sequence is of a coordinator: only
+        its epoch is checked.
         """
-        if len(headers) == 1:
-            header = headers[0]
-            if header.producer_id < 0:
-                return None
-            entry = self.entries.get(header.producer_id)
-            if entry is None:
-                return None
-            first = header.base_sequence
-            if (
-                header.producer_epoch == entry.epoch
-                and entry.batches
-                and first == (entry.batches[-1].last_sequence + 1) & _SEQUENCE_MASK
-                and (
-                    entry.transaction_first_offset == NO_OFFSET or header.attributes & TRANSACTIONAL
-                )
-            ):
-                return None  # the next sequence: nearly all batches
-            last = header.last_sequence
-            mark = entry.find_duplicate(header.producer_epoch, first, last) if first >= 0 else None
-            if mark is None:
-                is_open = entry.transaction_first_offset != NO_OFFSET
-                _check_next(header, entry.epoch, entry.last_sequence, is_open)
-            return mark
-        return self._check_several(headers)
-
-    def _check_several(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
-        ahead: dict[int, tuple[int, int, bool]] = {}
-        first: BatchMetadata | None = None
-        duplicates = 0
-        for header in headers:
-            if header.producer_id < 0:
-                continue
-            entry = self.entries.get(header.producer_id)
-            if entry is not None and header.producer_id not in ahead:
-                mark = None
-                if header.base_sequence >= 0:
-                    mark = entry.find_duplicate(
-                        header.producer_epoch, header.base_sequence, header.last_sequence
-                    )
-                if mark is not None:
-                    first = first or mark
-                    duplicates += 1
-                    continue
-                is_open = entry.transaction_first_offset != NO_OFFSET
-                ahead[header.producer_id] = (entry.epoch, entry.last_sequence, is_open)
-            before = ahead.get(header.producer_id)
-            is_open = bool(header.attributes & TRANSACTIONAL)
-            if before is not None:
-                _check_next(header, *before)
-                is_open = is_open or before[2]
-            ahead[header.producer_id] = (header.producer_epoch, header.last_sequence, is_open)
-        if 0 < duplicates < len(headers):
-            raise KafkaError(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"{duplicates} of {len(headers)} batches are duplicates, the others are not",
-            )
-        return first
+        if header.producer_id < 0:
+            return None
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            return None
+        epoch, first, batches = header.producer_epoch, header.base_sequence, entry.batches
+        is_open = entry.transaction_first_offset != NO_OFFSET
+        if (
+            epoch == entry.epoch
+            and batches
+            and first == (batches[-1].last_sequence + 1) & _SEQUENCE_MASK
+            and (not is_open or header.attributes & TRANSACTIONAL)
+        ):
+            return None  # the next sequence: nearly all batches
+        last = header.last_sequence
+        mark = entry.find_duplicate(epoch, first, last) if first >= 0 else None
+        if mark is None:
+            _check_next(header, entry.epoch, entry.last_sequence, is_open)
+        return mark
 
     def in_transaction(self, producer_id: int, epoch: int) -> bool:
         """Return whether the producer has an open transaction in this log, in this epoch."""
@@ -249,7 +211,9 @@ class ProducerStateTable:
         if entry is not None and entry.epoch == epoch:
             if entry.transaction_first_offset != NO_OFFSET:
                 return
-            if entry.find_duplicate(epoch, header.base_sequence, header.last_sequence):
+            batches, first = entry.batches, header.base_sequence
+            is_next = not batches or first == (batches[-1].last_sequence + 1) & _SEQUENCE_MASK
+            if not is_next and entry.find_duplicate(epoch, first, header.last_sequence):
                 return
         self.verifications.check(header, verification)
         if (
@@ -327,9 +291,8 @@ class ProducerStateTable:
                 self.transactions.begin(first_offset, producer_id)
             if self.verifications.pending:
                 ended = self.verifications.end(producer_id)
-                entry.has_own_epoch = entry.has_own_epoch or (
-                    ended is not None and ended.has_own_epoch
-                )
+                if ended is not None and ended.has_own_epoch:
+                    entry.has_own_epoch = True
 
     def end_transaction(
         self,
@@ -344,7 +307,8 @@ class ProducerStateTable:
         no open transaction.
         """
         producer_id = header.producer_id
-        self.verifications.end(producer_id)
+        if self.verifications.pending:
+            self.verifications.end(producer_id)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self._add(producer_id, header.producer_epoch)

@@ -59,7 +59,6 @@ class Segment:
         "_config",
         "_ending",
         "_files",
-        "_first_timestamp",
         "_index",
         "_index_bytes",
         "_max_timestamp",
@@ -70,6 +69,7 @@ class Segment:
         "bytes_since_index",
         "created_ms",
         "file",
+        "first_timestamp",
         "indexes_full",
         "size_bytes",
     )
@@ -102,7 +102,9 @@ class Segment:
         self._times: TimeIndex | None = None
         self._index_bytes = state.index_bytes
         self._time_index_bytes = state.time_index_bytes
-        self._first_timestamp = state.first_timestamp
+        # Largest timestamp of the first batch, for time-based rolling; -1 without batches, and
+        # UNKNOWN_TIMESTAMP until `find_first_timestamp` has read it.
+        self.first_timestamp = state.first_timestamp
         self._max_timestamp = state.max_timestamp
         self._max_timestamp_offset = state.max_timestamp_offset
 
@@ -136,21 +138,23 @@ class Segment:
 
     # Appending
 
-    def note(self, position: int, batch_bytes: int, last_offset: int, max_timestamp: int) -> None:
-        """Count a batch that was written at `position`, the end of the segment so far."""
+    def note(self, batch_bytes: int, last_offset: int, max_timestamp: int) -> None:
+        """Count a batch that was written at the end of the segment so far."""
         if max_timestamp > self._max_timestamp:
             if self._max_timestamp == UNKNOWN_TIMESTAMP:
                 self._load_max_timestamp()
             if max_timestamp > self._max_timestamp:
                 self._max_timestamp = max_timestamp
                 self._max_timestamp_offset = last_offset
-        if position == 0:
-            self._first_timestamp = max_timestamp
+        position = self.size_bytes
+        if not position:
+            self.first_timestamp = max_timestamp
+        self.size_bytes = position + batch_bytes
         if self.bytes_since_index > self._config.index_interval_bytes:
             self._add_entries(position, last_offset)
-            self.bytes_since_index = 0
-        self.bytes_since_index += batch_bytes
-        self.size_bytes = position + batch_bytes
+            self.bytes_since_index = batch_bytes
+        else:
+            self.bytes_since_index += batch_bytes
 
     def _add_entries(self, position: int, last_offset: int) -> None:
         """Add index entries. An error is only logged: the batch is written, lookups get slower."""
@@ -205,13 +209,12 @@ class Segment:
 
     # Timestamps
 
-    @property
-    def first_timestamp(self) -> int:
-        """Largest timestamp of the first batch, for time-based rolling; -1 without batches."""
-        if self._first_timestamp == UNKNOWN_TIMESTAMP:
+    def find_first_timestamp(self) -> int:
+        """Read `first_timestamp` from the first batch if it is unknown. Raises StorageError."""
+        if self.first_timestamp == UNKNOWN_TIMESTAMP:
             first = next(self.walk(0), None)
-            self._first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
-        return self._first_timestamp
+            self.first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
+        return self.first_timestamp
 
     @property
     def max_timestamp(self) -> int:
@@ -448,7 +451,7 @@ class Segment:
         self.indexes_full = False
         self.bytes_since_index = 0
         if position == 0:
-            self._first_timestamp = UNKNOWN_TIMESTAMP
+            self.first_timestamp = UNKNOWN_TIMESTAMP
         self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, -1
         last = self.times.last()
         begin = 0

@@ -25,6 +25,12 @@ class LogSlice:
     def is_in(self, file: LogFile) -> bool:
         return self._file is file
 
+    def after(self, count: int) -> "LogSlice":
+        """Return the slice without its first `count` bytes, of which a connection sent a part."""
+        return LogSlice(
+            self._file, self.position + count, self.size_bytes - count, self.first_offset
+        )
+
     def acquire(self) -> File:
         """Return the open, pinned file, for `Connection.send_file`; unpin it with `release`.
 

@@ -116,8 +116,10 @@ class Verifications:
                 ErrorCode.INVALID_TXN_STATE,
                 f"the batch of producer {header.producer_id} is not part of an ongoing transaction",
             )
-        if header.producer_epoch == known.epoch and _is_before(
-            known.lowest_sequence, header.base_sequence
+        if (
+            header.base_sequence != known.lowest_sequence
+            and header.producer_epoch == known.epoch
+            and _is_before(known.lowest_sequence, header.base_sequence)
         ):
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,

@@ -66,10 +66,12 @@ class Register:
     def appended(self, records: Sequence[CoordinatorRecord]) -> None:
         self.in_flight += len(records)
 
-    def replay_appended(self, records: Sequence[CoordinatorRecord], now: float) -> None:
+    def replay_appended(
+        self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
+    ) -> None:
         self.appended(records)
         for record in records:
-            self.replay(record, now)
+            self.replay(record, monotonic())
 
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         self.refused_records += records
@@ -623,7 +625,7 @@ def test_a_load_that_waits_for_a_commit_does_not_delay_others(
         await client.create(TOPIC, 2)
         partition = node.worker.replica_manager.by_name(TOPIC, 0)
         batch = encode_batch([Record(0, 1, b"a", b"1")])
-        partition.log.append(batch, [parse_header(batch)], partition.leader_epoch, 1)
+        partition.log.append(batch, parse_header(batch), partition.leader_epoch, 1)
         alone = partition.state
         other = replace(alone, replicas=(1, 2), isr=(1, 2), leader_epoch=alone.leader_epoch + 1)
         partition.assign(other)

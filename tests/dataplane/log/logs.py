@@ -64,7 +64,13 @@ def headers_of(data: bytes | bytearray) -> list[BatchHeader]:
 def append(
     log: PartitionLog, data: bytearray, *, epoch: int = EPOCH, now_ms: int = 0
 ) -> AppendResult:
-    return log.append(memoryview(data), headers_of(data), epoch, now_ms)
+    """Append the batches of `data`; the result is that of the first, up to the end of the last."""
+    view = memoryview(data)
+    results = [
+        log.append(view[at : at + header.batch_bytes], header, epoch, now_ms)
+        for at, header in batches(data)
+    ]
+    return results[0]._replace(last_offset=results[-1].last_offset)
 
 
 def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:

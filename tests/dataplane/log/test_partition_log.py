@@ -539,7 +539,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, beside: bool) -> N
 
     async def write() -> None:
         if beside:
-            await log.append_beside(disk, batch, headers_of(batch), EPOCH + 1, 0)
+            await log.append_beside(disk, batch, headers_of(batch)[0], EPOCH + 1, 0)
         else:
             append(log, batch, epoch=EPOCH + 1)
 
@@ -579,7 +579,7 @@ def test_a_truncation_on_a_full_disk_is_synced_and_the_log_goes_on_once_there_is
 def test_an_append_beside_the_loop_is_an_append(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     batch = make_batch(4)
-    result = trio.run(log.append_beside, RealDisk(), batch, headers_of(batch), EPOCH, 0)
+    result = trio.run(log.append_beside, RealDisk(), batch, headers_of(batch)[0], EPOCH, 0)
     assert (result.first_offset, result.last_offset) == (0, 3)
     assert offsets(read_headers(log)) == [(0, 3)]
 

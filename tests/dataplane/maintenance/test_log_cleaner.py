@@ -137,7 +137,7 @@ def test_an_open_transaction_ends_the_part_that_is_compacted() -> None:
             base_sequence=0,
             transactional=True,
         )
-        log.append(open_, [parse_header(open_)], partition.leader_epoch, 0)
+        log.append(open_, parse_header(open_), partition.leader_epoch, 0)
         partition.appended(len(open_))
         await fill(client, "t")
         await sleep(sim, 60)

@@ -41,6 +41,27 @@ async def _called_in_order() -> None:
         nursery.cancel_scope.cancel()
 
 
+def test_cancelled_timers_wake_nobody() -> None:
+    trio.run(_dropped_at_once, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def _dropped_at_once() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.timers.run)
+        await trio.testing.wait_all_tasks_blocked()
+        setting.after(1, "first")
+        for number in range(100):
+            setting.timers.call_after(1.5 + number / 100, setting.called.clear).cancel()
+        setting.after(3, "second")
+        await trio.sleep(1.1)
+        assert setting.called == ["first"]
+        assert len(setting.timers) == 1  # the next wake is for the second call
+        await trio.sleep(2)
+        assert setting.called == ["first", "second"]
+        nursery.cancel_scope.cancel()
+
+
 @in_trio
 async def test_timers_that_were_cancelled_do_not_pile_up() -> None:
     setting = Setting()

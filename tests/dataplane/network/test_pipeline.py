@@ -90,7 +90,10 @@ class PlayedConnection:
             await trio.sleep_forever()
 
     async def send_file(self, file: File, position: int, size: int) -> None:
-        raise NotImplementedError
+        await self.send(file.read(size, position))
+
+    def send_file_nowait(self, file: File, position: int, size: int) -> int:
+        return self.send_nowait(file.read(size, position))
 
     def close(self) -> None:
         self.is_closed = True

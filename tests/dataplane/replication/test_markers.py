@@ -44,7 +44,7 @@ def begin(cluster: Together, leader: int, topic: str, epoch: int = 0, sequence: 
         base_sequence=sequence,
         transactional=True,
     )
-    partition.log.append(batch, [parse_header(batch)], partition.leader_epoch, 1)
+    partition.log.append(batch, parse_header(batch), partition.leader_epoch, 1)
     partition.appended(len(batch))
 
 

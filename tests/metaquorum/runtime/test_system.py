@@ -3,8 +3,10 @@
 import contextlib
 import itertools
 import logging
+import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import trio
 import trio.testing
 
 from metaquorum.runtime import Connection, system
-from metaquorum.runtime.system import RealNetwork
+from metaquorum.runtime.system import RealDisk, RealFile, RealNetwork
 from tests.nodes import PATIENCE_S, needs_ipv6
 
 # Seconds that trio would sleep without a wake-up, which takes about 50 microseconds.
@@ -252,3 +254,61 @@ def test_a_step_is_called_soon_without_anything_to_read() -> None:
             end.close()
 
     trio.run(main)
+
+
+def test_a_file_is_sent_without_waiting_as_far_as_the_socket_takes_it(tmp_path: Path) -> None:
+    content = os.urandom(1 << 20) * 32
+    (tmp_path / "segment").write_bytes(content)
+
+    async def main() -> None:
+        ours, other = await _pair(RealNetwork())
+        file = RealDisk().open(str(tmp_path / "segment"))
+        position = 5
+        while sent := ours.send_file_nowait(file, position, len(content) - position):
+            position += sent
+        assert 5 < position < len(content)  # the socket is full
+        received = bytearray()
+        other.settimeout(PATIENCE_S)
+        while len(received) < len(content) - 5:
+            received += other.recv(1 << 20)
+            if position < len(content):
+                position += ours.send_file_nowait(file, position, 1 << 20)
+        assert received == content[5:]
+        with pytest.raises(EOFError, match="ends at byte"):
+            ours.send_file_nowait(file, len(content), 10)
+        ours.close()
+        with pytest.raises(OSError, match="descriptor"):
+            ours.send_file_nowait(file, 0, 10)
+        other.close()
+        file.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["cachestat", "probes"])
+def test_a_range_is_cached_unless_a_page_is_not(
+    tmp_path: Path, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if counts and system._cachestat() is None:
+        pytest.skip("this kernel has no cachestat")
+    if not counts:
+        monkeypatch.setattr(system, "_cachestat", lambda: None)
+    hole_bytes, size = system.READ_AHEAD_BYTES, 1 << 20
+    (tmp_path / "segment").write_bytes(bytes(size))
+    file = RealDisk().open(str(tmp_path / "segment"))
+    assert isinstance(file, RealFile)
+    file.sync()
+    assert file.is_cached(size, 0)
+    assert file.is_cached(size - 2, 1)
+    assert file.is_cached(size, 5)  # it ends after the file
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+    for hole in (0, size // 2, size - hole_bytes):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if file.is_cached(1, size // 16 * 5):  # a probe starts a read: not in the hole
+            pytest.skip("this file system keeps its pages in memory")
+        file.read(hole, 0)
+        file.read(size - hole - hole_bytes, hole + hole_bytes)
+        assert not file.is_cached(size, 0)
+        assert file.is_cached(size // 8, size // 4)
+        assert file.is_cached(size // 4 - 5, size // 8 * 5 + 1)
+    file.close()

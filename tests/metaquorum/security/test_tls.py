@@ -237,6 +237,7 @@ async def test_a_part_of_a_file_is_sent(files: TlsFiles, tmp_path: Path) -> None
         file = shared_runtime().disk.open(str(tmp_path / "segment"))
 
         async def send() -> None:
+            assert theirs.send_file_nowait(file, 5, 100) == 0  # left to the task
             await theirs.send_file(file, 5, SEND_BYTES * 2 + 7)
             with pytest.raises(EOFError, match="ends at"):
                 await theirs.send_file(file, len(PATTERN) - 3, 10)
@@ -500,6 +501,7 @@ class Tampered:
         self.send = inner.send
         self.send_nowait = inner.send_nowait
         self.send_file = inner.send_file
+        self.send_file_nowait = inner.send_file_nowait
         self.receive_into = inner.receive_into
         self.close = inner.close
         self._inner = inner

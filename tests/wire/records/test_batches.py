@@ -6,6 +6,7 @@ import pytest
 
 from tests.wire.records.sample_batches import NOW, damaged, legacy, rewritten, sample
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import PREFIX_BYTES
 from wire.records.records import (
     HEADER_BYTES,
     BatchState,
@@ -28,7 +29,7 @@ def test_the_place_in_the_log_is_patched_outside_the_checksum() -> None:
     view = memoryview(received)
     header = parse_header(view, 6)
     check_batch(view, 6, header)
-    assign(view, 6, header.batch_bytes, 1 << 40, 77)
+    assign(view, 6, 1 << 40, header.batch_bytes - PREFIX_BYTES, 77)
     assert received[:6] + received[-5:] == b"beforeafter"
     assert parse_header(view, 6) == header._replace(base_offset=1 << 40, leader_epoch=77)
     assert scan(view[:-5], 6).state is BatchState.WHOLE

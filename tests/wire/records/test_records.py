@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire.records.sample_batches import NOW, rewritten, sample
 from wire.primitives.errors import KafkaError, WireError
 from wire.primitives.varint import read_varint, read_varlong, write_varint
-from wire.records.batches import CONTROL, HEADER_BYTES, TRANSACTIONAL
+from wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, TRANSACTIONAL
 from wire.records.compression import PIECE_BYTES, compress
 from wire.records.records import (
     BatchState,
@@ -190,7 +190,7 @@ def test_header_keys_that_are_not_utf8_survive() -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_batches_are_found_one_after_the_other_and_a_part_is_left_out(kind: type) -> None:
     first, second = sample(2), sample(1)
-    assign(second, 0, len(second), 2, 0)
+    assign(second, 0, 2, len(second) - PREFIX_BYTES, 0)
     whole = [(0, parse_header(first)), (len(first), parse_header(second))]
     assert list(batches(kind(first + second))) == whole
     for cut in range(1, len(second)):

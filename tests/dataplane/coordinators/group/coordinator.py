@@ -91,7 +91,7 @@ class Coordinator:
         if self.commits_at_once and not self.uncommitted and self._appends % 2:
             # As with a single replica. It must not differ from the other way.
             self.log += records
-            self.shard.replay_appended(records, self.now)
+            self.shard.replay_appended(records, lambda: self.now)
             done()
             return
         self.shard.appended(records)

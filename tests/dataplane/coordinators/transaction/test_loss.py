@@ -210,7 +210,7 @@ def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> No
     async def scenario(cluster: Together) -> None:
         lost = await Producing.create(cluster)
         led, coordinator = lost.partition, lost.coordinator
-        led.log.append(lost.batch, [lost.header], led.leader_epoch, 1)
+        led.log.append(lost.batch, lost.header, led.leader_epoch, 1)
         led.appended(len(lost.batch))
         assert led.last_stable_offset == 0
         lost.lose_states()

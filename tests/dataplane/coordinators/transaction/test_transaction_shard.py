@@ -322,7 +322,7 @@ def test_a_partition_is_confirmed_if_its_verification_has_no_error() -> None:
 
     def is_confirmed(client: Expected, place: tuple[str, int], transactional_id: str = ID) -> bool:
         codes = shard.verify_partitions(transactional_id, client, [place])
-        confirmed = shard.has_partition(transactional_id, *client, place)
+        confirmed = place in shard.confirmed(transactional_id, *client)
         assert confirmed is (codes == {place: ErrorCode.NONE})
         return confirmed
 

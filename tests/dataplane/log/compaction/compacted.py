@@ -63,7 +63,7 @@ def append_records(
         base_sequence=sequence,
         transactional=transactional,
     )
-    return log.append(memoryview(batch), headers_of(batch), 1, now_ms).first_offset
+    return log.append(memoryview(batch), headers_of(batch)[0], 1, now_ms).first_offset
 
 
 def stored_batches(log: PartitionLog) -> list[bytes]:

@@ -258,7 +258,7 @@ async def test_a_batch_that_cannot_be_opened_ends_the_cleaning_and_nothing_else(
     log = open_log(tmp_path, SEGMENTS)
     append_records(log, [(b"k", b"1")])
     lying = bytearray(bytes.fromhex(BOMB))
-    log.append(memoryview(lying), headers_of(lying), 1, 0)
+    log.append(memoryview(lying), headers_of(lying)[0], 1, 0)
     append_records(log, [(b"k", b"2")])
     log.roll(0)
     before = stored_batches(log)
