@@ -6,9 +6,9 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from wire.messages.describe_quorum import (
     DescribeQuorumPartition,
@@ -24,6 +24,7 @@ from wire.schema.message import Message
 HOST: Final = "127.0.0.1"
 PROBE_TIMEOUT_S: Final = 1.0
 POLL_S: Final = 0.01
+_EXEC_POLL_S: Final = 0.0002
 MAX_ANSWER_BYTES: Final = 64 << 20
 _PROC: Final = Path("/proc")
 _METADATA_TOPIC: Final = "__cluster_metadata"
@@ -107,6 +108,27 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def started(
+    command: list[str], environment: Mapping[str, str], log: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    """Start a process that writes to `log`, in a session of its own, with a visible command line.
+
+    Linux lets the parent continue before it sets the command line, which is empty until then.
+    """
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    until = time.monotonic() + PROBE_TIMEOUT_S
+    while not command_line(process.pid) and process.poll() is None and time.monotonic() < until:
+        time.sleep(_EXEC_POLL_S)
+    return process
 
 
 def command_line(pid: int) -> str:

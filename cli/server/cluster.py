@@ -31,6 +31,7 @@ from cli.common.processes import (
     known_brokers,
     quorum,
     send_signal,
+    started,
     under_replicated,
     usage,
     wait,
@@ -141,14 +142,7 @@ class Cluster:
         home = self._home(node)
         command = [*own_command("cli.server.main"), "run", "--config", str(home / "server.toml")]
         with (home / "log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603
-                command,
-                env=own_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            process = started(command, own_environment(), log)
         self.state.pids[str(node)] = process.pid
         self._save()
         return process
