@@ -12,6 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+import trio
+
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import Parts
@@ -77,11 +79,12 @@ class ResponseSender:
         finally:
             self._unread.remove(self._reader)
 
-    async def send_parts(self, parts: Parts) -> None:
+    async def send_parts(self, parts: Parts, slicer: TimeSlicer) -> None:
         """Send a response with records of segment files.
 
-        The bytes in `parts` are removed while they are sent, so that memory holds them once.
-        Raises StorageError if a file ends before its slice.
+        The bytes in `parts` are removed while they are sent, so that memory holds them once. A
+        socket that is never full does not make the task wait: other tasks run after each time
+        slice. Raises StorageError if a file ends before its slice.
         """
         gathered: list[bytes] = []
         gathered_bytes = 0
@@ -96,7 +99,7 @@ class ResponseSender:
                     if gathered:
                         await self.send(b"".join(gathered), behind_bytes)
                         gathered, gathered_bytes = [], 0
-                    await self._send_slice(part)
+                    await self._send_slice(part, slicer)
                     continue
                 part = part.read() if part.is_cached() else await self._read_cold(part)
                 self._unpin()
@@ -105,6 +108,7 @@ class ResponseSender:
             if gathered_bytes > SEND_AT_BYTES:
                 await self.send(b"".join(gathered), behind_bytes)
                 gathered, gathered_bytes = [], 0
+                await _let_others_run(slicer)
         if gathered:
             await self.send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
@@ -178,7 +182,7 @@ class ResponseSender:
             raise StorageError(f"{file.path} ends before byte {part.position + part.size_bytes}")
         return data
 
-    async def _send_slice(self, part: LogSlice) -> None:
+    async def _send_slice(self, part: LogSlice, slicer: TimeSlicer) -> None:
         """Send the slice by sendfile; first read pages that are not cached, in a worker thread."""
         position, end = part.position, part.position + part.size_bytes
         file = part.acquire()
@@ -192,8 +196,15 @@ class ResponseSender:
                 await self.connection.send_file(file, position, size)
                 self.sent_pieces += 1
                 position += size
+                await _let_others_run(slicer)
         finally:
             part.release()
+
+
+async def _let_others_run(slicer: TimeSlicer) -> None:
+    if slicer.is_over:
+        await trio.lowlevel.checkpoint()
+        slicer.start()
 
 
 def _copied(part: RecordsHole) -> bytes | None:

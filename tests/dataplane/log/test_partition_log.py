@@ -1,8 +1,9 @@
 import errno
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -35,6 +36,8 @@ from tests.dataplane.serving import FaultyDisk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import BatchHeader
 from wire.records.records import BatchState, TimestampType, scan
+
+T = TypeVar("T")
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150)
 
@@ -479,6 +482,39 @@ def test_old_segments_go_when_the_log_starts_behind_them(tmp_path: Path) -> None
     reopened = open_log(tmp_path, log_start_offset=45)
     assert reopened.log_start_offset == 45
     assert offsets(read_headers(reopened)) == offsets(read_headers(log))
+
+
+def test_segments_of_a_cancelled_deletion_are_counted_by_the_next_one(tmp_path: Path) -> None:
+    """Their files are removed by number: see PendingDeletes."""
+    log = open_log(tmp_path)
+    append_many(log, 40)
+
+    class Cancelling(UnsyncedDisk):
+        """A disk whose third call in a worker thread is cancelled."""
+
+        calls = 0
+
+        async def run(self, function: Callable[[], T]) -> T:
+            self.calls += 1
+            if self.calls == 3:
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+            return function()
+
+    log.advance_log_start(75)
+    scope = trio.CancelScope()
+
+    async def main() -> None:
+        with scope:
+            await log.delete_old_segments(Cancelling())
+        assert scope.cancelled_caught
+        assert len(list(tmp_path.glob("*.log.deleted"))) == 2
+        count = await log.delete_old_segments(UnsyncedDisk())
+        log.remove_deleted(count)
+        assert not list(tmp_path.glob("*.deleted"))
+        assert await log.delete_old_segments(UnsyncedDisk()) == 0
+
+    trio.run(main)
 
 
 def test_the_active_segment_is_never_deleted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The socket is played: a script says how many bytes it takes of each send. The fi
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -204,7 +205,7 @@ def test_a_step_sends_a_prefix_and_leaves_the_rest(
         segment.network.script = data.draw(scripts)
 
         async def main() -> None:
-            await segment.sender.send_parts(parts)
+            await segment.sender.send_parts(parts, segment.slicer)
 
         trio.run(main)
         assert bytes(sent) == whole
@@ -335,7 +336,7 @@ async def test_a_slice_sent_in_part_stays_readable_when_its_segment_is_deleted(
                 segment.send_nowait(parts)
                 assert segment.file.is_pinned
                 segment.file.remove()
-                await segment.sender.send_parts(parts)
+                await segment.sender.send_parts(parts, segment.slicer)
                 assert bytes(segment.network.sent) == b"head" + CONTENT[:size] + b"tail"
                 assert not segment.file.is_pinned
                 assert not segment.file.is_open
@@ -390,6 +391,47 @@ async def test_a_fetch_is_answered_without_the_task(tmp_path: Path) -> None:
             assert network.in_task_bytes == in_task_bytes
 
 
+class Fast(PlayedConnection):
+    """A socket that is never full; each send takes a time slice."""
+
+    used_s = 0.0
+
+    def send_nowait(self, data: Buffer) -> int:
+        self.used_s += SLICE_CPU_S
+        return super().send_nowait(data)
+
+
+async def longest_turn_s(segment: Segment, parts: Parts) -> float:
+    """Send the parts; return the longest CPU time between two turns of another task."""
+    segment.sender.connection = network = Fast()
+    slicer = TimeSlicer(lambda: network.used_s)
+    whole, turns_s = content(parts), [0.0]
+
+    async def take_turns() -> None:
+        while True:
+            turns_s.append(network.used_s)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        await segment.sender.send_parts(parts, slicer)
+        nursery.cancel_scope.cancel()
+    assert bytes(network.sent) == whole
+    return max(after - before for before, after in pairwise([*turns_s, network.used_s]))
+
+
+@in_trio
+async def test_the_task_lets_others_run_after_each_time_slice_of_sends_to_a_fast_reader(
+    tmp_path: Path,
+) -> None:
+    """Each response takes 14 slices. Trio shuffles the tasks of a turn: two are sent at most."""
+    small = [(COPY_LIMIT_BYTES, number * COPY_LIMIT_BYTES) for number in range(40)]
+    for slices in ([(FILE_BYTES, 0)] * 2, small):
+        with a_segment(tmp_path) as segment:
+            parts: Parts = [segment.slice(*place) for place in slices]
+            assert await longest_turn_s(segment, parts) < 6 * SLICE_CPU_S
+
+
 @in_trio
 async def test_the_rest_is_sent_where_the_step_ended_with_tls(
     tmp_path: Path, authority: Authority
@@ -413,7 +455,7 @@ async def test_the_rest_is_sent_where_the_step_ended_with_tls(
                 async with trio.open_nursery() as nursery:
 
                     async def send(segment: Segment = segment, asked: Parts = asked) -> None:
-                        await segment.sender.send_parts(asked)
+                        await segment.sender.send_parts(asked, segment.slicer)
                         segment.sender.connection.close()
 
                     nursery.start_soon(send)
