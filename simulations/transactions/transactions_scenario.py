@@ -96,7 +96,7 @@ class TransactionSettings:
     stable_consumers: int
     is_crowded: bool  # all producers write to the partitions of one topic
     topic_configs: dict[str, str] = field(default_factory=dict)
-    # Of narrow worlds: the level of transaction.version changes all the time, and producers use a
+    # In a narrow world the level of transaction.version changes all the time, and producers use a
     # level that they have learned during the transaction before.
     changes_levels: bool = field(default=False, repr=False)
 

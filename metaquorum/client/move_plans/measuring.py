@@ -75,7 +75,7 @@ class _Samples:
         self._leaders = leaders
         self.taken_at: list[float] = []
         self.silent: dict[int, UnreachableError] = {}
-        # Of each sample: the sizes by worker, and by topic and partition.
+        # The sizes in each sample, by worker, and by topic and partition.
         self._sizes: list[dict[int, dict[tuple[str, int], int]]] = []
 
     async def take(self) -> None:

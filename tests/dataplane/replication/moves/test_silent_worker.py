@@ -21,7 +21,7 @@ RECORDS = 20
 
 @contextmanager
 def silent(cluster: Together) -> Iterator[None]:
-    """Hold back what the worker sends to the client; the other nodes hear it."""
+    """Hold back packets from the worker to the client, but none to the other nodes."""
     internet = cluster.world.internet
     internet.cut(f"node-{SILENT}", "client")
     try:
