@@ -15,6 +15,7 @@ class WorkerState:
     rack: str | None = None
     host: str | None = None
     may_receive: bool = True  # whether it is live, and not draining
+    answers: bool = True  # False: the sizes of its replicas are those of the others
 
 
 @frozen

@@ -414,17 +414,20 @@ async def flapping(fault: ActiveFault) -> None:
 async def slow_links(fault: ActiveFault) -> None:
     """Delay all packets from and to one machine."""
     one = fault.victim().name
-    await _delayed(fault, _both([(one, host) for host in fault.targets.hosts if host != one]))
+    await delayed(fault, _both([(one, host) for host in fault.targets.hosts if host != one]))
 
 
 async def asymmetric_delay(fault: ActiveFault) -> None:
     one = fault.victim().name
     other = fault.draw.choice([host for host in fault.targets.hosts if host != one])
-    await _delayed(fault, [(one, other)])
+    await delayed(fault, [(one, other)])
 
 
-async def _delayed(fault: ActiveFault, pairs: Pairs) -> None:
-    delay_s = fault.draw.choice([0.02, 0.1, 0.4])
+async def delayed(
+    fault: ActiveFault, pairs: Pairs, delays_s: Sequence[float] = (0.02, 0.1, 0.4)
+) -> None:
+    """Delay all packets from the first to the second machine of each pair."""
+    delay_s = fault.draw.choice(delays_s)
     links = [fault.world.internet.link(*pair) for pair in pairs]
     default = fault.world.internet.default
     for link in links:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import trio
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets
-from dataplane.coordinators.transaction import marker_sender, transaction_shard
+from dataplane.coordinators.transaction import marker_sender, open_places, transaction_shard
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
 from dataplane.coordinators.transaction.transaction_shard import TransactionShard
@@ -229,6 +229,21 @@ def _loss_forgotten() -> AbstractContextManager[None]:
     return swapped(TransactionShard, "replay", wrong)
 
 
+def _verifications_not_found() -> AbstractContextManager[None]:
+    """Find only open transactions after a loss, and no verifications."""
+
+    def wrong(right: Any) -> Any:
+        def _producers(partition: Any) -> Any:
+            transactions = partition.log.producers.transactions
+            return (
+                () if transactions is None else {*right(partition)} & {*transactions.open.values()}
+            )
+
+        return _producers
+
+    return swapped(open_places, "_producers", wrong)
+
+
 def _last_partitions_only() -> AbstractContextManager[None]:
     """Forget the earlier partitions of a transaction when others are added."""
 
@@ -393,6 +408,12 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a coordinator gives the epochs again that a loss has taken from its log",
             ("R6", "T5"),
             _loss_forgotten,
+        ),
+        (
+            "verified-begins-after-loss",
+            "a transaction begins that was verified before a loss, and nothing ends it",
+            ("T4",),
+            _verifications_not_found,
         ),
         (
             "last-partitions-only",

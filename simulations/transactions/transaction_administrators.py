@@ -68,7 +68,7 @@ class TransactionAdministrator(CleanupAdministrator):
     def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
         super().__init__(cluster_state, name, draw)
         self._small = draw.choice(["700", "2000", "100000"])
-        self._level_changes = draw.choice([0.0, 0.2, 0.4])
+        self.level_changes = draw.choice([0.0, 0.2, 0.4])
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         self._runtime = runtime
@@ -109,7 +109,7 @@ class TransactionAdministrator(CleanupAdministrator):
     async def _change(self, connection: ClientConnection, lasting: list[str]) -> None:
         self._made += 1
         drawn = self._draw.random()
-        if drawn < self._level_changes:
+        if drawn < self.level_changes:
             await self._set_level(connection)
         elif drawn < 0.7:
             await self._elect_all(connection, self._draw.choice([*lasting, *INTERNAL_TOPICS]))

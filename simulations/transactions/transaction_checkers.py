@@ -231,8 +231,17 @@ class TransactionsEnd(TransactionChecker):
 
     invariant = "T4"
 
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        # Partitions whose leader coordinates their transactions after a loss of their states.
+        self.must_end: set[Place] = set()
+
     def ended(self, history: PartitionHistory, offset: int, end: int, within_s: float) -> None:
-        if offset < end and self.may_stay_open(history):
+        if (
+            offset < end
+            and self.may_stay_open(history)
+            and not (history.place in self.must_end and not history.lost_records)
+        ):
             return
         self.compare(
             offset >= end,

@@ -141,6 +141,9 @@ class TransactionalClient(StableReader):
         self._instances = 0
         self._steps_left = -1  # requests until a crash; -1: none
         self._level = 0
+        self._reported_level = 0
+        # Whether the next level is learned during a transaction, for the next one.
+        self.learns_early = False
         self._producer = Producer(-1, -1)
         self._sequences: dict[Place, int] = {}
         self._written = 0
@@ -351,6 +354,11 @@ class TransactionalClient(StableReader):
 
     async def learn_level(self, runtime: Runtime) -> None:
         """Learn the level of transaction.version, and use its protocol from now on."""
+        await self.ask_level(runtime)
+        self._use_level()
+
+    async def ask_level(self, runtime: Runtime) -> None:
+        """Ask a worker for the level of transaction.version."""
         message = ApiVersionsRequest(client_software_name="sim", client_software_version="1")
         try:
             response = await self._ask(
@@ -360,7 +368,11 @@ class TransactionalClient(StableReader):
             response = None
         if response is not None:
             levels = {row.name: row.max_version_level for row in response.finalized_features}
-            self._level = int(levels.get(TRANSACTION_VERSION, 0))
+            self._reported_level = int(levels.get(TRANSACTION_VERSION, 0))
+
+    def _use_level(self) -> None:
+        """Use the protocol of the level that was reported last."""
+        self._level = self._reported_level
         for api in (*_CLASSIC, *_BUMPING):
             drawn = self._drawn.get(api, 0)
             if self._level >= BUMPS and api in _BUMPING:
@@ -372,7 +384,9 @@ class TransactionalClient(StableReader):
             self._versions[api] = drawn
 
     async def begin(self, runtime: Runtime) -> Transaction:
-        if self._draw.random() < 0.5:
+        if self.learns_early:
+            self._use_level()
+        elif self._draw.random() < 0.5:
             await self.learn_level(runtime)
         world = self.cluster_state.world
         world.count(f"transactions at level {self._level}")

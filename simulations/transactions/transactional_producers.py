@@ -93,6 +93,8 @@ class TransactionalProducer(TransactionalClient):
             transaction = await self.begin(runtime)
             try:
                 await self._fill(runtime, transaction, places)
+                if self.learns_early:
+                    await self.ask_level(runtime)
                 commits = self._draw.random() < COMMITS
                 await self.end(runtime, transaction, commits=commits)
                 if self._draw.random() < LATE:

@@ -9,21 +9,20 @@ no faults -> faults -> no faults: within `LIVENESS_S` all clients are done; with
 timeout and a bound, all transactions have ended
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from simulations.cluster.fault_plan import draw_faults, without
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
 from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
 from simulations.replication.replica_clients import ReplicaConsumer
-from simulations.replication.replica_faults import ReplicaFaults
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_scenario import (
     CHECKERS,
@@ -43,6 +42,12 @@ from simulations.transactions.transaction_administrators import (
     TransactionAdministrator,
 )
 from simulations.transactions.transaction_checkers import TRANSACTION_CHECKERS
+from simulations.transactions.transaction_faults import (
+    SLOW_WORKERS,
+    VERIFIED_BEFORE_LOSS,
+    fault_kinds,
+    unclean_internal_topics,
+)
 from simulations.transactions.transactional_producers import (
     TransactionalProducer,
     TransferringProducer,
@@ -79,6 +84,7 @@ ALONE: Final = 0.2  # share of worlds with one worker
 CROWDED: Final = 0.3
 TIMEOUTS_MS: Final = (500, 1000, 3000)
 CHAIN_TIMEOUTS_MS: Final = (1000, 3000)  # a copy takes more than half a second in a slow network
+NARROW: Final = 0.15  # share of narrow worlds
 
 
 @dataclass(slots=True)
@@ -90,6 +96,9 @@ class TransactionSettings:
     stable_consumers: int
     is_crowded: bool  # all producers write to the partitions of one topic
     topic_configs: dict[str, str] = field(default_factory=dict)
+    # In a narrow world the level of transaction.version changes all the time, and producers use a
+    # level that they have learned during the transaction before.
+    changes_levels: bool = field(default=False, repr=False)
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -142,6 +151,54 @@ def draw_transactions(draw: Random) -> TransactionSettings:
     )
 
 
+def _raised_levels(
+    settings: ReplicationSettings, transactions: TransactionSettings, draw: Random
+) -> None:
+    """Raise the level between two transactions of a producer, whose first marker is on the way.
+
+    The second one then has the epoch of the first one, and a partition in common with it.
+    """
+    settings.workers, settings.controllers, settings.is_combined = 3, 1, False
+    settings.consumers, settings.records, settings.think_s = 0, 80, 0.0
+    settings.peace_s, settings.fault_s, settings.changes = 0.2, 4.0, 60
+    settings.delay_s = 0.002
+    settings.faults = tuple(
+        PlannedFault(number, SLOW_WORKERS, 0.1 + number, round(draw.uniform(0.3, 0.9), 3))
+        for number in range(4)
+    )
+    transactions.producers, transactions.transfers, transactions.chains = 3, 0, 0
+    transactions.shares, transactions.stable_consumers = 0.0, 1
+    transactions.is_crowded = transactions.changes_levels = True
+
+
+def _verified_before_loss(
+    settings: ReplicationSettings, transactions: TransactionSettings, draw: Random
+) -> None:
+    """Let a leader become the coordinator while its question to the one before is answered."""
+    settings.workers, settings.controllers, settings.is_combined = 3, 1, False
+    settings.consumers, settings.records, settings.changes = 0, 10, 0
+    settings.delay_s = settings.disk_delay_s = 0.0005
+    settings.peace_s = 0.2
+    settings.configs |= {
+        "replica.lag.time.max.ms": "300",
+        "transaction.state.log.num.partitions": "1",
+        "transaction.state.log.min.isr": "1",
+    }
+    settings.faults = (PlannedFault(0, VERIFIED_BEFORE_LOSS, 0.0, 0.1),)
+    transactions.producers = transactions.transfers = transactions.chains = 0
+    transactions.shares, transactions.stable_consumers = 0.0, 1
+    transactions.topic_configs["min.insync.replicas"] = "1"
+
+
+# Worlds of one purpose: what they are for coincides in few of the others.
+NARROW_WORLDS: Final[
+    Mapping[str, Callable[[ReplicationSettings, TransactionSettings, Random], None]]
+] = {
+    "levels raised between transactions": _raised_levels,
+    VERIFIED_BEFORE_LOSS: _verified_before_loss,
+}
+
+
 @contextmanager
 def small_internal_topics(
     transactions: TransactionSettings, settings: ReplicationSettings
@@ -175,6 +232,8 @@ def clients_of_transactions(
     world, clients = cluster_state.world, TransactionClients()
     draw = world.stream("transactional clients")
     admin = TransactionAdministrator(cluster_state, "admin-0", world.stream("admin-0"))
+    if settings.changes_levels:
+        admin.level_changes = 1.0
     clients.administrators.append(admin)
     producers: list[AnyClient] = []
     for number in range(settings.producers):
@@ -186,16 +245,16 @@ def clients_of_transactions(
             topics = (PLAIN,)
         for copy in range(copies):
             name = f"producer-{number}-{copy}"
-            producers.append(
-                TransactionalProducer(
-                    cluster_state,
-                    name,
-                    world.stream(name),
-                    f"id-{number}",
-                    draw.choice(TIMEOUTS_MS),
-                    topics,
-                )
+            producer = TransactionalProducer(
+                cluster_state,
+                name,
+                world.stream(name),
+                f"id-{number}",
+                draw.choice(TIMEOUTS_MS),
+                topics,
             )
+            producer.learns_early = settings.changes_levels
+            producers.append(producer)
     chains = []
     for number in range(settings.chains):
         name = f"chain-{number}"
@@ -227,6 +286,12 @@ def clients_of_transactions(
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings transactions"))
     transactions = draw_transactions(world.stream("transactions"))
+    draw = world.stream("narrow transactions")
+    if draw.random() < NARROW:
+        purpose = draw.choice([*NARROW_WORLDS])
+        NARROW_WORLDS[purpose](settings, transactions, draw)
+        world.say("story", f"narrow world: {purpose}")
+        world.count(f"narrow: {purpose}")
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{transactions}")
@@ -235,11 +300,15 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
         return clients_of_transactions(cluster_state, transactions)
 
-    with small_internal_topics(transactions, settings):
+    is_lost = any(fault.kind == VERIFIED_BEFORE_LOSS for fault in settings.faults)
+    with (
+        small_internal_topics(transactions, settings),
+        unclean_internal_topics() if is_lost else nullcontext(),
+    ):
         await play_settings(
             world,
             settings,
-            lambda cluster_state: ReplicaFaults(cluster_state).kinds,
+            fault_kinds,
             clients_of,
             ALL_CHECKERS,
         )
@@ -281,5 +350,7 @@ TRANSACTIONS: Final = Scenario(
         "forged marker: TRANSACTION_COORDINATOR_FENCED",
         "records compacted away",
         "worlds with 1 workers",
+        *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
+        f"fault: {VERIFIED_BEFORE_LOSS}",
     ),
 )

@@ -50,7 +50,13 @@ def make_plan(
     """
     state = wait(measured_state(session.client, chosen.measure_s))
     plan = choose(state)
-    limits = wait(described_limits(session.client, chosen.network_bytes_per_s))
+    silent = [worker.worker_id for worker in state.workers if not worker.answers]
+    for worker_id in silent:
+        session.note(
+            f"Warning: worker {worker_id} did not answer DescribeLogDirs: the sizes of its"
+            " partitions are those of other replicas."
+        )
+    limits = wait(described_limits(session.client, chosen.network_bytes_per_s, silent))
     found = priced(state, plan, chosen, limits)
     if found.refusal is not None:
         session.note(f"mq-admin: {found.refusal}")

@@ -4,13 +4,19 @@ The rate of a partition is the growth of its leader's log in several samples of 
 which any Kafka-compatible cluster serves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Cluster
-from metaquorum.client.errors import NotServedError, broker_error
-from metaquorum.client.values import ConfigResource, ResourceType, Topic, WorkerDescription
+from metaquorum.client.errors import NotServedError, UnreachableError, broker_error
+from metaquorum.client.values import (
+    ConfigResource,
+    Partition,
+    ResourceType,
+    Topic,
+    WorkerDescription,
+)
 from metaquorum.moves.cluster_state import (
     ClusterState,
     PartitionState,
@@ -28,31 +34,129 @@ _INTERVALS: Final = 4
 async def measured_state(admin: AdminClient, measure_s: float) -> ClusterState:
     """Return the workers and partitions of the cluster, with rates measured over `measure_s`.
 
-    With 0 the rates are 0. Raises BrokerError if the cluster refuses a request.
+    With 0 the rates are 0. If a live worker does not answer, other replicas have the sizes of its
+    partitions. Raises UnreachableError if there are no others, and BrokerError if the cluster
+    refuses a request.
     """
     cluster = admin.cluster
     workers = await admin.workers()
     topics = await admin.topics()
     moving = await _moving(cluster)
-    leaders = {(t.name, p.index): p.leader for t in topics for p in t.partitions}
-    samples = [await _sample(admin, leaders)]
-    if measure_s > 0:
-        start = samples[0][0]
-        for number in range(1, _INTERVALS + 1):
-            await cluster.transport.sleep_until(start + measure_s * number / _INTERVALS)
-            samples.append(await _sample(admin, leaders))
-    rates = measured_rates(samples)
-    sizes = samples[-1][1]
+    partitions = [(topic, each) for topic in topics for each in topic.partitions]
+    leaders = {(topic.name, each.index): each.leader for topic, each in partitions}
+    samples = _Samples(admin, leaders)
+    await samples.take()
+    start = samples.taken_at[0]
+    for number in range(1, _INTERVALS + 1) if measure_s > 0 else ():
+        await cluster.transport.sleep_until(start + measure_s * number / _INTERVALS)
+        await samples.take()
+    sources = {
+        (topic.name, each.index): source
+        for topic, each in partitions
+        if (source := samples.source(topic.name, each)) is not None
+    }
+    _check_known(samples.silent, partitions, sources)
+    sizes = [samples.sizes(number, sources) for number in range(len(samples.taken_at))]
+    rates = measured_rates(list(zip(samples.taken_at, sizes, strict=True)))
     return ClusterState(
-        tuple(map(_worker, workers)),
-        tuple(_partitions(topics, sizes, rates, moving)),
+        tuple(_worker(each, samples.silent) for each in workers),
+        tuple(_partitions(topics, sizes[-1], rates, moving)),
     )
 
 
-def _worker(worker: WorkerDescription) -> WorkerState:
+class _Samples:
+    """Sizes of replicas at several times: the leaders, and all if the leader does not answer.
+
+    A worker that does not answer is not asked again.
+    """
+
+    def __init__(self, admin: AdminClient, leaders: Mapping[tuple[str, int], int | None]) -> None:
+        self._admin = admin
+        self._leaders = leaders
+        self.taken_at: list[float] = []
+        self.silent: dict[int, UnreachableError] = {}
+        # The sizes in each sample, by worker, and by topic and partition.
+        self._sizes: list[dict[int, dict[tuple[str, int], int]]] = []
+
+    async def take(self) -> None:
+        sample: dict[int, dict[tuple[str, int], int]] = {}
+        for node_id in sorted(self._admin.cluster.nodes):
+            if node_id in self.silent:
+                continue
+            try:
+                log_dirs = await self._admin.describe_log_dirs([node_id])
+            except UnreachableError as error:
+                self.silent[node_id] = error
+                continue
+            sample[node_id] = {
+                (replica.topic, replica.partition): replica.size_bytes
+                for log_dir in log_dirs
+                for replica in log_dir.replicas
+                if not replica.is_future and (replica.topic, replica.partition) in self._leaders
+            }
+        for node_id, sizes in sample.items():
+            sample[node_id] = {
+                where: size
+                for where, size in sizes.items()
+                if (leader := self._leaders[where]) == node_id or leader not in sample
+            }
+        self._sizes.append(sample)
+        self.taken_at.append(self._admin.cluster.transport.monotonic())
+
+    def source(self, topic: str, partition: Partition) -> int | None:
+        """Return the worker whose sizes count: the leader, or else that with the largest log."""
+        where = topic, partition.index
+        sample = self._sizes[-1]
+        last = {
+            node_id: sample[node_id][where]
+            for node_id in partition.replicas
+            if node_id in sample and where in sample[node_id]
+        }
+        if partition.leader in last:
+            return partition.leader
+        return max(last, key=last.__getitem__, default=None)
+
+    def sizes(
+        self, number: int, sources: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """Return the sizes of one sample at these workers."""
+        sample = self._sizes[number]
+        return {
+            where: size
+            for where, node_id in sources.items()
+            if (size := sample.get(node_id, {}).get(where)) is not None
+        }
+
+
+def _check_known(
+    silent: Mapping[int, UnreachableError],
+    partitions: Iterable[tuple[Topic, Partition]],
+    known: Collection[tuple[str, int]],
+) -> None:
+    """Raise UnreachableError if only workers that do not answer have a partition."""
+    unknown: dict[int, list[str]] = {}
+    for topic, each in partitions:
+        if (topic.name, each.index) not in known:
+            for worker_id in silent.keys() & each.replicas:
+                unknown.setdefault(worker_id, []).append(f"{topic.name}-{each.index}")
+    if unknown:
+        worker_id, names = next(iter(unknown.items()))
+        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        raise UnreachableError(
+            f"{silent[worker_id]}; the plan needs the size of {names[0]}{others}, which no other"
+            f" worker has: restart worker {worker_id}, or use a longer --timeout",
+            [silent[worker_id]],
+        )
+
+
+def _worker(worker: WorkerDescription, silent: Collection[int]) -> WorkerState:
     is_leaving = worker.is_shutting_down or worker.is_draining
     return WorkerState(
-        worker.worker_id, worker.rack, worker.host, not worker.is_fenced and not is_leaving
+        worker.worker_id,
+        worker.rack,
+        worker.host,
+        not worker.is_fenced and not is_leaving,
+        worker.worker_id not in silent,
     )
 
 
@@ -77,23 +181,6 @@ def _partitions(
                 )
 
 
-async def _sample(
-    admin: AdminClient, leaders: dict[tuple[str, int], int | None]
-) -> tuple[float, dict[tuple[str, int], int]]:
-    """Return the time, and the size of each log: at its leader, or the largest if it has none."""
-    sizes: dict[tuple[str, int], int] = {}
-    for log_dir in await admin.describe_log_dirs():
-        for replica in log_dir.replicas:
-            where = (replica.topic, replica.partition)
-            if replica.is_future or where not in leaders:
-                continue
-            if leaders[where] == log_dir.node_id:
-                sizes[where] = replica.size_bytes
-            elif leaders[where] is None:
-                sizes[where] = max(sizes.get(where, 0), replica.size_bytes)
-    return admin.cluster.transport.monotonic(), sizes
-
-
 async def _moving(cluster: Cluster) -> set[tuple[str, int]]:
     from wire.messages.list_partition_reassignments import (
         ListPartitionReassignmentsRequest,
@@ -112,14 +199,17 @@ async def _moving(cluster: Cluster) -> set[tuple[str, int]]:
     }
 
 
-async def described_limits(admin: AdminClient, network_bytes_per_s: float | None) -> Limits:
+async def described_limits(
+    admin: AdminClient, network_bytes_per_s: float | None, silent: Collection[int] = ()
+) -> Limits:
     """Return the limits of the live workers' configs: of each the one that permits least.
 
-    `network_bytes_per_s` overrides the config network.bytes.per.second.
+    `network_bytes_per_s` overrides the config network.bytes.per.second. `silent` workers, which
+    do not answer, are not asked.
     """
     await admin.cluster.refresh()
     described = []
-    for node_id in sorted(admin.cluster.nodes):
+    for node_id in sorted(admin.cluster.nodes.keys() - set(silent)):
         entries = await admin.describe_configs(
             ConfigResource(ResourceType.BROKER, str(node_id)),
             [NETWORK_CONFIG, RESPONSE_CONFIG, *WINDOW_CONFIGS],
