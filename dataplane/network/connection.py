@@ -314,7 +314,7 @@ class ClientConnection:
         if not pipeline.is_idle and not self._send_parts():
             return False
         return self.client.quota.mute is None and (
-            not (self._frames.claimed_bytes or self.reserved_bytes) or self._has_room
+            not (self._frames.claimed_bytes or self.reserved_bytes) or self._make_room_nowait()
         )
 
     def _send_parts(self) -> bool:
@@ -454,26 +454,33 @@ class ClientConnection:
 
     # The memory budget.
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether memory is reserved for the large frame in progress, or there is no such frame."""
+    def _make_room_nowait(self) -> bool:
+        """Reserve memory for the large frame in progress; return False if that has to wait.
+
+        Release it if no such frame is in progress.
+        """
         claimed = self._frames.claimed_bytes
-        return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
+        wanted = claimed if claimed > RESERVE_ABOVE_BYTES else 0
+        if self.reserved_bytes == wanted:
+            return True
+        self._release_memory()
+        if not self._memory.reserve_nowait(wanted):
+            return False
+        self.reserved_bytes = wanted
+        self.reservation += 1
+        return True
 
     async def _make_room(self) -> None:
         """Reserve memory for the large frame in progress before more of it is received."""
-        if self._has_room:
+        if self._make_room_nowait():
             return
-        self._release_memory()
         claimed = self._frames.claimed_bytes
-        if claimed > RESERVE_ABOVE_BYTES:
-            if not self._memory.has_room(claimed):
-                self._frames.shrink()
-            if not self._is_draining:
-                self._pipeline.waits_for = Wait.MEMORY
-            await self._memory.reserve(claimed)
-            self.reserved_bytes = claimed
-            self.reservation += 1
+        self._frames.shrink()
+        if not self._is_draining:
+            self._pipeline.waits_for = Wait.MEMORY
+        await self._memory.reserve(claimed)
+        self.reserved_bytes = claimed
+        self.reservation += 1
 
     def _release_memory(self) -> None:
         if self.reserved_bytes:
