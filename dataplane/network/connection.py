@@ -5,7 +5,8 @@
 A step receives available bytes, handles the frames and sends the responses that are ready, all in a
 callback of the event loop, without scheduling the task; the responses to one read leave in one
 send. A response with large records is sent in the step as well, as far as the socket takes it.
-Everything that has to wait is left to the task (`_finish`): a full socket, a response that is not
+The rest of it is sent in further steps, when the socket takes bytes again. Everything else that has
+to wait is left to the task (`_finish`): a socket that is full of other bytes, a response that is not
 ready, records that are not in the page cache, a mute, the end of a time slice (the states are in
 `dataplane.network.pipeline`).
 
@@ -312,7 +313,8 @@ class ClientConnection:
             if sent < len(data):
                 pipeline.put_back(data[sent:])
         if not pipeline.is_idle and not self._send_parts():
-            return False
+            # Of bytes in memory, which the sender counts, the task sends the rest.
+            return self._sender.is_blocked and self._connection.call_when_writable(self._step_ready)
         return self.client.quota.mute is None and (
             not (self._frames.claimed_bytes or self.reserved_bytes) or self._make_room_nowait()
         )

@@ -44,6 +44,8 @@ class PlayedConnection:
         self._rest = b""
         self._waiting: trio.CancelScope | None = None
         self._soon: Callable[[], bool] | None = None
+        self.blocked: Callable[[], bool] | None = None  # waits for `writable`
+        self.writable = trio.Event()
 
     def feed(self, data: bytes) -> None:
         self._feed.send_nowait(data)
@@ -64,6 +66,11 @@ class PlayedConnection:
         self.pumps += 1
         more = True
         while more:
+            if self.blocked is not None:
+                await self.writable.wait()
+                blocked, self.blocked = self.blocked, None
+                more = blocked()
+                continue
             self._soon = None
             if not self._rest:
                 with trio.CancelScope() as self._waiting:
@@ -78,6 +85,9 @@ class PlayedConnection:
         if self._waiting is not None:
             self._soon = step
             self._waiting.cancel()
+
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        return False
 
     def send_nowait(self, data: Buffer) -> int:
         if self.is_broken:
