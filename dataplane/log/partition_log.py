@@ -381,7 +381,7 @@ class PartitionLog(LocalLog):
             end = self._segments.end_in(segment, end_offset)
         size = end - start
         if size > max_bytes:
-            _, first = next(segment.walk(start))
+            _, first = next(segment.walk(start, HEADER_BYTES))
             if first.batch_bytes <= max_bytes:
                 size = max_bytes
                 if is_whole and (before := segment.batch_before(start + max_bytes)) > start:

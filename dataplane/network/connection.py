@@ -5,7 +5,8 @@
 A step receives available bytes, handles the frames and sends the responses that are ready, all in a
 callback of the event loop, without scheduling the task; the responses to one read leave in one
 send. A response with large records is sent in the step as well, as far as the socket takes it.
-Everything that has to wait is left to the task (`_finish`): a full socket, a response that is not
+The rest of it is sent in further steps, when the socket takes bytes again. Everything else that has
+to wait is left to the task (`_finish`): a socket that is full of other bytes, a response that is not
 ready, records that are not in the page cache, a mute, the end of a time slice (the states are in
 `dataplane.network.pipeline`).
 
@@ -312,9 +313,10 @@ class ClientConnection:
             if sent < len(data):
                 pipeline.put_back(data[sent:])
         if not pipeline.is_idle and not self._send_parts():
-            return False
+            # Of bytes in memory, which the sender counts, the task sends the rest.
+            return self._sender.is_blocked and self._connection.call_when_writable(self._step_ready)
         return self.client.quota.mute is None and (
-            not (self._frames.claimed_bytes or self.reserved_bytes) or self._has_room
+            not (self._frames.claimed_bytes or self.reserved_bytes) or self._make_room_nowait()
         )
 
     def _send_parts(self) -> bool:
@@ -454,26 +456,33 @@ class ClientConnection:
 
     # The memory budget.
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether memory is reserved for the large frame in progress, or there is no such frame."""
+    def _make_room_nowait(self) -> bool:
+        """Reserve memory for the large frame in progress; return False if that has to wait.
+
+        Release it if no such frame is in progress.
+        """
         claimed = self._frames.claimed_bytes
-        return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
+        wanted = claimed if claimed > RESERVE_ABOVE_BYTES else 0
+        if self.reserved_bytes == wanted:
+            return True
+        self._release_memory()
+        if not self._memory.reserve_nowait(wanted):
+            return False
+        self.reserved_bytes = wanted
+        self.reservation += 1
+        return True
 
     async def _make_room(self) -> None:
         """Reserve memory for the large frame in progress before more of it is received."""
-        if self._has_room:
+        if self._make_room_nowait():
             return
-        self._release_memory()
         claimed = self._frames.claimed_bytes
-        if claimed > RESERVE_ABOVE_BYTES:
-            if not self._memory.has_room(claimed):
-                self._frames.shrink()
-            if not self._is_draining:
-                self._pipeline.waits_for = Wait.MEMORY
-            await self._memory.reserve(claimed)
-            self.reserved_bytes = claimed
-            self.reservation += 1
+        self._frames.shrink()
+        if not self._is_draining:
+            self._pipeline.waits_for = Wait.MEMORY
+        await self._memory.reserve(claimed)
+        self.reserved_bytes = claimed
+        self.reservation += 1
 
     def _release_memory(self) -> None:
         if self.reserved_bytes:

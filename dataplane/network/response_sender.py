@@ -3,9 +3,9 @@
     parts -> send_parts_nowait, in a step -> parts that are left -> send_parts, in the task
 
 A step sends what the socket takes of records in the page cache. The rest stays in the list of
-parts, for the task: the socket is full, a page is not cached, or the step has sent enough. If a
-step sent a part of a slice, its file stays pinned until the task sends the rest or the connection
-closes.
+parts: for another step if the socket is full, and otherwise for the task, because a page is not
+cached or the step has sent enough. If a step sent a part of a slice, its file stays pinned until
+the rest is sent or the connection closes.
 """
 
 from functools import partial
@@ -45,6 +45,8 @@ class ResponseSender:
     ) -> None:
         self.connection = connection  # replaced once TLS has begun
         self.sent_pieces = 0
+        # Whether `send_parts_nowait` ended within a large slice because the socket is full.
+        self.is_blocked = False
         self._disk = disk
         self._unread = unread
         self._reader: Reader | None = reader
@@ -120,6 +122,7 @@ class ResponseSender:
         file of a large slice was removed or ends before it, StorageError if it cannot be opened.
         """
         sent_bytes, may_continue = 0, True
+        self.is_blocked = False
         while parts and may_continue and sent_bytes < limit_bytes:
             first = parts[0]
             if isinstance(first, LogSlice) and first.size_bytes > COPY_LIMIT_BYTES:
@@ -169,6 +172,7 @@ class ResponseSender:
         if not file.is_cached(size, part.position):
             return 0, False
         count = self.connection.send_file_nowait(file, part.position, size)
+        self.is_blocked = count < size
         if count:
             self.sent_pieces += 1
         if count == part.size_bytes:

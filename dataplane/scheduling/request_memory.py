@@ -65,10 +65,16 @@ class RequestMemory:
         """Return whether `reserve` would return at once."""
         return not size_bytes or (not self._waiting and self._fits(size_bytes))
 
+    def reserve_nowait(self, size_bytes: int) -> bool:
+        """Reserve `size_bytes` if no request waits and they are free; return whether they were."""
+        if not self.has_room(size_bytes):
+            return False
+        self.used_bytes += size_bytes
+        return True
+
     async def reserve(self, size_bytes: int) -> None:
         """Wait until `size_bytes` are reserved; the caller must `release` them."""
-        if self.has_room(size_bytes):
-            self.used_bytes += size_bytes
+        if self.reserve_nowait(size_bytes):
             return
         waiter = _Waiter(size_bytes, next(self._serial), trio.Event())
         heapq.heappush(self._waiting, waiter)

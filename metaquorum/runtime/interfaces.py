@@ -184,6 +184,13 @@ class Connection(Protocol):
         replaces the others.
         """
 
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        """Make `pump` call `step()` once in place of its own step, when the peer takes bytes again.
+
+        Until then `pump` does not call its own step. Returns False, without an effect, if no task
+        pumps, or if only a task can wait for that.
+        """
+
     def send_nowait(self, data: Buffer) -> int:
         """Send a prefix of `data` without waiting; return its size in bytes, which may be 0."""
 

@@ -305,6 +305,8 @@ class Poller(trio.abc.Instrument):
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
         self._soon: dict[int, Callable[[], bool]] = {}  # steps to call without waiting for bytes
+        # Steps of connections that are polled until they are writable, not readable.
+        self._blocked: dict[int, Callable[[], bool]] = {}
         self._readable: deque[int] = deque()  # descriptors whose steps are still to be called
         self._stepping = -1  # descriptor whose step is being called
         self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
@@ -344,6 +346,14 @@ class Poller(trio.abc.Instrument):
         if fd in self._steps:
             self._soon[fd] = step
 
+    def call_when_writable(self, fd: int, step: Callable[[], bool]) -> bool:
+        if fd not in self._steps:
+            return False
+        assert self._epoll is not None
+        self._epoll.modify(fd, select.EPOLLOUT)
+        self._blocked[fd] = step
+        return True
+
     def forget(self, fd: int) -> None:
         """Unregister a descriptor before its task closes it; no task may be waiting for it."""
         assert fd not in self._steps
@@ -357,6 +367,7 @@ class Poller(trio.abc.Instrument):
         assert self._epoll is not None
         self._epoll.modify(fd, 0)
         self._soon.pop(fd, None)
+        self._blocked.pop(fd, None)
         _, task = self._steps.pop(fd)
         return task
 
@@ -425,12 +436,18 @@ class Poller(trio.abc.Instrument):
             waiting = steps.get(fd)
             if waiting is None:  # its pump has ended since the poll
                 continue
-            self._call(fd, waiting[0])
+            self._call(fd, self._unblocked(fd) if fd in self._blocked else waiting[0])
             if readable:
                 now = time.monotonic()
                 until = until or now + MAX_STEPS_S
                 if now >= until:
                     break
+
+    def _unblocked(self, fd: int) -> Callable[[], bool]:
+        """Return the step of a descriptor that has become writable, and poll it for reading."""
+        assert self._epoll is not None
+        self._epoll.modify(fd, select.EPOLLIN)
+        return self._blocked.pop(fd)
 
     def _call(self, fd: int, step: Callable[[], bool]) -> None:
         self._stepping = fd
@@ -485,6 +502,9 @@ class RealConnection:
 
     def call_soon(self, step: Callable[[], bool]) -> None:
         self._poller.call_soon(self._socket.fileno(), step)
+
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        return self._poller.call_when_writable(self._socket.fileno(), step)
 
     def send_nowait(self, data: Buffer) -> int:
         try:

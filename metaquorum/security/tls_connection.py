@@ -318,6 +318,9 @@ class TlsConnection:
 
     # Sending
 
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        return False  # the task waits: it also sends the bytes that are encrypted already
+
     def send_nowait(self, data: Buffer) -> int:
         self._check()
         view = memoryview(data).cast("B")

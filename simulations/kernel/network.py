@@ -215,6 +215,7 @@ class SimulatedConnection:
         self.closed = False
         self._is_pumped = False
         self._soon: Callable[[], bool] | None = None
+        self._blocked: Callable[[], bool] | None = None
         inward.on_refused = self._refuse
         process.holdings[self] = None
         net.connections[self] = None
@@ -255,10 +256,16 @@ class SimulatedConnection:
         return pipe.take(memoryview(buffer).cast("B")) if pipe.readable else -1
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        self._soon = None
+        self._soon = self._blocked = None
         self._is_pumped = more = True
         try:
             while more:
+                if self._blocked is not None:
+                    if self._out.environment <= 0 and self._out.error is None:
+                        await self._wait_writable()
+                    blocked, self._blocked = self._blocked, None
+                    more = blocked()
+                    continue
                 await self._wait_readable()
                 soon, self._soon = self._soon, None
                 more = (soon or step)()
@@ -270,6 +277,11 @@ class SimulatedConnection:
             self._soon = step
             if self._in.reader is not None:
                 self._in.reader.wake()
+
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        if self._is_pumped:
+            self._blocked = step
+        return self._is_pumped
 
     def send_nowait(self, data: Buffer) -> int:
         self._check()

@@ -312,7 +312,9 @@ class Segment:
 
     # Finding
 
-    def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+    def walk(
+        self, position: int, step_bytes: int = WALK_BYTES
+    ) -> Iterator[tuple[int, BatchHeader]]:
         """Yield the position and header of each batch from `position` on.
 
         Raises StorageError at the first position without a valid header.
@@ -320,7 +322,7 @@ class Segment:
         if position >= self.size_bytes:
             return  # a log without any append has no file yet
         with storage_errors("read", self.file.path):
-            yield from walk_headers(self.file.get(), position, self.size_bytes)
+            yield from walk_headers(self.file.get(), position, self.size_bytes, step_bytes)
 
     def locate(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return position and header of the first batch that ends at or after `offset`, or None."""

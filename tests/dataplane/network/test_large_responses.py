@@ -4,7 +4,7 @@ The socket is played: a script says how many bytes it takes of each send. The fi
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dataplane.log.segments.files import LogFile, OpenFiles
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.client import Client
-from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
+from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES, Wait
 from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
 from dataplane.network.response_sender import (
     COLD_READ_BYTES,
@@ -50,9 +50,14 @@ class ScriptedConnection(PlayedConnection):
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         super().__init__()
+        self.writable.set()
         self.script = list(script)
         self.offered = 0  # number of sends
         self.in_task_bytes = 0  # bytes that the task had to send
+
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        self.blocked = step
+        return True
 
     def send_nowait(self, data: Buffer) -> int:
         self.offered += 1
@@ -265,6 +270,43 @@ def test_pipelined_fetches_are_answered_in_order_whatever_the_socket_takes(
         trio.run(main)
 
 
+@in_trio
+async def test_the_rest_is_sent_in_steps_when_the_socket_takes_bytes_again(
+    tmp_path: Path,
+) -> None:
+    with a_segment(tmp_path) as segment:
+        setting = Setting()
+        network = ScriptedConnection([4, 300_000, 0, 500_000, 200_000])
+        response: Parts = [b"head", segment.slice(1 << 20), b"tail"]
+        setting.handler = Fetches([response])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(setting.another(network).serve)
+            network.feed(framed(b"F0", b"a"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert bytes(network.sent) == content(response) + b"a"
+            assert (network.pumps, network.in_task_bytes) == (1, 0)
+            network.end()
+
+
+@in_trio
+async def test_a_connection_that_waits_for_its_socket_is_drained(tmp_path: Path) -> None:
+    with a_segment(tmp_path) as segment:
+        setting = Setting()
+        network = ScriptedConnection([4, 300_000])
+        response: Parts = [b"head", segment.slice(1 << 20), b"tail"]
+        setting.handler = Fetches([response])
+        network.writable = trio.Event()
+        connection = setting.another(network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.serve)
+            network.feed(framed(b"F0", b"a"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert (len(network.sent), connection.waits_for) == (4 + 300_000, Wait.RESPONSE)
+            connection.drain()
+            network.writable.set()
+        assert bytes(network.sent) == content(response) + b"a"
+
+
 def test_a_whole_response_is_sent_in_the_step(segment: Segment) -> None:
     parts: Parts = [b"head", segment.slice(1 << 20), b"tail"]
     whole = content(parts)
@@ -375,8 +417,8 @@ def test_a_file_that_cannot_be_opened_raises_a_storage_error(segment: Segment) -
 
 @in_trio
 async def test_a_fetch_is_answered_without_the_task(tmp_path: Path) -> None:
-    """The task is scheduled for what the socket did not take, and for that alone."""
-    for script, in_task_bytes in (([], 0), ([ALL, 1000], (1 << 20) - 1000)):
+    """The task is scheduled for bytes in memory that the socket did not take, and for them alone."""
+    for script, in_task_bytes in (([], 0), ([ALL, 1000], 0), ([1], 1 << 20)):
         with a_segment(tmp_path) as segment:
             setting = Setting()
             network = ScriptedConnection(script)

@@ -16,7 +16,7 @@ from dataplane.network.connection import (
     ListenerContext,
 )
 from dataplane.network.delayed import DelayedResponse
-from dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED
+from dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED, Wait
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
 from dataplane.network.unread_responses import UnreadResponses
 from dataplane.scheduling.request_memory import RequestMemory
@@ -39,10 +39,13 @@ class PlayedConnection:
         self.is_broken = False
         self.is_closed = False
         self.window_bytes = 1 << 30
+        self.pumps = 0
         self._feed, self._source = trio.open_memory_channel[bytes](100)
         self._rest = b""
         self._waiting: trio.CancelScope | None = None
         self._soon: Callable[[], bool] | None = None
+        self.blocked: Callable[[], bool] | None = None  # waits for `writable`
+        self.writable = trio.Event()
 
     def feed(self, data: bytes) -> None:
         self._feed.send_nowait(data)
@@ -60,8 +63,14 @@ class PlayedConnection:
         return count
 
     async def pump(self, step: Callable[[], bool]) -> None:
+        self.pumps += 1
         more = True
         while more:
+            if self.blocked is not None:
+                await self.writable.wait()
+                blocked, self.blocked = self.blocked, None
+                more = blocked()
+                continue
             self._soon = None
             if not self._rest:
                 with trio.CancelScope() as self._waiting:
@@ -76,6 +85,9 @@ class PlayedConnection:
         if self._waiting is not None:
             self._soon = step
             self._waiting.cancel()
+
+    def call_when_writable(self, step: Callable[[], bool]) -> bool:
+        return False
 
     def send_nowait(self, data: Buffer) -> int:
         if self.is_broken:
@@ -355,6 +367,7 @@ async def test_memory_is_reserved_for_each_large_request_and_given_back() -> Non
             network.feed(data)
             await trio.testing.wait_all_tasks_blocked()
             assert memory.used_bytes == expected
+        assert network.pumps == 1  # in the steps, without waking the task
         network.end()
     assert memory.used_bytes == 0
     assert RESERVE_ABOVE_BYTES < 100_000
@@ -371,9 +384,11 @@ async def test_a_request_without_room_is_not_read_on_until_another_gives_some() 
         for network in (setting.network, other):
             network.feed(data[:1000])
             await trio.testing.wait_all_tasks_blocked()
+        assert setting.network.pumps == 1
         other.feed(data[1000:])
         await trio.testing.wait_all_tasks_blocked()
         assert other.sent == b""
+        assert setting.connection.waits_for is Wait.REQUEST
         setting.network.feed(data[1000:])
         await trio.testing.wait_all_tasks_blocked()
         assert len(other.sent) == len(setting.network.sent) == 8

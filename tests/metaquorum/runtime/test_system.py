@@ -285,6 +285,73 @@ def test_a_file_is_sent_without_waiting_as_far_as_the_socket_takes_it(tmp_path: 
     trio.run(main)
 
 
+def test_a_step_is_called_when_the_socket_takes_bytes_again() -> None:
+    async def main() -> None:
+        ours, other = await _pair(RealNetwork())
+        other.settimeout(PATIENCE_S)
+        sent, calls = 0, []
+        assert not ours.call_when_writable(lambda: True)  # no task pumps
+
+        def fill() -> None:
+            nonlocal sent
+            while count := ours.send_nowait(bytes(1 << 20)):
+                sent += count
+
+        def start() -> bool:
+            calls.append("start")
+            fill()
+            return ours.call_when_writable(again)
+
+        def again() -> bool:
+            calls.append("again")
+            return ours.send_nowait(b"end") == 3
+
+        def received() -> bool:
+            calls.append("received")
+            return ours.receive_nowait(bytearray(10)) < 0
+
+        def step() -> bool:
+            return received() if calls else start()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.pump, step)
+            other.send(b"x")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert calls == ["start"]  # although bytes can be received
+            got = 0
+            while got < sent + 3:
+                got += len(await trio.to_thread.run_sync(other.recv, 1 << 20))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert calls[:3] == ["start", "again", "received"]
+        ours.close()
+        other.close()
+
+    trio.run(main)
+
+
+def test_a_pump_that_waits_for_a_full_socket_may_be_cancelled_and_started_again() -> None:
+    async def main() -> None:
+        ours, other = await _pair(RealNetwork())
+
+        def block() -> bool:
+            while ours.send_nowait(bytes(1 << 20)):
+                pass
+            return ours.call_when_writable(lambda: False)
+
+        other.send(b"records")
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ours.pump, block)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                scope.cancel()
+        assert scope.cancelled_caught
+        await ours.pump(lambda: ours.receive_nowait(bytearray(10)) < 0)
+        ours.close()
+        other.close()
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("counts", [True, False], ids=["cachestat", "probes"])
 def test_a_range_is_cached_unless_a_page_is_not(
     tmp_path: Path, counts: bool, monkeypatch: pytest.MonkeyPatch
