@@ -191,8 +191,8 @@ class IsrManager:
     def suspects(self) -> frozenset[int]:
         """Return the leaders that have just closed a connection: their process may have ended.
 
-        A leader stays suspect after its partitions here have got another leader, because clients
-        are told of that leader later, when all parts of this worker have applied the metadata.
+        A leader stays suspect after its partitions here have got another leader: responses name
+        that leader later, when all parts of this worker have applied the metadata.
         """
         stopped = self._stopped.values()
         return frozenset(
@@ -202,7 +202,7 @@ class IsrManager:
         )
 
     def look_for_ended_leaders(self) -> None:
-        """Let `suspects` return the leaders whose connections ended in this turn of the loop, too."""
+        """Let `suspects` include leaders whose connections ended in this turn of the loop."""
         for fetcher, _ in self._fetchers.values():
             fetcher.look_for_end()
 
