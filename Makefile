@@ -8,7 +8,8 @@
 #   make docs     the documentation as a site in build/docs; a link that leads nowhere fails it
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    metaquorum and a real Kafka in one run; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
-#   make failover the same two, three nodes each: how long partitions have no leader when one is killed or stops (ROUNDS=3)
+#   make failover the same two, three nodes each: how long partitions have no leader when one is killed or stops (ROUNDS=3);
+#                 HOW=all: when they serve again after all three were killed
 #   make behind   consumers far behind, and their effect on other clients (BEHIND="--gb 10 --seconds 60")
 #   make clean    removes what the others made, but never data
 SHELL := /bin/bash
@@ -83,7 +84,7 @@ bench: $(VENV)/installed-test
 	BIN="$(CURDIR)/$(BIN)" NODES=$(NODES) TLS=$(TLS) tests/peers/side_by_side $(BENCH)
 
 failover: $(VENV)/installed-test
-	BIN="$(CURDIR)/$(BIN)" tests/peers/failover --rounds $(ROUNDS)
+	BIN="$(CURDIR)/$(BIN)" HOW="$(HOW)" tests/peers/failover --rounds $(ROUNDS)
 
 behind: $(VENV)/installed-test
 	BIN="$(CURDIR)/$(BIN)" $(BIN)/python tests/peers/slow_consumers $(BEHIND)

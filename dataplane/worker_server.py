@@ -142,6 +142,7 @@ class WorkerRole:
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Let the coordinators follow the partitions that this worker leads."""
         if self.worker is not None:
+            await self.worker.recently_fenced.publish(delta, image)
             await self.worker.groups.publish(delta, image)
             await self.worker.transactions.publish(delta, image)
 

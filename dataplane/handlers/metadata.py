@@ -51,6 +51,8 @@ class LostPartitions(Protocol):
 
 
 class SuspectLeaders(Protocol):
+    def look_for_ended_leaders(self) -> None: ...
+
     def suspects(self) -> frozenset[int]: ...
 
 
@@ -68,7 +70,18 @@ class ViewsTopics(ViewsLeaders, HasWorkerId, Protocol):
     def replica_manager(self) -> LostPartitions: ...
 
 
-class DescribesTopics(ViewsTopics, HasSlicer, Protocol):
+class FencedWorkers(Protocol):
+    def ids(self) -> frozenset[int]: ...
+
+
+class ListsWorkers(DescribesCluster, Protocol):
+    """`DescribesCluster`, with the workers that were fenced a moment ago."""
+
+    @property
+    def recently_fenced(self) -> FencedWorkers: ...
+
+
+class DescribesTopics(ViewsTopics, ListsWorkers, HasSlicer, Protocol):
     """`ViewsTopics` for any number of topics, with a cache of encoded rows."""
 
     @property
@@ -124,6 +137,7 @@ def handle_metadata(
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
             return _create_first(worker, request, message, names)
+    worker.isr_manager.look_for_ended_leaders()
     if _has_suspect_leader(worker, asked):
         return _once_led(worker, request, message, asked)
     found = [_find(worker, each) for each in asked]
@@ -332,12 +346,13 @@ def _describe_all(
 
 
 def _response(
-    worker: DescribesCluster, request: Request, message: MetadataRequest, described: list[TopicRow]
+    worker: ListsWorkers, request: Request, message: MetadataRequest, described: list[TopicRow]
 ) -> MetadataResponse:
+    also = worker.recently_fenced.ids() if message.topics else frozenset()
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in live_workers(worker.image, request.client.listener)
+            for w in live_workers(worker.image, request.client.listener, also)
         ],
         cluster_id=worker.image.cluster_id,
         controller_id=worker.worker_id,  # any worker accepts admin requests

@@ -4,7 +4,7 @@ A client receives the addresses of the listeners with the same name as the liste
 to, but none of workers without a listener of that name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import RegisterWorkerRecord
@@ -29,10 +29,14 @@ class WorkerAddress:
         return None
 
 
-def live_workers(image: MetadataImage, listener: str) -> Iterator[WorkerAddress]:
-    """Yield the addresses of unfenced workers that have a listener of that name."""
+def live_workers(
+    image: MetadataImage, listener: str, also: Set[int] = frozenset()
+) -> Iterator[WorkerAddress]:
+    """Yield the addresses of unfenced workers, and of `also`, with a listener of that name."""
     for record in image.workers.values():
-        if not record.fenced and (address := WorkerAddress.of(record, listener)) is not None:
+        if (not record.fenced or record.worker_id in also) and (
+            address := WorkerAddress.of(record, listener)
+        ) is not None:
             yield address
 
 

@@ -151,6 +151,7 @@ class IsrManager:
         )
         self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
+        self._stopped: dict[int, ReplicaFetcher] = {}  # the last one of each leader without one
         self._fetched_by: dict[Key, tuple[int, int]] = {}
         # Led partitions with other replicas, and their ISR in the metadata.
         self._led: dict[Partition, tuple[int, ...]] = {}
@@ -188,10 +189,22 @@ class IsrManager:
         )
 
     def suspects(self) -> frozenset[int]:
-        """Return the leaders that have just closed a connection: their process may have ended."""
+        """Return the leaders that have just closed a connection: their process may have ended.
+
+        A leader stays suspect after its partitions here have got another leader: responses name
+        that leader later, when all parts of this worker have applied the metadata.
+        """
+        stopped = self._stopped.values()
         return frozenset(
-            [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
+            fetcher.leader_id
+            for fetcher in (*(each for each, _ in self._fetchers.values()), *stopped)
+            if fetcher.is_leader_suspect
         )
+
+    def look_for_ended_leaders(self) -> None:
+        """Let `suspects` include leaders whose connections ended in this turn of the loop."""
+        for fetcher, _ in self._fetchers.values():
+            fetcher.look_for_end()
 
     def heard_from(self, replica_id: int) -> None:
         """Record the time of a fetch by this replica, of any partitions."""
@@ -301,6 +314,7 @@ class IsrManager:
         fetcher.remove(key)
         if not len(fetcher):
             del self._fetchers[at]
+            self._stopped[at[0]] = fetcher
             scope.cancel()
 
     def max_lag(self) -> int:
@@ -316,6 +330,7 @@ class IsrManager:
         if known is not None:
             return known[0]
         leader_id, number = at
+        self._stopped.pop(leader_id, None)
         fetcher = ReplicaFetcher(
             self.worker_id,
             self._broker_epoch,

@@ -42,7 +42,7 @@ from metaquorum.channel.handshake import DialerHandshake
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
-from metaquorum.client.trio_transport import TrioTransport
+from metaquorum.client.trio_transport import TrioStream, TrioTransport
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.security.tls_context import ReloadedContext
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
@@ -178,6 +178,7 @@ class ReplicaFetcher:
         self._stale_count = 0  # consecutive STALE_BROKER_EPOCH responses
         self._stale_until = -inf  # no fetch is sent before
         self._closed_at: float | None = None  # when the leader closed the connection; None: open
+        self._stream: TrioStream | None = None  # to the leader, after the exchange of hellos
         self._changed = trio.Event()
 
     @property
@@ -185,6 +186,15 @@ class ReplicaFetcher:
         """Whether the leader's side closed the connection less than SUSPECT_S ago."""
         at = self._closed_at
         return at is not None and self._runtime.clock.monotonic() < at + SUSPECT_S
+
+    def look_for_end(self) -> None:
+        """Note that the leader closed the connection, even if the task has not received that yet.
+
+        A client that lost its connection to the same process may ask for the next leader first.
+        """
+        stream = self._stream
+        if self._closed_at is None and stream is not None and stream.connection.is_ended():
+            self._closed_at = self._runtime.clock.monotonic()
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -282,7 +292,7 @@ class ReplicaFetcher:
                 dialing = await exchange_hellos(
                     connection, self._endpoint, self.leader_id, address[:2], deadline
                 )
-            self._closed_at = None
+            self._closed_at, self._stream = None, stream
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
             link = LeaderConnection(stream.connection, version, self._client_id)
             if dialing is not None:
@@ -297,6 +307,7 @@ class ReplicaFetcher:
                 await self._exchange(link)
                 await self._take_rest(connection)
         finally:
+            self._stream = None
             connection.close()
 
     async def _exchange(self, link: LeaderConnection) -> None:

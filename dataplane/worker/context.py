@@ -31,6 +31,7 @@ from dataplane.worker.leadership_check import LeadershipCheck
 from dataplane.worker.marker_writer import EndsGroupTransactions, MarkerWriter
 from dataplane.worker.metadata_cache import MetadataCache
 from dataplane.worker.producer_ids import ProducerIds
+from dataplane.worker.recently_fenced import RecentlyFenced
 from dataplane.worker.transaction_states import TransactionStates
 from dataplane.worker.transaction_verifier import (
     NO_WORKER,
@@ -101,6 +102,7 @@ class Worker:
         # Decompress one batch at a time: a batch may grow to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.metadata_cache = MetadataCache()
+        self.recently_fenced = RecentlyFenced(runtime.clock)
         self.timers = Timers(runtime.clock)
         self.long_polls = LongPolls(self.timers)
         self.slicer = TimeSlicer(runtime.clock.cpu_s, call_after=self.timers.call_after)

@@ -169,6 +169,12 @@ class Connection(Protocol):
     def receive_nowait(self, buffer: bytearray | memoryview) -> int:
         """Receive like `receive_into`, without waiting; return -1 if no byte is available."""
 
+    def is_ended(self) -> bool:
+        """Return whether no more bytes will arrive: the peer closed the connection or it failed.
+
+        Does not receive; bytes that arrived before may be unread.
+        """
+
     async def pump(self, step: Callable[[], bool]) -> None:
         """Call `step()` whenever bytes may be available, until it returns False or raises.
 

@@ -497,6 +497,11 @@ class RealConnection:
         except BlockingIOError:
             return -1
 
+    def is_ended(self) -> bool:
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     async def pump(self, step: Callable[[], bool]) -> None:
         await self._poller.call_when_readable(self._socket.fileno(), step)
 

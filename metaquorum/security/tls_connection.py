@@ -215,6 +215,9 @@ class TlsConnection:
         await self._inner.pump(step)
         return count
 
+    def is_ended(self) -> bool:
+        return self._ended or self._inner.is_ended()
+
     def receive_nowait(self, buffer: bytearray | memoryview) -> int:
         self._check()
         view = memoryview(buffer).cast("B")

@@ -255,6 +255,10 @@ class SimulatedConnection:
             raise os_error(pipe.error)
         return pipe.take(memoryview(buffer).cast("B")) if pipe.readable else -1
 
+    def is_ended(self) -> bool:
+        self._check()
+        return self._in.ended or self._in.error is not None
+
     async def pump(self, step: Callable[[], bool]) -> None:
         self._soon = self._blocked = None
         self._is_pumped = more = True

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -78,6 +79,58 @@ def test_metadata_is_told_when_the_next_leader_is_known() -> None:
         assert cluster.state("t", 2).leader == 1
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
+
+    together(scenario)
+
+
+def test_metadata_is_told_before_the_fetcher_has_read_the_end_of_its_connection() -> None:
+    """The client's connection to the same process closed at the same time, and it asks at once."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        isr_manager = cluster.worker(2).isr_manager
+        ((fetcher, _),) = isr_manager._fetchers.values()
+        await cluster.until(lambda: fetcher._stream is not None)
+        connection = fetcher._stream.connection
+        connection._in._wake_reader = lambda: None  # the task does not run
+        await cluster.kill(1)
+        await cluster.until(connection.is_ended)
+        assert isr_manager.suspects() == frozenset()
+        assert cluster.state("t", 2).leader == 1
+        told = await cluster.described(2, "t")
+        assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
+
+    together(scenario)
+
+
+def test_metadata_is_told_while_the_worker_applies_the_election() -> None:
+    """The fetcher has stopped already, and the visible metadata still has the dead leader."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        worker, released = cluster.worker(2), trio.Event()
+        publish = worker.groups.publish
+
+        async def publish_later(*change: Any) -> None:
+            await released.wait()
+            await publish(*change)
+
+        worker.groups.publish = publish_later
+        await cluster.kill(1)
+        await cluster.until(lambda: not worker.isr_manager._fetchers)
+        assert cluster.state("t", 2).leader == 1
+        told: list[Any] = []
+
+        async def ask() -> None:
+            told.append(await cluster.described(2, "t"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await cluster.world.sleep(0.05)
+            released.set()
+        assert [(each.error_code, each.leader_id) for each in told] == [(ErrorCode.NONE, 2)]
 
     together(scenario)
 

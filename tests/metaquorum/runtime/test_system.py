@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,24 @@ def test_a_step_may_cancel_the_task_that_waits_for_it(
     with caplog.at_level(logging.DEBUG):
         trio.run(main)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_the_end_of_a_connection_shows_behind_unread_bytes(is_reset: bool) -> None:
+    async def main() -> None:
+        ours, other = await _pair(RealNetwork())
+        assert not ours.is_ended()
+        other.send(b"records")
+        assert not ours.is_ended()
+        if is_reset:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+        assert ours.is_ended()
+        if not is_reset:
+            assert ours.receive_nowait(bytearray(10)) == len(b"records")
+        ours.close()
+
+    trio.run(main)
 
 
 def test_a_loop_ends_without_complaint_from_the_instrument(

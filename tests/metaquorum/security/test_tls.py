@@ -503,6 +503,7 @@ class Tampered:
         self.send_file = inner.send_file
         self.send_file_nowait = inner.send_file_nowait
         self.receive_into = inner.receive_into
+        self.is_ended = inner.is_ended
         self.close = inner.close
         self._inner = inner
         self._before = position

@@ -1,0 +1,55 @@
+"""Workers that died are listed with their address for some seconds after the next election."""
+
+from collections.abc import Sequence
+
+from dataplane.worker.recently_fenced import LISTED_S
+from tests.dataplane.replication.together import Together, together
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.protocol.apis import ApiKey
+
+NAMED = (MetadataRequestTopic(name="t"),)
+
+
+async def listed(cluster: Together, topics: Sequence[MetadataRequestTopic] | None) -> list[int]:
+    client = await cluster.connect(2)
+    asked = MetadataRequest(topics=None if topics is None else list(topics))
+    response = await client.call(ApiKey.METADATA, asked)
+    client.connection.close()
+    return sorted(broker.node_id for broker in response.brokers)
+
+
+def test_a_killed_worker_is_listed_beside_the_next_leader() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        assert cluster.worker(2).image.workers[1].fenced
+        assert await listed(cluster, NAMED) == [1, 2, 3]
+        assert await listed(cluster, None) == [2, 3]
+        assert await listed(cluster, ()) == [2, 3]
+        await cluster.world.sleep(LISTED_S)
+        assert await listed(cluster, NAMED) == [2, 3]
+
+    together(scenario)
+
+
+def test_a_worker_that_shut_down_is_not_listed() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.nodes[1].stop()
+        await cluster.until(lambda: cluster.worker(2).image.workers[1].fenced)
+        assert await listed(cluster, NAMED) == [2, 3]
+
+    together(scenario)
+
+
+def test_a_worker_that_is_back_is_listed_once() -> None:
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.worker(2).image.workers[1].fenced)
+        await cluster.restart(1)
+        await cluster.until(lambda: not cluster.worker(2).image.workers[1].fenced)
+        assert await listed(cluster, NAMED) == [1, 2, 3]
+
+    together(scenario)
