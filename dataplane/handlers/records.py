@@ -30,6 +30,9 @@ from wire.messages.delete_records import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 HIGH_WATERMARK: Final = -1
+# Seconds that a request waits for the deletion of a partition's segments. Retention deletes those
+# that are left; Kafka leaves all of them to it.
+DELETION_S: Final = 1.0
 _NO_OFFSET: Final = -1
 
 
@@ -160,7 +163,14 @@ async def _of_partition(
         check_writable(topic)
         partition = worker.replica_manager.by_name(topic, index)
         async with partition.appending:
-            result.low_watermark = await _delete_before(worker, partition, offset)
+            plog, is_advanced = partition.log, _advance(worker, partition, offset)
+        if is_advanced:
+            # Each deleted segment takes a sync: appends continue meanwhile.
+            with trio.move_on_after(DELETION_S):
+                if count := await plog.delete_old_segments(worker.disk):
+                    worker.pending_deletes.add(partition, count)
+            await partition.flush(worker.disk)
+        result.low_watermark = plog.log_start_offset
     except KafkaError as error:
         result.error_code = error.code
     except StorageError as error:
@@ -170,13 +180,13 @@ async def _of_partition(
     return result
 
 
-async def _delete_before(worker: DeletesSegments, partition: Partition, offset: int) -> int:
-    """Advance the log start offset to `offset`. Return the new log start offset.
+def _advance(worker: DeletesSegments, partition: Partition, offset: int) -> bool:
+    """Advance the log start offset to `offset`. Return False if it was not below `offset`.
 
-    Records below `offset` in the same segment stay on disk until the segment is deleted. The log is
-    synced, so that after a power failure no deleted segment reappears and the log end offset is not
-    below the log start offset. Raises KafkaError if this worker is not the leader, the offset is
-    out of range or the topic is only compacted, StorageError if the log directory fails.
+    Records below `offset` in the same segment stay on disk until the segment is deleted. The caller
+    syncs the log, so that after a power failure no deleted segment reappears and the log end offset
+    is not below the log start offset. Raises KafkaError if this worker is not the leader, the
+    offset is out of range or the topic is only compacted, StorageError if the log directory fails.
     """
     if error := partition.leader_error():
         raise KafkaError(error)
@@ -186,14 +196,12 @@ async def _delete_before(worker: DeletesSegments, partition: Partition, offset: 
     if not 0 <= offset <= partition.high_watermark:
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
     plog = partition.log
-    if plog.advance_log_start(offset):
-        if offset == plog.log_end_offset:
-            plog.roll(worker.clock.now_ms())
-        if count := await plog.delete_old_segments(worker.disk):
-            worker.pending_deletes.add(partition, count)
-        partition.log_start_moved()
-        await partition.flush(worker.disk)
-    return plog.log_start_offset
+    if not plog.advance_log_start(offset):
+        return False
+    if offset == plog.log_end_offset:
+        plog.roll(worker.clock.now_ms())
+    partition.log_start_moved()
+    return True
 
 
 def _check_policy(worker: ReadsTopicConfigs, topic: str) -> None:

@@ -1,21 +1,28 @@
 """Changes of configs, partitions and logs, and the node's behaviour after them."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import trio
 
+from dataplane.handlers import records
 from dataplane.handlers.partitions_api import MAX_DESCRIBED_PARTITIONS
+from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime import sleep
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import (
     RawClient,
+    Served,
     Simulated,
     batch_of,
     in_trio,
     serving,
     simulated,
 )
+from tests.nodes import PATIENCE_S
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -36,6 +43,8 @@ from wire.messages.incremental_alter_configs import (
 from wire.messages.list_config_resources import ListConfigResourcesRequest
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
+
+T = TypeVar("T")
 
 TOPIC, BROKER = 2, 4
 SET, DELETE = 0, 1
@@ -85,6 +94,66 @@ async def delete_records(client: RawClient, topic: str, offset: int) -> tuple[in
     asked = DeleteRecordsRequest(topics=topics, timeout_ms=10_000)
     row = (await client.call(ApiKey.DELETE_RECORDS, asked)).topics[0].partitions[0]
     return row.error_code, row.low_watermark
+
+
+class HeldDisk(RealDisk):
+    """A disk whose calls in worker threads wait for `go_on` while it `holds`."""
+
+    def __init__(self) -> None:
+        self.holds = False
+        self.is_held = trio.Event()
+        self.go_on = threading.Event()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        if self.holds:
+            self.is_held.set()
+            return await super().run(lambda: (self.go_on.wait(PATIENCE_S), function())[1])
+        return await super().run(function)
+
+
+async def many_segments(served: Served, client: RawClient, count: int) -> PartitionLog:
+    """Create topic "t" with sealed segments of one record each; return its log."""
+    await client.create("t")
+    log: PartitionLog = served.worker.replica_manager.by_name("t", 0).log
+    for number in range(count):
+        await client.produce("t", batch_of(b"old"))
+        log.roll(number)
+    return log
+
+
+@in_trio
+async def test_a_partition_takes_records_while_its_segments_are_deleted(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    async with serving(tmp_path, disk=disk) as served, trio.open_nursery() as nursery:
+        client, other = await served.connect(), await served.connect()
+        log = await many_segments(served, client, 3)
+
+        async def delete() -> None:
+            assert await delete_records(other, "t", -1) == (0, 3)
+
+        disk.holds = True
+        nursery.start_soon(delete)
+        await disk.is_held.wait()
+        try:
+            assert (await client.produce("t", batch_of(b"new"))).base_offset == 3
+            assert log.segment_count == 4
+        finally:
+            disk.holds = False
+            disk.go_on.set()
+
+
+@in_trio
+async def test_records_are_deleted_although_their_segments_would_take_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "DELETION_S", 0.0)
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        log = await many_segments(served, client, 3)
+        assert await delete_records(client, "t", -1) == (0, 3)
+        assert (await client.fetch("t", 2)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert log.segment_count == 4
+        assert await log.delete_old_segments(RealDisk()) == 3  # as retention does
 
 
 @in_trio
