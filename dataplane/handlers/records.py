@@ -30,7 +30,7 @@ from wire.messages.delete_records import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 HIGH_WATERMARK: Final = -1
-# Seconds that a request waits for the deletion of a partition's segments. Retention deletes those
+# Seconds that a request waits for the deletion of its partitions' segments. Retention deletes those
 # that are left; Kafka leaves all of them to it.
 DELETION_S: Final = 1.0
 _NO_OFFSET: Final = -1
@@ -76,7 +76,8 @@ async def handle_delete_records(
     asked = await _once(worker, message)
     deleted: list[tuple[str, DeleteRecordsPartitionResult]] = []
     try:
-        topics = [await _of_topic(worker, *each, deleted) for each in asked.items()]
+        until = trio.current_time() + DELETION_S
+        topics = [await _of_topic(worker, *each, deleted, until) for each in asked.items()]
     finally:
         worker.slicer.discard(asked)
     if deleted:
@@ -139,13 +140,14 @@ async def _of_topic(
     name: str,
     asked: dict[int, int],
     deleted: list[tuple[str, DeleteRecordsPartitionResult]],
+    until: float,
 ) -> DeleteRecordsTopicResult:
     """Return the results of the topic; add those of successful partitions to `deleted`."""
     topic = DeleteRecordsTopicResult(name=name)
     try:
         for index, offset in asked.items():
             await worker.slicer.pause()
-            result = await _of_partition(worker, name, index, offset)
+            result = await _of_partition(worker, name, index, offset, until)
             topic.partitions.append(result)
             if not result.error_code:
                 deleted.append((name, result))
@@ -155,7 +157,7 @@ async def _of_topic(
 
 
 async def _of_partition(
-    worker: DeletesRecords, topic: str, index: int, offset: int
+    worker: DeletesRecords, topic: str, index: int, offset: int, until: float
 ) -> DeleteRecordsPartitionResult:
     result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=_NO_OFFSET)
     partition: Partition | None = None
@@ -166,7 +168,7 @@ async def _of_partition(
             plog, is_advanced = partition.log, _advance(worker, partition, offset)
         if is_advanced:
             # Each deleted segment takes a sync: appends continue meanwhile.
-            with trio.move_on_after(DELETION_S):
+            with trio.CancelScope(deadline=until):
                 if count := await plog.delete_old_segments(worker.disk):
                     worker.pending_deletes.add(partition, count)
             await partition.flush(worker.disk)
