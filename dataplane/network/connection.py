@@ -313,7 +313,7 @@ class ClientConnection:
             if sent < len(data):
                 pipeline.put_back(data[sent:])
         if not pipeline.is_idle and not self._send_parts():
-            # Of bytes in memory, which the sender counts, the task sends the rest.
+            # The rest of bytes in memory, which the sender counts, is left to the task.
             return self._sender.is_blocked and self._connection.call_when_writable(self._step_ready)
         return self.client.quota.mute is None and (
             not (self._frames.claimed_bytes or self.reserved_bytes) or self._make_room_nowait()
