@@ -34,12 +34,17 @@ def profile(*arguments: str) -> str:
     return done.stdout
 
 
-def test_limit_answers_requests_and_consumers() -> None:
-    rows = ["requests x1 on one CPU", "requests x16", "requests x16 acks=all", "consume rdk 1KB"]
+def test_limit_answers_requests_producers_and_consumers() -> None:
+    rows = [
+        "requests x1 on one CPU", "requests x16", "requests x16 acks=all",
+        "produce rdk 1KB", "consume rdk 1KB",
+    ]  # fmt: skip
     lines = profile("--limit-only", *rows).splitlines()
     assert len(lines) == len(rows)
     for row, line in zip(rows, lines, strict=True):
-        found = re.fullmatch(rf"round 1 {row}: ([\d.]+) us by \w+, ([\d.]+) epoll_wait.*", line)
+        pwrite = r" \(pwrite [\d.]+\)" if row.startswith("produce") else ""
+        shown = rf"round 1 {row}: ([\d.]+) us{pwrite} by \w+, ([\d.]+) epoll_wait.*"
+        found = re.fullmatch(shown, line)
         assert found is not None, line
         assert float(found[1]) > 0
         assert float(found[2]) > 0

@@ -31,6 +31,7 @@ async def test_the_smallest_that_waits_goes_first() -> None:
             nursery.start_soon(want, size_bytes)
             await trio.testing.wait_all_tasks_blocked()
         assert (granted, memory.is_short) == ([], True)
+        assert not memory.reserve_nowait(1)  # others wait
         nursery.start_soon(want, 40)  # fits, although others wait
         await trio.testing.wait_all_tasks_blocked()
         for size_bytes in (60, 40, 41, 70, 90, 100):
@@ -38,6 +39,8 @@ async def test_the_smallest_that_waits_goes_first() -> None:
             await trio.testing.wait_all_tasks_blocked()
     assert granted == [40, 41, 70, 90, 100]
     assert (memory.used_bytes, memory.is_short) == (0, False)
+    assert memory.reserve_nowait(100)
+    assert (memory.reserve_nowait(1), memory.used_bytes) == (False, 100)
 
 
 @in_trio
