@@ -64,8 +64,9 @@ FIRST_RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 1.0
 ASK_S: Final = 5.0
 SLICE_PARTITIONS: Final = 500
-# Bytes per partition in a response to a replica that is catching up: one append in the event loop.
-CATCH_UP_BYTES: Final = 256 * 1024
+# What a receive buffer may have, beside the records of a response, to be kept for the next one: the
+# other fields, and a first batch that is larger than the follower asks for.
+BESIDE_RECORDS_BYTES: Final = 2 << 20
 
 # Errors that a retry of the same proposal cannot change: the leader may propose another ISR.
 _REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
@@ -132,7 +133,7 @@ class IsrManager:
         self.worker_client: Final = self.new_worker_client()
         self._catch_up_config = replace(
             self._fetcher_config,
-            partition_max_bytes=min(self._fetcher_config.partition_max_bytes, CATCH_UP_BYTES),
+            kept_bytes=self._fetcher_config.limits.max_bytes + BESIDE_RECORDS_BYTES,
         )
         self.context: Final = ReplicaContext(
             self.worker_id,
