@@ -82,7 +82,7 @@ SUSPECT_S: Final = 1.0
 HURRIED_WAIT_MS: Final = 10
 # Least seconds between two long polls that are abandoned because partitions were added meanwhile.
 OVERTAKEN_EVERY_S: Final = 0.1
-# Of a larger response, other tasks run after each partition.
+# Other tasks run after each partition of a larger response.
 IN_PLACE_BYTES: Final = 256 * 1024
 # More bytes of one partition are written in a worker thread: a write waits while the kernel writes
 # back too many dirty pages or, in a virtual machine, for memory of the host (5 ms a megabyte).
