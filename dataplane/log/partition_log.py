@@ -175,18 +175,7 @@ class PartitionLog(LocalLog):
         if duplicate is not None:
             return self._duplicate(duplicate)
         segment, append_time = self._prepare(records, header, leader_epoch, now_ms)
-        position = segment.size_bytes
-        try:
-            self._writing = True
-            with segment.file.pinned() as file:
-                await disk.run(lambda: file.write(records, position))
-        except OSError as error:
-            raise self._undo(segment, error) from error
-        except BaseException:  # cancelled before the write began
-            self._tail_dirty = True
-            raise
-        finally:
-            self._writing = False
+        await self._write_beside(disk, segment, records)
         return self._commit(segment, header, self.log_end_offset, append_time, now_ms)
 
     def append_as_follower(
@@ -197,6 +186,50 @@ class PartitionLog(LocalLog):
         `records` are the bytes of the batches of `headers` without gaps. Raises CORRUPT_MESSAGE
         unless both ascend, the offsets from `log_end_offset` on; gaps are allowed.
         """
+        segment = self._prepare_as_follower(len(records), headers, now_ms)
+        try:
+            segment.file.get().write(records, segment.size_bytes)
+        except OSError as error:
+            raise self._undo(segment, error) from error
+        return self._commit_as_follower(segment, records, headers, now_ms)
+
+    async def append_as_follower_beside(
+        self,
+        disk: Disk,
+        records: bytearray | memoryview | bytes,
+        headers: Sequence[BatchHeader],
+        now_ms: int,
+    ) -> AppendResult:
+        """Append as `append_as_follower` does, but write in a worker thread: for many bytes.
+
+        Reads may continue meanwhile; other appends, rolls and truncations must wait.
+        """
+        segment = self._prepare_as_follower(len(records), headers, now_ms)
+        await self._write_beside(disk, segment, records)
+        return self._commit_as_follower(segment, records, headers, now_ms)
+
+    async def _write_beside(
+        self, disk: Disk, segment: Segment, records: bytearray | memoryview | bytes
+    ) -> None:
+        """Write behind the end of `segment` in a worker thread. Raises StorageError."""
+        position = segment.size_bytes
+        try:
+            self._writing = True
+            with segment.file.pinned() as file:
+                await disk.run(lambda: file.write(records, position))
+        except OSError as error:
+            raise self._undo(segment, error) from error
+        except BaseException:  # cancelled before the write began
+            self._tail_dirty = True
+            self._forget_epochs_of_unwritten()
+            raise
+        finally:
+            self._writing = False
+
+    def _prepare_as_follower(
+        self, size_bytes: int, headers: Sequence[BatchHeader], now_ms: int
+    ) -> Segment:
+        """Check the batches and note their epochs; return the segment that takes them."""
         next_offset = self.log_end_offset
         for header in headers:
             if header.base_offset < next_offset or header.leader_epoch < self.epochs.latest:
@@ -207,7 +240,7 @@ class PartitionLog(LocalLog):
                 )
             next_offset = header.next_offset
         max_timestamp = max(header.max_timestamp for header in headers)
-        segment = self._segment_for(len(records), next_offset - 1, max_timestamp, now_ms)
+        segment = self._segment_for(size_bytes, next_offset - 1, max_timestamp, now_ms)
         for header in headers:
             if header.leader_epoch != self.epochs.latest:
                 self.assign_epoch(header.leader_epoch, header.base_offset)
@@ -216,17 +249,22 @@ class PartitionLog(LocalLog):
         except StorageError:
             self._forget_epochs_of_unwritten()
             raise
+        return segment
+
+    def _commit_as_follower(
+        self,
+        segment: Segment,
+        records: bytearray | memoryview | bytes,
+        headers: Sequence[BatchHeader],
+        now_ms: int,
+    ) -> AppendResult:
         position = segment.size_bytes
-        try:
-            segment.file.get().write(records, position)
-        except OSError as error:
-            raise self._undo(segment, error) from error
         for header in headers:
             ends = None
             if header.attributes & CONTROL:
                 ends = marker_at(records, segment.size_bytes - position, header)
             self._commit(segment, header, header.base_offset, NO_TIMESTAMP, now_ms, ends)
-        return AppendResult(headers[0].base_offset, next_offset - 1, NO_TIMESTAMP)
+        return AppendResult(headers[0].base_offset, headers[-1].next_offset - 1, NO_TIMESTAMP)
 
     def _duplicate(self, mark: BatchMetadata) -> AppendResult:
         time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP

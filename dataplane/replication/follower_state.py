@@ -11,14 +11,16 @@ records are fetched before the logs agree (KIP-101, KIP-320; part of Fetch since
     at the follower's end         nothing to compare: truncate fully, start there, append
     after the follower's end      OFFSET_OUT_OF_RANGE: truncate fully, start there
 
-Plain state around the log; its writes are small enough for the event loop.
+Plain state around the log. The caller chooses whether an append is small enough for the event loop.
 """
 
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dataplane.fetch.session_client import RequestedPartition
 from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.partition.partition import Partition
+from metaquorum.runtime import Disk
 from wire.messages.fetch import EpochEndOffset
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Buffer
@@ -136,9 +138,49 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
     Raises KafkaError (CORRUPT_MESSAGE) for a damaged batch, before anything is written: the
     follower fetches again. Raises StorageError if the directory fails.
     """
+    end, headers = _checked(partition, records)
+    if headers:
+        partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
+        _appended(partition, end)
+    return end
+
+
+async def append_beside(
+    partition: Partition, disk: Disk, records: Buffer, now_ms: int, most_batches: int
+) -> int:
+    """Append as `append` does, at most `most_batches` and a segment, but write in a worker thread.
+
+    The caller holds `partition.appending`, and keeps `records` until the call returns.
+    """
+    segment_bytes = partition.log.config.segment_bytes
+    end, headers = _checked(partition, records, most_batches, segment_bytes)
+    if headers:
+        piece = memoryview(records)[:end]
+        await partition.log.append_as_follower_beside(disk, piece, headers, now_ms)
+        _appended(partition, end)
+    return end
+
+
+def _appended(partition: Partition, size_bytes: int) -> None:
+    partition.is_growing(size_bytes)
+    partition.replicated_in(size_bytes)
+
+
+def _checked(
+    partition: Partition,
+    records: Buffer,
+    most_batches: int | None = None,
+    most_bytes: int | None = None,
+) -> tuple[int, list[BatchHeader]]:
+    """Return the bytes and headers of the complete batches, up to these limits, unless None.
+
+    The first batch may have more bytes. Raises KafkaError (CORRUPT_MESSAGE) for a damaged batch.
+    """
     headers: list[BatchHeader] = []
     end = 0
-    for position, header in batches(records):
+    for position, header in islice(batches(records), most_batches):
+        if most_bytes is not None and headers and position + header.batch_bytes > most_bytes:
+            break
         if batch_crc(records, position, header.batch_bytes) != header.crc:
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE,
@@ -151,11 +193,7 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
             )
         headers.append(header)
         end = position + header.batch_bytes
-    if headers:
-        partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
-        partition.is_growing(end)
-        partition.replicated_in(end)
-    return end
+    return end, headers
 
 
 def ends_at_leaders_start(want: RequestedPartition, leader_log_start_offset: int) -> bool:

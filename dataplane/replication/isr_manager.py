@@ -64,8 +64,9 @@ FIRST_RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 1.0
 ASK_S: Final = 5.0
 SLICE_PARTITIONS: Final = 500
-# Bytes per partition in a response to a replica that is catching up: one append in the event loop.
-CATCH_UP_BYTES: Final = 256 * 1024
+# A fetcher of replicas that catch up keeps its receive buffer, up to the limit of a response and
+# this number of bytes: for fields that are not records, and a first batch that exceeds the limit.
+SPARE_BYTES: Final = 2 << 20
 
 # Errors that a retry of the same proposal cannot change: the leader may propose another ISR.
 _REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
@@ -132,7 +133,7 @@ class IsrManager:
         self.worker_client: Final = self.new_worker_client()
         self._catch_up_config = replace(
             self._fetcher_config,
-            partition_max_bytes=min(self._fetcher_config.partition_max_bytes, CATCH_UP_BYTES),
+            kept_bytes=self._fetcher_config.limits.max_bytes + SPARE_BYTES,
         )
         self.context: Final = ReplicaContext(
             self.worker_id,

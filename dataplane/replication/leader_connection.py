@@ -30,11 +30,14 @@ BUFFER_BYTES: Final = 128 * 1024
 class LeaderConnection:
     """Connection of a follower to a leader; an OSError, EOFError or WireError ends it."""
 
-    def __init__(self, connection: Connection, version: int, client_id: str) -> None:
+    def __init__(
+        self, connection: Connection, version: int, client_id: str, *, kept_bytes: int = 0
+    ) -> None:
+        """Create the connection; a larger receive buffer is kept, too, up to `kept_bytes`."""
         self._connection = connection
         self._version = version
         self._client_id = client_id
-        self._frames = FrameBuffer(MAX_ANSWER_BYTES, BUFFER_BYTES)
+        self._frames = FrameBuffer(MAX_ANSWER_BYTES, BUFFER_BYTES, kept_bytes=kept_bytes)
         self._last_id = 0
         self._unsent: bytes | memoryview = b""
         self._proved: Callable[[AuthenticateReplicaResponse], None] | None = None

@@ -84,6 +84,11 @@ HURRIED_WAIT_MS: Final = 10
 OVERTAKEN_EVERY_S: Final = 0.1
 # Other tasks run after each partition of a larger response.
 IN_PLACE_BYTES: Final = 256 * 1024
+# More bytes of one partition are written in a worker thread: a write waits while the kernel writes
+# back too many dirty pages or, in a virtual machine, for memory of the host (5 ms a megabyte).
+BESIDE_BYTES: Final = 128 * 1024
+# Batches of a partition after which other tasks run; each costs some 10 us.
+PIECE_BATCHES: Final = 250
 # Logs that are truncated and flushed concurrently.
 CONCURRENT_CUTS: Final = 8
 
@@ -125,6 +130,7 @@ class FetcherConfig:
     login: Login | None = None  # this worker's credentials, if the leader authenticates clients
     tls: ReloadedContext | None = None
     throttle: FollowerThrottle | None = None  # None: no replica is throttled
+    kept_bytes: int = 0  # size up to which a connection keeps its receive buffer
 
 
 class _Row(NamedTuple):
@@ -294,7 +300,9 @@ class ReplicaFetcher:
                 )
             self._closed_at, self._stream = None, stream
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
-            link = LeaderConnection(stream.connection, version, self._client_id)
+            link = LeaderConnection(
+                stream.connection, version, self._client_id, kept_bytes=self._config.kept_bytes
+            )
             if dialing is not None:
                 link.prove_nowait(dialing.data_to_send(), partial(take_proof, dialing))
             else:
@@ -464,25 +472,61 @@ class ReplicaFetcher:
         try:
             if records:
                 follower_state.append(partition, records, self._runtime.clock.now_ms())
-        except KafkaError as error:
-            log.error(
-                "cannot append records fetched from worker %d: %s; retrying after a backoff",
-                self.leader_id,
-                error.message,
-            )
-            self._delay(each.followed, error.code)
-            return False
-        except StorageError as error:
-            self._failed(each.followed, error)
+        except (KafkaError, StorageError) as error:
+            self._append_failed(each, error)
             return False
         return True
+
+    async def _append_beside(self, each: _Row, start: int | None) -> bool:
+        """Append as `_append` does, in pieces, each of which a worker thread writes."""
+        followed = each.followed
+        partition = followed.partition
+        assert isinstance(each.row.records, bytes | memoryview)
+        rest = memoryview(each.row.records)
+        expected = each.want.fetch_offset if start is None else start
+        while True:
+            # Held by no other task while this worker follows; a new leadership waits for it.
+            async with partition.appending:
+                if not self._is_followed(each) or expected != partition.log.log_end_offset:
+                    return False
+                try:
+                    size_bytes = await follower_state.append_beside(
+                        partition,
+                        self._runtime.disk,
+                        rest,
+                        self._runtime.clock.now_ms(),
+                        PIECE_BATCHES,
+                    )
+                except (KafkaError, StorageError) as error:
+                    self._append_failed(each, error)
+                    return False
+                expected = partition.log.log_end_offset
+            rest = rest[size_bytes:]
+            if not size_bytes or not rest:
+                return self._is_followed(each)
+
+    def _append_failed(self, each: _Row, error: KafkaError | StorageError) -> None:
+        if isinstance(error, StorageError):
+            self._failed(each.followed, error)
+            return
+        log.error(
+            "cannot append records fetched from worker %d: %s; retrying after a backoff",
+            self.leader_id,
+            error.message,
+        )
+        self._delay(each.followed, error.code)
 
     async def _append_and_flush(self, each: _Row) -> None:
         partition = each.followed.partition
         start = _begins_within(partition, each.row)
         if start is not None and not await self._begin_anew(each.key, each.followed, start):
             return
-        if not self._append(each, start):
+        records = each.row.records
+        assert isinstance(records, bytes | memoryview | None)
+        if records and len(records) > BESIDE_BYTES:
+            if not await self._append_beside(each, start):
+                return
+        elif not self._append(each, start):
             return
         try:
             plog = partition.log

@@ -335,6 +335,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             (PartitionLog, "append", _appends),
             (PartitionLog, "append_beside", _appends_beside),
             (PartitionLog, "append_as_follower", _appends),
+            (PartitionLog, "append_as_follower_beside", _appends_beside),
             (PartitionLog, "_end_at", _ends_at),
             (PartitionLog, "advance_log_start", _starts_at),
             (LocalLog, "_swap", _swaps),

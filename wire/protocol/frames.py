@@ -71,7 +71,9 @@ class FrameBuffer:
 
     A frame that exceeds the small buffer is received into a pooled buffer. Beyond that, the buffer
     at most doubles as bytes arrive, regardless of the size in the frame, so a false size allocates
-    no memory. After a large frame the stream returns to the small buffer.
+    no memory. After a large frame the stream returns to the small buffer, unless the large one has
+    at most `kept_bytes`: for each large frame, a new buffer costs a copy of the first bytes, and
+    the kernel must find and clear its pages.
 
     A caller that handles received frames immediately can, while `has_much` is set, `borrow` a large
     buffer for each receive and call `rest` afterwards: then one receive takes all available bytes
@@ -82,6 +84,7 @@ class FrameBuffer:
         "_end",
         "_initial_bytes",
         "_is_lent",
+        "_kept_bytes",
         "_pool",
         "_small",
         "_start",
@@ -96,8 +99,10 @@ class FrameBuffer:
         max_frame_bytes: int,
         initial_bytes: int = INITIAL_BYTES,
         pool: BufferPool | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         assert SIZE_BYTES <= initial_bytes < POOLED_BYTES
+        self._kept_bytes = kept_bytes
         self.max_frame_bytes = max_frame_bytes
         self.claimed_bytes = 0  # size of the incomplete frame with its size field; 0: none
         self._pool = BufferPool(max_free=1) if pool is None else pool
@@ -221,7 +226,7 @@ class FrameBuffer:
         pending = self._end - self._start
         size = len(self._view)
         if pending < size:
-            keeps = self._is_lent or pending >= self._initial_bytes
+            keeps = self._is_lent or pending >= self._initial_bytes or size <= self._kept_bytes
             self._move_to(self._view if keeps else self._small_buffer())
         elif size < self._initial_bytes:
             self._move_to(self._small_buffer())

@@ -227,12 +227,18 @@ def test_log_append_time_replaces_the_producers_time(tmp_path: Path) -> None:
 # Followers
 
 
-def test_a_follower_keeps_offsets_epochs_and_gaps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_follower_keeps_offsets_epochs_and_gaps(tmp_path: Path, beside: bool) -> None:
     log = open_log(tmp_path)
     data = make_batch(2, base_offset=5, leader_epoch=1) + make_batch(
         1, base_offset=9, leader_epoch=4
     )
-    log.append_as_follower(memoryview(data), headers_of(data), 0)
+    view, headers = memoryview(data), headers_of(data)
+    if beside:
+        result = trio.run(log.append_as_follower_beside, RealDisk(), view, headers, 0)
+    else:
+        result = log.append_as_follower(view, headers, 0)
+    assert (result.first_offset, result.last_offset) == (5, 9)
     assert offsets(read_headers(log, 0)) == [(5, 6), (9, 9)]
     assert log.log_end_offset == 10
     assert log.epochs.entries == [(1, 5), (4, 9)]
@@ -610,6 +616,29 @@ def test_a_truncation_on_a_full_disk_is_synced_and_the_log_goes_on_once_there_is
     trio.run(log.flush, disk)
     assert log.recovery_point == 4
     assert open_log(tmp_path / "t-0").epochs.entries == [(1, 0), (3, 2)]
+
+
+def test_a_followers_append_that_is_cancelled_before_its_write_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 2)
+    data = make_batch(1, base_offset=4, leader_epoch=EPOCH) + make_batch(
+        1, base_offset=5, leader_epoch=EPOCH + 1
+    )
+
+    async def write() -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await log.append_as_follower_beside(RealDisk(), data, headers_of(data), 0)
+
+    trio.run(write)
+    assert not log.is_writing
+    assert log.log_end_offset == 4
+    assert log.epochs.latest == EPOCH
+    assert offsets(read_headers(open_log(tmp_path))) == offsets(read_headers(log))
+    log.append_as_follower(data, headers_of(data), 0)
+    assert log.epochs.latest == EPOCH + 1
 
 
 def test_an_append_beside_the_loop_is_an_append(tmp_path: Path) -> None:

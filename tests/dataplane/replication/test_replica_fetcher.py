@@ -5,27 +5,32 @@ import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
 
 from dataplane.fetch.session_client import FetchLimits
+from dataplane.log.segments.config import LogConfig
 from dataplane.network.client import Client
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_fetcher import (
     FETCH_VERSION,
     FIRST_BACKOFF_S,
+    IN_PLACE_BYTES,
+    PIECE_BATCHES,
     FetcherConfig,
     FollowerEvents,
     LeaderAddress,
     ReplicaFetcher,
 )
 from metaquorum.channel.handshake import Refusal, decode_hello
-from metaquorum.runtime import Connection, Listener, Runtime, StorageError
-from metaquorum.runtime.system import real_runtime
-from tests.dataplane.log.logs import EPOCH, append_many, open_log
+from metaquorum.runtime import Connection, Disk, Listener, Runtime, StorageError
+from metaquorum.runtime.system import RealDisk, real_runtime
+from tests.dataplane.log.logs import EPOCH, SMALL, append_many, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
 from tests.dataplane.serving import batch_of
@@ -52,6 +57,7 @@ from wire.schema.codec import decode
 WAIT_MS = 500
 CONFIG = FetcherConfig(FetchLimits(WAIT_MS, 1, 1 << 20), 1 << 20, 0.1)
 TOPIC_ID = bytes(16)
+T = TypeVar("T")
 
 
 class Leader:
@@ -148,8 +154,8 @@ class Leader:
         await self._connection.send(data)
 
 
-def replica(folder: Path, index: int) -> Partition:
-    log = open_log(folder / f"t-{index}")
+def replica(folder: Path, index: int, config: LogConfig = SMALL) -> Partition:
+    log = open_log(folder / f"t-{index}", config)
     return Partition("t", TOPIC_ID, index, Setting(2).context, log, config_of())
 
 
@@ -168,6 +174,7 @@ def following(
     events: FollowerEvents = NO_EVENTS,
     is_earlier: bool = False,
     verifies: bool = True,
+    disk: Disk | None = None,
 ) -> None:
     """Run `scenario` with a fetcher and a leader, which the metadata call an earlier one or not.
 
@@ -185,6 +192,8 @@ def following(
 
     async def main() -> None:
         runtime: Runtime = real_runtime()
+        if disk is not None:
+            runtime = replace(runtime, disk=disk)
         listener = await runtime.network.listen("127.0.0.1", 0)
         fetcher = ReplicaFetcher(
             2,
@@ -360,3 +369,111 @@ def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
         assert written[:2] == ["record", "checkpoint"]
 
     following(scenario, events=FollowerEvents(truncating, lambda *_: None, cutting))
+
+
+class WatchedDisk(RealDisk):
+    """Counts the calls in worker threads, and calls `started` before each."""
+
+    def __init__(self, started: Callable[[int], None] = lambda _: None) -> None:
+        self.calls = 0
+        self._started = started
+
+    async def run(self, function: Callable[[], T]) -> T:
+        self.calls += 1
+        self._started(self.calls)
+        return await super().run(function)
+
+
+def large_row(batches: int) -> PartitionData:
+    """Return a row that is not appended in place, of that many batches of a record each."""
+    value = bytes(IN_PLACE_BYTES // batches)
+    records = b"".join(
+        make_batch(1, base_offset=number, leader_epoch=EPOCH, value=value)
+        for number in range(batches)
+    )
+    assert len(records) > IN_PLACE_BYTES
+    return PartitionData(partition_index=0, high_watermark=batches, records=records)
+
+
+@pytest.mark.parametrize("batches", [1, PIECE_BATCHES, PIECE_BATCHES + 1, 3 * PIECE_BATCHES])
+def test_a_large_row_is_written_in_a_worker_thread_in_pieces(tmp_path: Path, batches: int) -> None:
+    partition = replica(tmp_path, 0, LogConfig())
+    disk = WatchedDisk()
+    row = large_row(batches)
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(partition, leader_epoch=EPOCH)
+        leader = await accept()
+        await leader.asked()
+        await leader.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+        asked = await leader.asked()
+        assert asked.topics[0].partitions[0].fetch_offset == batches
+
+    following(scenario, disk=disk)
+    assert disk.calls == -(-batches // PIECE_BATCHES)
+    assert partition.high_watermark == batches
+    log = partition.log
+    assert log.read(0, 1 << 20, log.log_end_offset, is_whole=True).read() == row.records
+
+
+def test_a_large_row_ends_with_the_piece_in_which_its_leader_is_followed_no_more(
+    tmp_path: Path,
+) -> None:
+    partition = replica(tmp_path, 0, LogConfig())
+    fetchers: list[ReplicaFetcher] = []
+
+    def started(call: int) -> None:
+        if call == 2:
+            fetchers[0].remove((TOPIC_ID, 0))
+            fetchers[0].add(replica(tmp_path, 1), leader_epoch=EPOCH)
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetchers.append(fetcher)
+        fetcher.add(partition, leader_epoch=EPOCH)
+        fetcher.add(replica(tmp_path, 2), leader_epoch=EPOCH)
+        leader = await accept()
+        await leader.asked()
+        row = large_row(3 * PIECE_BATCHES)
+        await leader.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+        await leader.asked()
+
+    following(scenario, disk=WatchedDisk(started))
+    assert partition.log.log_end_offset == 2 * PIECE_BATCHES
+    assert partition.high_watermark == 0
+
+
+def test_a_large_row_fills_more_than_one_segment(tmp_path: Path) -> None:
+    """The leader may have received it under a larger segment.bytes."""
+    partition = replica(tmp_path, 0, LogConfig(segment_bytes=100_000))
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(partition, leader_epoch=EPOCH)
+        leader = await accept()
+        await leader.asked()
+        row = large_row(PIECE_BATCHES)
+        await leader.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+        asked = await leader.asked()
+        assert asked.topics[0].partitions[0].fetch_offset == PIECE_BATCHES
+
+    following(scenario)
+    assert partition.log.segment_count > 2
+
+
+def test_a_damaged_batch_ends_a_large_row(tmp_path: Path) -> None:
+    partition = replica(tmp_path, 0, LogConfig())
+    row = large_row(2 * PIECE_BATCHES)
+    assert isinstance(row.records, bytes)
+    row.records = row.records[:-1] + b"\1"
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(partition, leader_epoch=EPOCH)
+        leader = await accept()
+        await leader.asked()
+        await leader.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+        while not (asked := await leader.asked()).topics:
+            await leader.answer_rows([])
+        assert asked.topics[0].partitions[0].fetch_offset == PIECE_BATCHES
+
+    following(scenario)
+    assert partition.log.log_end_offset == PIECE_BATCHES
+    assert partition.high_watermark == 0

@@ -99,6 +99,26 @@ def test_a_large_buffer_is_given_back_and_used_again() -> None:
     assert used[0] is used[1] is used[2]
 
 
+def test_a_larger_buffer_is_kept_up_to_a_size() -> None:
+    buffer = FrameBuffer(LIMIT, kept_bytes=2 * POOLED_BYTES)
+    used = []
+    for size in (3 * POOLED_BYTES // 2, 3 * POOLED_BYTES // 2, 10, POOLED_BYTES):
+        data = framed(bytes(size))
+        while data:
+            data = data[receive(buffer, data) :]
+            frames = drain(buffer)
+        assert frames == [bytes(size)]
+        used.append(buffer._view.obj)
+    assert all(each is used[0] for each in used)
+    data = framed(bytes(3 * POOLED_BYTES))
+    while data:
+        data = data[receive(buffer, data) :]
+        frames = drain(buffer)
+    assert frames == [bytes(3 * POOLED_BYTES)]
+    buffer.writable()
+    assert buffer.buffer_bytes == INITIAL_BYTES
+
+
 def test_the_pool_keeps_only_so_many_of_its_own_size() -> None:
     pool = BufferPool(max_free=2)
     buffers = [pool.take() for _ in range(3)]
