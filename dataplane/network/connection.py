@@ -385,7 +385,7 @@ class ClientConnection:
                 await self._sender.send(data)
             first = pipeline.take_first()
             if isinstance(first, list):
-                await self._sender.send_parts(first)
+                await self._sender.send_parts(first, self._slicer)
             elif isinstance(first, DelayedReply):
                 await self._await_ready(first)
             elif first is not None:
@@ -396,7 +396,7 @@ class ClientConnection:
         if isinstance(reply, DelayedReply):
             self._pipeline.put_first(reply)
         elif isinstance(reply, list):
-            await self._sender.send_parts(reply)
+            await self._sender.send_parts(reply, self._slicer)
         elif reply:
             await self._sender.send(reply)
 

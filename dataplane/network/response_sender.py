@@ -26,7 +26,7 @@ COLD_READ_BYTES: Final = 1 << 20
 # response to a consumer of four partitions, by default 1 MiB of each, and than Linux buffers
 # (tcp_wmem). A megabyte to a client on the same machine takes 0.3 ms. The slice ends a step, too.
 STEP_BYTES: Final = (4 << 20) + (512 << 10)
-# Small parts that a step sends with one call, and those after which it checks the time slice.
+# Small parts that a step sends with one call, and those after which step and task check the slice.
 PARTS_PER_SEND: Final = 256
 PARTS_PER_LOOK: Final = 16
 
@@ -77,8 +77,8 @@ class ResponseSender:
         finally:
             self._unread.remove(self._reader)
 
-    async def send_parts(self, parts: Parts) -> None:
-        """Send a response with records of segment files.
+    async def send_parts(self, parts: Parts, slicer: TimeSlicer) -> None:
+        """Send a response with records of segment files; pause whenever the time slice is over.
 
         The bytes in `parts` are removed while they are sent, so that memory holds them once.
         Raises StorageError if a file ends before its slice.
@@ -102,6 +102,8 @@ class ResponseSender:
                 self._unpin()
             gathered.append(part)
             gathered_bytes += len(part)
+            if index % PARTS_PER_LOOK == PARTS_PER_LOOK - 1:
+                await slicer.pause()
             if gathered_bytes > SEND_AT_BYTES:
                 await self.send(b"".join(gathered), behind_bytes)
                 gathered, gathered_bytes = [], 0

@@ -6,6 +6,7 @@ The socket is played: a script says how many bytes it takes of each send. The fi
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,16 @@ from hypothesis import strategies as st
 from dataplane.log.segments.files import LogFile, OpenFiles
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.client import Client
-from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
+from dataplane.network.pipeline import (
+    COPY_LIMIT_BYTES,
+    MAX_PARTS_AT_ONCE,
+    SEND_AT_BYTES,
+    read_at_once,
+)
 from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
 from dataplane.network.response_sender import (
     COLD_READ_BYTES,
+    PARTS_PER_LOOK,
     PARTS_PER_SEND,
     STEP_BYTES,
     ResponseSender,
@@ -204,7 +211,7 @@ def test_a_step_sends_a_prefix_and_leaves_the_rest(
         segment.network.script = data.draw(scripts)
 
         async def main() -> None:
-            await segment.sender.send_parts(parts)
+            await segment.sender.send_parts(parts, segment.slicer)
 
         trio.run(main)
         assert bytes(sent) == whole
@@ -313,6 +320,37 @@ def test_a_step_with_many_small_slices_ends_with_its_time_slice(segment: Segment
     assert content(parts) == CONTENT[2 * PARTS_PER_SEND : 3 * PARTS_PER_SEND]
 
 
+@in_trio
+async def test_the_task_sends_many_small_slices_in_several_turns(tmp_path: Path) -> None:
+    """Whole small slices are gathered up to SEND_AT_BYTES, and the socket takes everything."""
+    with a_segment(tmp_path) as segment:
+
+        def cpu_s() -> float:
+            segment.used_s += SLICE_CPU_S
+            return segment.used_s
+
+        segment.slicer = TimeSlicer(cpu_s)
+        count = 10 * PARTS_PER_LOOK
+        parts: Parts = [segment.slice(1, position) for position in range(count)]
+        turns: list[int] = []  # parts that are read, at each turn of the event loop
+
+        class Turns(trio.abc.Instrument):
+            def before_io_wait(self, timeout: float) -> None:
+                turns.append(segment.disk.probes)
+
+        trio.lowlevel.add_instrument(Turns())
+        await segment.sender.send_parts(parts, segment.slicer)
+        assert bytes(segment.network.sent) == CONTENT[:count]
+        steps = [after - before for before, after in pairwise([0, *turns, segment.disk.probes])]
+        assert max(steps) <= 2 * PARTS_PER_LOOK  # the first check starts the slice
+
+
+def test_a_response_with_many_parts_is_not_read_at_once(segment: Segment) -> None:
+    for count, is_read in ((MAX_PARTS_AT_ONCE, True), (MAX_PARTS_AT_ONCE + 1, False)):
+        parts: Parts = [segment.slice(1, position) for position in range(count)]
+        assert read_at_once(parts) == (CONTENT[:count] if is_read else None)
+
+
 def test_a_step_reads_no_page_that_is_not_cached(segment: Segment) -> None:
     for size in (COPY_LIMIT_BYTES, COPY_LIMIT_BYTES + 1):
         segment.disk.cold = [True] * 3
@@ -335,7 +373,7 @@ async def test_a_slice_sent_in_part_stays_readable_when_its_segment_is_deleted(
                 segment.send_nowait(parts)
                 assert segment.file.is_pinned
                 segment.file.remove()
-                await segment.sender.send_parts(parts)
+                await segment.sender.send_parts(parts, segment.slicer)
                 assert bytes(segment.network.sent) == b"head" + CONTENT[:size] + b"tail"
                 assert not segment.file.is_pinned
                 assert not segment.file.is_open
@@ -413,7 +451,7 @@ async def test_the_rest_is_sent_where_the_step_ended_with_tls(
                 async with trio.open_nursery() as nursery:
 
                     async def send(segment: Segment = segment, asked: Parts = asked) -> None:
-                        await segment.sender.send_parts(asked)
+                        await segment.sender.send_parts(asked, segment.slicer)
                         segment.sender.connection.close()
 
                     nursery.start_soon(send)
