@@ -44,8 +44,8 @@ from wire.protocol.frames import FrameBuffer
 
 # Records up to this size are copied into the response; above it, sendfile is cheaper than the copy.
 COPY_LIMIT_BYTES: Final = 128 * 1024
-# Parts of a response that are copied at once. A slice of a few bytes takes 2 us, or 7 us if its file
-# has to be opened again. With more parts, they are sent as such, with checks of the time slice.
+# Parts of a response that are copied at once. A slice of a few bytes takes 2 us, or 7 us if its
+# file has to be opened again. More parts are sent as such, with checks of the time slice.
 MAX_PARTS_AT_ONCE: Final = 512
 # Ready bytes at which responses are sent, even if further frames of the same read are unhandled.
 SEND_AT_BYTES: Final = 256 * 1024
