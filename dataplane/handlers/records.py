@@ -190,7 +190,7 @@ async def _delete_before(worker: DeletesSegments, partition: Partition, offset: 
         if offset == plog.log_end_offset:
             plog.roll(worker.clock.now_ms())
         if count := await plog.delete_old_segments(worker.disk):
-            worker.pending_deletes.add(partition, count)
+            worker.pending_deletes.add(partition, plog, count)
         partition.log_start_moved()
         await partition.flush(worker.disk)
     return plog.log_start_offset
