@@ -46,7 +46,7 @@ DELETE_HORIZON: Final = 0x40
 
 _CODECS: Final = tuple(Codec)  # by number
 PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
-CRC_START: Final = 21  # of the bytes that the checksum covers
+CRC_START: Final = 21  # position of the first byte that the checksum covers
 _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
