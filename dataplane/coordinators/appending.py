@@ -1,14 +1,21 @@
 """Encoding of coordinator records as batches that the topic's configs allow. No I/O."""
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import Final, NamedTuple, NoReturn
 
 from dataplane.config.topic import TopicConfig
 from dataplane.coordinators.shard import CoordinatorRecord
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.varint import varint
-from wire.records.batches import HEADER_BYTES, MAGIC, BatchHeader
+from wire.records.batches import (
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC,
+    PREFIX_BYTES,
+    BatchHeader,
+    pack_after_crc,
+    pack_up_to_crc,
+)
 from wire.records.crc import crc32c
 from wire.records.records import encode_pairs
 
@@ -17,12 +24,7 @@ BATCH_RECORDS: Final = 1000
 BATCH_BYTES: Final = 512 << 10
 # Bytes of a record without key and value: attributes, and six varints.
 _RECORD_BYTES: Final = 32
-# The header of a batch as far as the checksum, and the rest of it.
-_pack_up_to_crc: Final = Struct(">qiibI").pack
-_pack_after_crc: Final = Struct(">hiqqqhii").pack
-_CRC_END: Final = 21
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
-_PREFIX_BYTES: Final = 12  # that the size in the header does not count
 _NULL_AND_NO_HEADERS: Final = b"\1\0"
 NOT_WRITTEN: Final = {
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -81,10 +83,10 @@ def encoded_record(
         body = b"\0\0\0" + varint(len(key)) + key + _NULL_AND_NO_HEADERS
     else:
         body = b"\0\0\0" + varint(len(key)) + key + varint(len(value)) + value + b"\0"
-    checked = _pack_after_crc(0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
+    checked = pack_after_crc(0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
     checked += varint(len(body)) + body
-    crc, size_bytes = crc32c(checked), _CRC_END + len(checked)
-    data = bytearray(_pack_up_to_crc(0, size_bytes - _PREFIX_BYTES, -1, MAGIC, crc))
+    crc, size_bytes = crc32c(checked), CRC_START + len(checked)
+    data = bytearray(pack_up_to_crc(0, size_bytes - PREFIX_BYTES, -1, MAGIC, crc))
     data += checked
     if len(data) > config.max_message_bytes or len(data) > config.log.segment_bytes:
         _refuse(data, min(config.max_message_bytes, config.log.segment_bytes))

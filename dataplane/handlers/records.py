@@ -170,7 +170,7 @@ async def _of_partition(
             # Each deleted segment takes a sync: appends continue meanwhile.
             with trio.CancelScope(deadline=until):
                 if count := await plog.delete_old_segments(worker.disk):
-                    worker.pending_deletes.add(partition, count)
+                    worker.pending_deletes.add(partition, plog, count)
             await partition.flush(worker.disk)
         result.low_watermark = plog.log_start_offset
     except KafkaError as error:

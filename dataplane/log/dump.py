@@ -14,7 +14,14 @@ from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
 from dataplane.log.segments.producers import NO_OFFSET
 from dataplane.log.segments.snapshots import MAX_SNAPSHOT_BYTES, decode_snapshot
 from wire.primitives.errors import KafkaError, WireError
-from wire.records.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
+from wire.records.batches import (
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    BatchHeader,
+    TimestampType,
+    batch_crc,
+    parse_header,
+)
 from wire.records.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
@@ -24,7 +31,6 @@ Decode: TypeAlias = Callable[[bytes | None, bytes | None], Row | None]
 MAX_BATCH_BYTES: Final = 256 << 20
 _MAGIC_AT: Final = 16
 _SIZE_AT: Final = 8
-_PREFIX_BYTES: Final = 12
 
 
 def segment_rows(
@@ -99,7 +105,7 @@ def _row(
     head = os.pread(file.fileno(), HEADER_BYTES, position)
     if len(head) < HEADER_BYTES:
         return {"torn_bytes": end - position}, 0
-    size = _PREFIX_BYTES + int.from_bytes(head[_SIZE_AT:_PREFIX_BYTES], "big", signed=True)
+    size = PREFIX_BYTES + int.from_bytes(head[_SIZE_AT:PREFIX_BYTES], "big", signed=True)
     if not HEADER_BYTES <= size <= MAX_BATCH_BYTES or head[_MAGIC_AT] != 2:
         return {"damage": "no batch begins at this position"}, 0
     if position + size > end:

@@ -99,7 +99,7 @@ class PartitionLog(LocalLog):
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
         self._deletion: trio.Event | None = None  # set when the deletion in progress ends
-        self._uncounted = 0  # renamed segments that `delete_old_segments` has not returned yet
+        self._uncounted = 0  # renamed segments that no `delete_old_segments` has returned
 
     def __repr__(self) -> str:
         return (
@@ -706,11 +706,10 @@ class PartitionLog(LocalLog):
     async def delete_old_segments(self, disk: Disk) -> int:
         """Rename segments that end before `log_start_offset` to `.deleted`. Return their number.
 
-        The number includes those of an earlier call that was cancelled or failed. The active
-        segment is never deleted. `remove_deleted` removes the renamed files. The names of the
-        remaining segments are synced first: a loss of power that removed the entry of a new segment
-        but kept the deletions would leave a log that ends earlier, and its offsets would be
-        assigned twice.
+        The number includes those of earlier calls that failed or were cancelled. `remove_deleted`
+        removes the renamed files. The active segment is never deleted. The names of the remaining
+        segments are synced first: a loss of power that removed the entry of a new segment but kept
+        the deletions would leave a log that ends earlier, and its offsets would be assigned twice.
 
         A loss of power may undo any of several renames. A gap between the segments would look like
         one of compaction, or after the recovery point like lost records. So each rename is synced
@@ -725,18 +724,17 @@ class PartitionLog(LocalLog):
                 if self._has_old_segment():
                     self._uncounted += 1
                     self._retire_first()
+                    self._folder.drop_snapshots_before(self._segments.first_offset)
         finally:
             self._deletion = None
             deletion.set()
-        count, self._uncounted = self._uncounted, 0
-        if count:
-            self._folder.drop_snapshots_before(self._segments.first_offset)
+        if self._uncounted:
             self._folder.write_epochs()
+        count, self._uncounted = self._uncounted, 0
         return count
 
     def _has_old_segment(self) -> bool:
-        kept = self._segments.since(self.log_start_offset)[0].base_offset
-        return kept > self._segments.first_offset
+        return self._segments.base_of(self.log_start_offset) > self._segments.first_offset
 
     def expire_producers(self, now_ms: int) -> int:
         """Remove producers that were idle for producer.id.expiration.ms. Return their number."""

@@ -147,7 +147,7 @@ class BackgroundTasks:
             partition.log_start_moved()
             log.info("%s: retention advanced the log start offset to %d", partition, start)
         if count := await plog.delete_old_segments(self._disk):
-            self._worker.pending_deletes.add(partition, count)
+            self._worker.pending_deletes.add(partition, plog, count)
 
     async def _remove_segments(self) -> None:
         for partition, segments in self._worker.pending_deletes.take_due():

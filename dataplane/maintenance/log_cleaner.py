@@ -69,9 +69,9 @@ class LogCleaner:
         worker: Worker,
         runtime: Runtime,
         log_dirs: LogDirs,
-        retired: Callable[[Partition, int], None],
+        retired: Callable[[Partition, PartitionLog, int], None],
     ) -> None:
-        """Call `retired` with a partition and its number of replaced segments to be removed."""
+        """Call `retired` with a partition, its log and the number of segments to be removed."""
         self._worker = worker
         self._clock = runtime.clock
         self._disk = runtime.disk
@@ -219,7 +219,7 @@ class LogCleaner:
             return True
         finally:
             if cleaning.result.replaced_segments:
-                self._retired(partition, cleaning.result.replaced_segments)
+                self._retired(partition, plog, cleaning.result.replaced_segments)
         _log_cleaned(partition, found.part, result, self._clock.monotonic() - began)
         return True
 

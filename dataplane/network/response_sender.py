@@ -12,8 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-import trio
-
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import Parts
@@ -28,7 +26,7 @@ COLD_READ_BYTES: Final = 1 << 20
 # response to a consumer of four partitions, by default 1 MiB of each, and than Linux buffers
 # (tcp_wmem). A megabyte to a client on the same machine takes 0.3 ms. The slice ends a step, too.
 STEP_BYTES: Final = (4 << 20) + (512 << 10)
-# Small parts that a step sends with one call, and those after which it checks the time slice.
+# Small parts that a step sends with one call, and those after which step and task check the slice.
 PARTS_PER_SEND: Final = 256
 PARTS_PER_LOOK: Final = 16
 
@@ -107,10 +105,12 @@ class ResponseSender:
                 self._unpin()
             gathered.append(part)
             gathered_bytes += len(part)
+            if index % PARTS_PER_LOOK == PARTS_PER_LOOK - 1:
+                await slicer.pause()
             if gathered_bytes > SEND_AT_BYTES:
                 await self.send(b"".join(gathered), behind_bytes)
                 gathered, gathered_bytes = [], 0
-                await _let_others_run(slicer)
+                await slicer.pause()
         if gathered:
             await self.send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
@@ -200,15 +200,9 @@ class ResponseSender:
                 await self.connection.send_file(file, position, size)
                 self.sent_pieces += 1
                 position += size
-                await _let_others_run(slicer)
+                await slicer.pause()
         finally:
             part.release()
-
-
-async def _let_others_run(slicer: TimeSlicer) -> None:
-    if slicer.is_over:
-        await trio.lowlevel.checkpoint()
-        slicer.start()
 
 
 def _copied(part: RecordsHole) -> bytes | None:

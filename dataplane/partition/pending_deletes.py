@@ -17,10 +17,13 @@ class PendingDeletes:
         self._queue: list[tuple[int, int, Partition, PartitionLog, int]] = []
         self._number = itertools.count()
 
-    def add(self, partition: Partition, segments: int) -> None:
-        """Schedule the removal of the files of `segments` deleted segments."""
+    def add(self, partition: Partition, plog: PartitionLog, segments: int) -> None:
+        """Schedule the removal of the files of `segments` deleted segments of the log.
+
+        The partition may have another log by now.
+        """
         due_ms = self._clock.now_ms() + partition.config.file_delete_delay_ms
-        row = (due_ms, next(self._number), partition, partition.log, segments)
+        row = (due_ms, next(self._number), partition, plog, segments)
         heapq.heappush(self._queue, row)
 
     def take_due(self) -> Iterator[tuple[Partition, int]]:

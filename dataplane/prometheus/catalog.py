@@ -112,13 +112,15 @@ _ROWS: Final = (
         "kafka_network_requestmetrics_localtimems",
         _SUMMARY,
         ("request", "quantile"),
-        "Milliseconds of the total until the response was ready or began to wait.",
+        "Milliseconds of the total until the response was ready or began to wait; of a busy API by"
+        " a sample.",
     ),
     Metric(
         "kafka_network_requestmetrics_remotetimems",
         _SUMMARY,
         ("request", "quantile"),
-        "Milliseconds that responses waited for followers, records, the controller or the disk.",
+        "Milliseconds that responses waited for followers, records, the controller or the disk; of"
+        " a busy API by a sample.",
     ),
     Metric(
         "kafka_network_requestmetrics_errors_total",

@@ -46,7 +46,7 @@ DELETE_HORIZON: Final = 0x40
 
 _CODECS: Final = tuple(Codec)  # by number
 PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
-_CRC_START: Final = 21
+CRC_START: Final = 21  # position of the first byte that the checksum covers
 _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
@@ -55,10 +55,14 @@ _ZSTD_SINCE: Final = 7  # KIP-110
 _ZSTD: Final = int(Codec.ZSTD)
 _WRONG_CRC: Final = "the record batch's checksum does not match"
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
-_UP_TO_CRC: Final = Struct(">qiibI")
-_AFTER_CRC: Final = Struct(">hiqqqhii")
-_unpack_header = _HEADER.unpack_from
+# The fields of the header as far as the checksum, and the rest, as `struct` names them.
+_UP_TO_CRC: Final = "qiibI"
+AFTER_CRC: Final = "hiqqqhii"
+_HEADER: Final = Struct(f">{_UP_TO_CRC}{AFTER_CRC}")
+# unpack_header(buffer, position), and both parts as bytes from the values of their fields
+unpack_header: Final = _HEADER.unpack_from
+pack_up_to_crc: Final = Struct(f">{_UP_TO_CRC}").pack
+pack_after_crc: Final = Struct(f">{AFTER_CRC}").pack
 _pack_offset = Struct(">q").pack_into
 # Sets the base offset and leader epoch, which the checksum does not cover, without a Python frame:
 # assign(buffer, position, base offset, bytes of the batch - PREFIX_BYTES, leader epoch)
@@ -151,7 +155,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
             pepoch,
             seq,
             n,
-        ) = _unpack_header(buffer, position)
+        ) = unpack_header(buffer, position)
     except struct_error:
         raise _headless(buffer, position) from None
     if magic != MAGIC:
@@ -232,7 +236,7 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
     if header.batch_bytes != len(records):
         problem = f"{len(records)} bytes of records, but the first batch has {header.batch_bytes}"
         raise KafkaError(ErrorCode.INVALID_RECORD, problem)
-    if crc32c(records[_CRC_START:]) != header.crc:
+    if crc32c(records[CRC_START:]) != header.crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
     _check_produced(header)
     if header.base_offset != 0:
@@ -280,7 +284,7 @@ def _check_produced(header: BatchHeader) -> None:
 
 def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
     """Return the computed checksum of this batch."""
-    return crc32c(memoryview(buffer)[position + _CRC_START : position + batch_bytes])
+    return crc32c(memoryview(buffer)[position + CRC_START : position + batch_bytes])
 
 
 def set_log_append_time(
@@ -371,7 +375,7 @@ def pack_plain_batch(
     attributes, producer_id, epoch = 0, NO_PRODUCER_ID, -1
     if transaction_of is not None:
         attributes, (producer_id, epoch) = TRANSACTIONAL, transaction_of
-    checked = _AFTER_CRC.pack(
+    checked = pack_after_crc(
         attributes,
         record_count - 1,
         timestamp_ms,
@@ -382,7 +386,7 @@ def pack_plain_batch(
         record_count,
     )
     checked += body
-    batch_bytes = _CRC_START + len(checked)
-    batch = bytearray(_UP_TO_CRC.pack(0, batch_bytes - PREFIX_BYTES, -1, MAGIC, crc32c(checked)))
+    batch_bytes = CRC_START + len(checked)
+    batch = bytearray(pack_up_to_crc(0, batch_bytes - PREFIX_BYTES, -1, MAGIC, crc32c(checked)))
     batch += checked
     return batch

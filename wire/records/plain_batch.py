@@ -9,21 +9,24 @@ are accepted here, with the same header; a test compares them. On the path of ea
 where every call counts, it replaces ten of them.
 """
 
-from struct import Struct
 from typing import Final, TypeAlias
 
 from wire.primitives.errors import WireError
 from wire.records import walk_form
-from wire.records.batches import HEADER_BYTES, MAGIC, TRANSACTIONAL, BatchHeader
+from wire.records.batches import (
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC,
+    PREFIX_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    unpack_header,
+)
 from wire.records.crc import crc32c
 
 # Header, least timestamp and number of null keys of a batch; the header has its largest timestamp.
 PlainBatch: TypeAlias = tuple[BatchHeader, int, int]
 
-_PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
-_CRC_START: Final = 21
-
-_unpack_header: Final = Struct(">qiibIhiqqqhii").unpack_from
 _new_tuple: Final = tuple.__new__
 
 
@@ -35,17 +38,17 @@ def plain_batch(batch: memoryview) -> PlainBatch | None:
     (
         base, batch_bytes, epoch, magic, crc, attributes, last, first_time, max_time, pid, pepoch,
         sequence, count,
-    ) = _unpack_header(batch)  # fmt: skip
+    ) = unpack_header(batch)  # fmt: skip
     if (
         magic != MAGIC
-        or batch_bytes != size - _PREFIX_BYTES
+        or batch_bytes != size - PREFIX_BYTES
         or base
         or attributes & ~TRANSACTIONAL
         or last != count - 1
         or count < 1
         or (pid < 0 and attributes)
         or (pid >= 0 and (sequence < 0 or pepoch < 0))
-        or crc32c(batch[_CRC_START:]) != crc
+        or crc32c(batch[CRC_START:]) != crc
     ):
         return None
     walk = walk_form.walk_class(count, last, True)

@@ -7,7 +7,15 @@ from typing import Final, NamedTuple
 from dataplane.log.segments.producers import TransactionMarker
 from metaquorum.runtime.interfaces import Buffer, File
 from wire.primitives.errors import WireError
-from wire.records.batches import CONTROL, MAGIC, TRANSACTIONAL, BatchHeader
+from wire.records.batches import (
+    AFTER_CRC,
+    CONTROL,
+    MAGIC,
+    PREFIX_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    pack_up_to_crc,
+)
 from wire.records.crc import crc32c
 from wire.records.records import (
     ControlType,
@@ -20,11 +28,10 @@ from wire.records.records import (
 MARKER_BYTES: Final = 78
 # Batches that are remembered: the partitions of a transaction get the same one.
 _REMEMBERED: Final = 64
-# The header as far as the checksum; the rest of it, and the record with lengths as varints.
-_pack_up_to_crc: Final = Struct(">qiibI").pack
-_pack_after_crc: Final = Struct(">hiqqqhii5bhhbhib").pack
+# The header after the checksum, and the record with lengths as varints.
+_pack_after_crc: Final = Struct(f">{AFTER_CRC}5bhhbhib").pack
 _ATTRIBUTES: Final = TRANSACTIONAL | CONTROL
-_SIZE: Final = MARKER_BYTES - 12  # that the header has
+_SIZE: Final = MARKER_BYTES - PREFIX_BYTES  # that the header has
 _RECORD_SIZE, _KEY_SIZE, _VALUE_SIZE = 2 * 16, 2 * 4, 2 * 6  # as varints
 _VERSION: Final = 0  # version of the key and of the value
 # Constants, because Python 3.11 looks up members of an enum slowly.
@@ -86,7 +93,7 @@ def encoded(marker: TransactionMarker, now_ms: int) -> EncodedMarker:
         -1,
         1,
     )
-    data = _pack_up_to_crc(0, _SIZE, -1, MAGIC, crc) + checked
+    data = pack_up_to_crc(0, _SIZE, -1, MAGIC, crc) + checked
     return EncodedMarker(data, header, EndTransactionMarker(kind, coordinator_epoch))
 
 

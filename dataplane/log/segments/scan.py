@@ -13,6 +13,7 @@ from dataplane.log.segments.index import OffsetIndex, TimeIndex
 from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, NO_TIMESTAMP, SegmentState
 from metaquorum.runtime.interfaces import File
 from wire.primitives.errors import KafkaError
+from wire.records.batches import CRC_START
 from wire.records.crc import crc32c
 from wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_header
 from wire.records.records import scan as scan_batch
@@ -20,7 +21,6 @@ from wire.records.records import scan as scan_batch
 SCAN_BYTES: Final = 1 << 20
 # Number of possible batch headers that are tried after a damaged batch.
 MAX_RESYNC_CANDIDATES: Final = 1000
-_CRC_START: Final = 21
 NO_EPOCH: Final = -1
 
 
@@ -211,7 +211,7 @@ def _check_large(file: File, position: int, size: int, header: BatchHeader) -> s
     if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
         return f"invalid base offset {header.base_offset} or record count {header.record_count}"
     crc = 0
-    at = position + _CRC_START
+    at = position + CRC_START
     while at < end:
         data = file.read(min(SCAN_BYTES, end - at), at)
         crc = crc32c(data, crc)

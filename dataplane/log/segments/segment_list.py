@@ -55,6 +55,10 @@ class Segments:
         """Return each segment with its end offset; the active one ends at `end_offset`."""
         return zip(self._all, [*self._bases[1:], end_offset], strict=True)
 
+    def base_of(self, offset: int) -> int:
+        """Return the base offset of the segment with `offset`, or of the first one."""
+        return self._bases[self._number_of(offset)]
+
     def since(self, offset: int) -> list[Segment]:
         """Return the segment with `offset` and all later ones."""
         return self._all[self._number_of(offset) :]

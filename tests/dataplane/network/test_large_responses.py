@@ -19,10 +19,17 @@ from hypothesis import strategies as st
 from dataplane.log.segments.files import LogFile, OpenFiles
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.client import Client
-from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES, Wait
+from dataplane.network.pipeline import (
+    COPY_LIMIT_BYTES,
+    MAX_PARTS_AT_ONCE,
+    SEND_AT_BYTES,
+    Wait,
+    read_at_once,
+)
 from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
 from dataplane.network.response_sender import (
     COLD_READ_BYTES,
+    PARTS_PER_LOOK,
     PARTS_PER_SEND,
     STEP_BYTES,
     ResponseSender,
@@ -354,6 +361,37 @@ def test_a_step_with_many_small_slices_ends_with_its_time_slice(segment: Segment
     parts: Parts = [segment.slice(1, position) for position in range(3 * PARTS_PER_SEND)]
     assert segment.send_nowait(parts) == 2 * PARTS_PER_SEND  # the first check starts the slice
     assert content(parts) == CONTENT[2 * PARTS_PER_SEND : 3 * PARTS_PER_SEND]
+
+
+@in_trio
+async def test_the_task_sends_many_small_slices_in_several_turns(tmp_path: Path) -> None:
+    """Whole small slices are gathered up to SEND_AT_BYTES, and the socket takes everything."""
+    with a_segment(tmp_path) as segment:
+
+        def cpu_s() -> float:
+            segment.used_s += SLICE_CPU_S
+            return segment.used_s
+
+        segment.slicer = TimeSlicer(cpu_s)
+        count = 10 * PARTS_PER_LOOK
+        parts: Parts = [segment.slice(1, position) for position in range(count)]
+        turns: list[int] = []  # parts that are read, at each turn of the event loop
+
+        class Turns(trio.abc.Instrument):
+            def before_io_wait(self, timeout: float) -> None:
+                turns.append(segment.disk.probes)
+
+        trio.lowlevel.add_instrument(Turns())
+        await segment.sender.send_parts(parts, segment.slicer)
+        assert bytes(segment.network.sent) == CONTENT[:count]
+        steps = [after - before for before, after in pairwise([0, *turns, segment.disk.probes])]
+        assert max(steps) <= 2 * PARTS_PER_LOOK  # the first check starts the slice
+
+
+def test_a_response_with_many_parts_is_not_read_at_once(segment: Segment) -> None:
+    for count, is_read in ((MAX_PARTS_AT_ONCE, True), (MAX_PARTS_AT_ONCE + 1, False)):
+        parts: Parts = [segment.slice(1, position) for position in range(count)]
+        assert read_at_once(parts) == (CONTENT[:count] if is_read else None)
 
 
 def test_a_step_reads_no_page_that_is_not_cached(segment: Segment) -> None:
