@@ -377,11 +377,11 @@ async def test_the_task_sends_many_small_slices_in_several_turns(tmp_path: Path)
         parts: Parts = [segment.slice(1, position) for position in range(count)]
         turns: list[int] = []  # parts that are read, at each turn of the event loop
 
-        class Turns(trio.abc.Instrument):
+        class TaskSteps(trio.abc.Instrument):
             def before_io_wait(self, timeout: float) -> None:
                 turns.append(segment.disk.probes)
 
-        trio.lowlevel.add_instrument(Turns())
+        trio.lowlevel.add_instrument(TaskSteps())
         await segment.sender.send_parts(parts, segment.slicer)
         assert bytes(segment.network.sent) == CONTENT[:count]
         steps = [after - before for before, after in pairwise([0, *turns, segment.disk.probes])]
