@@ -6,9 +6,9 @@ A step receives available bytes, handles the frames and sends the responses that
 callback of the event loop, without scheduling the task; the responses to one read leave in one
 send. A response with large records is sent in the step as well, as far as the socket takes it.
 The rest of it is sent in further steps, when the socket takes bytes again. Everything else that has
-to wait is left to the task (`_finish`): a socket that is full of other bytes, a response that is not
-ready, records that are not in the page cache, a mute, the end of a time slice (the states are in
-`dataplane.network.pipeline`).
+to wait is left to the task (`_finish`): a socket that is full of other bytes, a response that is
+not ready, records that are not in the page cache, a mute, the end of a time slice (the states are
+in `dataplane.network.pipeline`).
 
 A client that has exceeded a quota first receives its response; then its connection is muted
 (`dataplane.quotas.muting`).

@@ -256,7 +256,7 @@ class SimulatedConnection:
         return pipe.take(memoryview(buffer).cast("B")) if pipe.readable else -1
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        self._soon = self._blocked = None
+        self._soon = None
         self._is_pumped = more = True
         try:
             while more:
@@ -271,6 +271,7 @@ class SimulatedConnection:
                 more = (soon or step)()
         finally:
             self._is_pumped = False
+            self._blocked = None
 
     def call_soon(self, step: Callable[[], bool]) -> None:
         if self._is_pumped:
