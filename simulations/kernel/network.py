@@ -260,7 +260,7 @@ class SimulatedConnection:
         return self._in.ended or self._in.error is not None
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        self._forget_steps()
+        self._soon = None
         self._is_pumped = more = True
         try:
             while more:
@@ -275,9 +275,7 @@ class SimulatedConnection:
                 more = (soon or step)()
         finally:
             self._is_pumped = False
-
-    def _forget_steps(self) -> None:
-        self._soon = self._blocked = None
+            self._blocked = None
 
     def call_soon(self, step: Callable[[], bool]) -> None:
         if self._is_pumped:

@@ -455,7 +455,7 @@ def test_a_file_that_cannot_be_opened_raises_a_storage_error(segment: Segment) -
 
 @in_trio
 async def test_a_fetch_is_answered_without_the_task(tmp_path: Path) -> None:
-    """The task is scheduled for bytes in memory that the socket did not take, for no others."""
+    """The task is scheduled only for bytes in memory that the socket did not take."""
     for script, in_task_bytes in (([], 0), ([ALL, 1000], 0), ([1], 1 << 20)):
         with a_segment(tmp_path) as segment:
             setting = Setting()
