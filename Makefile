@@ -34,7 +34,8 @@ $(BIN)/python:
 
 # One stamp for each extra: packages are installed again when pyproject.toml changes, or a source file
 # that is compiled.
-$(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/*.pxd)
+$(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/plain_batch.py wire/*/*.pxd \
+		wire/protocol/produce_one.py wire/protocol/request_header.py)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@$(MAKE) --no-print-directory spark-discovery
 	@touch $@

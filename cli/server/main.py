@@ -149,6 +149,7 @@ def _run_node(invocation: "Invocation") -> int:
 
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.system import real_runtime
+    from wire.protocol.request_form import form_name as request_form_name
     from wire.records.walk_form import form_name
 
     # Imported objects stay alive, so the garbage collector can skip them now (30 ms) and later. The
@@ -174,7 +175,7 @@ def _run_node(invocation: "Invocation") -> int:
             f"metaquorum node {node.config.node_id} ready: "
             f"listening on {address_text(*node.address)}, "
             f"cluster {node.cluster_id}, data {node.config.data_dir} "
-            f"({took}, record walk {form_name()})"
+            f"({took}, record walk {form_name()}, small requests {request_form_name()})"
         )
 
     async def stop_on_signal(everything: trio.CancelScope) -> None:

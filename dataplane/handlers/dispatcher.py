@@ -48,9 +48,9 @@ from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
 from dataplane.worker.context import Request, Worker
+from wire.protocol import request_form
 from wire.protocol.apis import APIS, Api, ApiKey
 from wire.protocol.headers import (
-    decode_request_header,
     encode_response_in_pieces,
     encode_response_parts,
     encode_unsupported_api_versions,
@@ -234,7 +234,7 @@ class Dispatcher:
         self._routes: dict[tuple[int, int], Route] = {}
 
     def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
-        header, body = decode_request_header(frame)
+        header, body = request_form.decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
             reply = produce.handle_produce_fast(self._worker, frame, body, header, client)

@@ -88,9 +88,9 @@ from wire.messages.produce import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Buffer
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import RequestHeader
-from wire.protocol.produce_one import Appended, decode_one, encode_one
+from wire.protocol import request_form
+from wire.protocol.apis import APIS, ApiKey, RequestHeader
+from wire.protocol.produce_one import Appended
 from wire.records.batches import TRANSACTIONAL, BatchHeader, produced_batch
 
 # Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
@@ -151,7 +151,7 @@ def handle_produce_fast(
     version = header.api_version
     if not _MIN_VERSION <= version <= _MAX_VERSION:
         return None
-    one = decode_one(frame, body, version)
+    one = request_form.decode_one(frame, body, version)
     if one is None:
         return None
     acks, timeout_ms, topic, asked, transactional_id = one
@@ -217,7 +217,7 @@ def handle_produce_fast(
         throttle_ms = 0
         if worker.quotas.is_on:
             throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
-        return encode_one(version, header.correlation_id, topic, appended, throttle_ms)
+        return request_form.encode_one(version, header.correlation_id, topic, appended, throttle_ms)
     outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
     if uncommitted or doubts:
         commits = DelayedProduce(worker, uncommitted, doubts, outcome, timeout_ms)

@@ -37,9 +37,10 @@ from wire.messages.produce import (
     TopicProduceResponse,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import RequestHeader, encode_response
-from wire.protocol.produce_one import Appended, encode_one
+from wire.protocol import request_form
+from wire.protocol.apis import APIS, ApiKey, RequestHeader
+from wire.protocol.headers import encode_response
+from wire.protocol.produce_one import Appended
 
 _API: Final = APIS[ApiKey.PRODUCE]
 
@@ -194,7 +195,9 @@ class Outcome:
             response = self._by_tables()
             response.throttle_time_ms = throttle_ms
             return encode_response(_API, version, correlation_id, response)
-        return encode_one(version, correlation_id, self._topic, self._appended, throttle_ms)
+        return request_form.encode_one(
+            version, correlation_id, self._topic, self._appended, throttle_ms
+        )
 
     def _by_tables(self) -> ProduceResponse:
         partition, _ = next(iter(self._failed.values()))

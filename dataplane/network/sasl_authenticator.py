@@ -48,8 +48,9 @@ from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthent
 from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
+from wire.protocol import request_form
 from wire.protocol.apis import APIS, Api, ApiKey
-from wire.protocol.headers import decode_request_header, encode_response
+from wire.protocol.headers import encode_response
 from wire.schema.codec import decoder
 from wire.schema.message import Message
 
@@ -131,7 +132,7 @@ class SaslAuthenticator:
     def _take(
         self, frame: memoryview, client: Client, session: SaslSession
     ) -> Reply | PendingReply | DelayedReply:
-        header, body = decode_request_header(frame)
+        header, body = request_form.decode_request_header(frame)
         api = APIS.get(header.api_key)
         if api is None or not api.serves(header.api_version):
             if header.api_key == ApiKey.API_VERSIONS:

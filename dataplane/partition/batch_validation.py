@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from dataplane.config.topic import TopicConfig
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 from wire.primitives.types import Buffer
+from wire.protocol import request_form
 from wire.records.batches import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -27,7 +28,6 @@ from wire.records.batches import (
     set_max_timestamp,
 )
 from wire.records.compression import check_produced, compress_pieces, piece_sizes
-from wire.records.plain_batch import plain_batch
 from wire.records.record_walk import RECORD_MIN_BYTES
 from wire.records.records import check_records, new_walk, record_pieces, record_spans
 from wire.records.walk_form import is_compiled
@@ -86,7 +86,7 @@ def plain_header(batch: memoryview, config: TopicConfig, now_ms: int) -> BatchHe
     """
     if config.codec:
         return None
-    plain = plain_batch(batch)
+    plain = request_form.plain_batch(batch)
     if plain is None:
         return None
     header, least, null_keys = plain

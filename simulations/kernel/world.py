@@ -10,7 +10,8 @@ import logging
 import random
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import trio
@@ -19,11 +20,12 @@ from trio._core import _run
 from dataplane.log.segments import sync_failure_marker
 from simulations.kernel.clock import MachineClock
 from simulations.kernel.machine import Machine, running_on, running_process
-from simulations.kernel.mutation import swapped
+from simulations.kernel.mutation import all_of, swapped
 from simulations.kernel.network import Internet
 from simulations.kernel.thread_steps import TurnLock
 from simulations.kernel.timeline import Timeline
 from simulations.kernel.trace import Trace
+from wire.protocol import request_form
 from wire.records import walk_form
 from wire.records.record_walk import RecordWalk
 
@@ -31,6 +33,22 @@ TIME_LIMIT_S: Final = 600.0
 # Share of `Disk.run` functions that get a thread; none in most worlds, as a thread is expensive.
 INTERLEAVED: Final = (0.0, 0.0, 0.0, 0.2)
 BUG: Final = "bug NoneIsExcused"
+
+
+def interpreted_forms() -> AbstractContextManager[None]:
+    """Use the interpreted forms while the block runs.
+
+    Mutants can be planted in them, and they are always available.
+    """
+    functions = request_form.INTERPRETED
+    return all_of(
+        swapped(walk_form, "walk_class", lambda _: RecordWalk),
+        *[swapped(request_form, name, partial(_given, functions[name])) for name in functions],
+    )
+
+
+def _given(used: Any, _: Any) -> Any:
+    return used
 
 
 class Violation(Exception):  # noqa: N818 - a violation is not an error of the simulator
@@ -117,8 +135,7 @@ class World:
         with (
             seeded_scheduler(self.stream("scheduler")),
             swapped(_KERNEL, "get_events", seldom_asked),
-            # The interpreted walk: mutants can be planted in it, and it is always available.
-            swapped(walk_form, "walk_class", lambda _: RecordWalk),
+            interpreted_forms(),
             swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
             self._node_logs(),
         ):

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wire.schema.message import Message
 
@@ -82,6 +82,15 @@ class ApiKey(IntEnum):
     START_MOVE_PLAN = 10_010
     ALTER_MOVE_PLAN = 10_011
     DESCRIBE_MOVE_PLANS = 10_012
+
+
+class RequestHeader(NamedTuple):
+    """Header of a request."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
 
 
 class Api:

@@ -1,8 +1,11 @@
-"""Request and response headers, and the encoding of whole frames for clients and servers."""
+"""Response headers, and the encoding of whole frames for clients and servers.
+
+Request headers are decoded in `wire.protocol.request_header`.
+"""
 
 import struct
 from collections.abc import Callable, Generator
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from wire.primitives.errors import ErrorCode, WireError
 from wire.primitives.types import BUFFERS, RecordsHole
@@ -20,7 +23,6 @@ from wire.schema.message import Message
 
 M = TypeVar("M", bound=Message)
 
-_read_start = struct.Struct(">hhih").unpack_from
 _START_BYTES: Final = 10
 _read_correlation_id = struct.Struct(">i").unpack_from
 _read_error_code = struct.Struct(">h").unpack_from
@@ -28,57 +30,7 @@ _pack_request = struct.Struct(">ihhih").pack
 _pack_response = struct.Struct(">ii").pack
 _pack_flexible_response = struct.Struct(">iix").pack
 
-# First flexible version by API key; also needed for requests in unsupported versions.
-_FLEXIBLE_FROM: Final = {key: api.flexible_from for key, api in APIS.items()}
-_NEVER_FLEXIBLE: Final = 1 << 15
 _PIECES_JOINED: Final = 4096  # per step of a response that is encoded in pieces
-
-
-class RequestHeader(NamedTuple):
-    """Header of a request."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
-
-
-_new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
-
-
-def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
-    """Return the header and the position of the body. Raises WireError if it is malformed.
-
-    For an unsupported API the tagged fields are not parsed.
-    """
-    try:
-        api_key, version, correlation_id, length = _read_start(frame, 0)
-        position = _START_BYTES
-        client_id = None
-        if length >= 0:
-            position += length
-            client_id = str(frame[_START_BYTES:position], "utf-8")
-        elif length != -1:
-            raise WireError(f"request header: client_id has the length {length}")
-        if version >= _FLEXIBLE_FROM.get(api_key, _NEVER_FLEXIBLE):
-            tags = frame[position]
-            position += 1
-            if tags:
-                position = skip_tags(frame, position, tags)
-    except (struct.error, IndexError, Malformed, UnicodeDecodeError) as error:
-        raise WireError(f"request header: {_header_fault(error)}") from None
-    if position > len(frame):
-        raise WireError("request header: the header is too short")
-    header = _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id))
-    return header, position
-
-
-def _header_fault(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "client_id is not UTF-8"
-    return (
-        "tagged fields are malformed" if isinstance(error, Malformed) else "the header is too short"
-    )
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> bytes:

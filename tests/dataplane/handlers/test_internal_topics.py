@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from dataplane.handlers import produce
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.topics import topic_records
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
@@ -29,6 +28,7 @@ from wire.messages.describe_topic_partitions import TopicRequest as DescribedTop
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
+from wire.protocol import request_form
 from wire.protocol.apis import ApiKey
 from wire.protocol.headers import encode_request
 
@@ -64,7 +64,7 @@ def test_no_client_writes_to_it(monkeypatch: pytest.MonkeyPatch, *, is_fast: boo
         assert partition.log.log_end_offset == 0
 
     if not is_fast:
-        monkeypatch.setattr(produce, "decode_one", lambda *_: None)
+        monkeypatch.setattr(request_form, "decode_one", lambda *_: None)
     simulated(scenario, **ONE)
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataplane.handlers import produce
 from dataplane.instruments.error_counts import ErrorCounts
 from simulations.harness.node import LOG_DIRS
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
@@ -37,8 +36,10 @@ from wire.messages.delete_records import (
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
+from wire.protocol import request_form
 from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_request_header, decode_response, encode_request
+from wire.protocol.headers import decode_response, encode_request
+from wire.protocol.request_header import decode_request_header
 from wire.records.batches import TRANSACTIONAL
 from wire.records.records import Codec, Record, encode_batch
 
@@ -263,7 +264,7 @@ def play(
 
     with pytest.MonkeyPatch.context() as patch:
         if not by_hand:
-            patch.setattr(produce, "decode_one", lambda *_: None)
+            patch.setattr(request_form, "decode_one", lambda *_: None)
         simulated(scenario, log_dirs=LOG_DIRS[:2])
     return found[0]
 

@@ -51,7 +51,8 @@ from wire.messages.fetch import (
 )
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_request_header, encode_response
+from wire.protocol.headers import encode_response
+from wire.protocol.request_header import decode_request_header
 from wire.schema.codec import decode
 
 WAIT_MS = 500

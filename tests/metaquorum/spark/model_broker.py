@@ -41,7 +41,8 @@ from wire.messages.offset_for_leader_epoch import (
 from wire.primitives.errors import ErrorCode
 from wire.primitives.types import Buffer
 from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_request_header, encode_response
+from wire.protocol.headers import encode_response
+from wire.protocol.request_header import decode_request_header
 from wire.records.records import parse_header
 from wire.schema.codec import decoder
 

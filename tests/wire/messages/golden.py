@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_request_header, decode_response
+from wire.protocol.headers import decode_response
+from wire.protocol.request_header import decode_request_header
 from wire.schema.codec import decode
 
 FOLDER = Path(__file__).parent / "golden_messages"

@@ -9,12 +9,12 @@ import pytest
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
 from wire.protocol.headers import (
-    decode_request_header,
     decode_response,
     encode_request,
     encode_response,
     encode_unsupported_api_versions,
 )
+from wire.protocol.request_header import decode_request_header
 from wire.schema.codec import decode
 
 GOLDEN = Path(__file__).resolve().parent / "golden_messages"

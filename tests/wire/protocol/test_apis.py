@@ -13,7 +13,6 @@ from wire.messages.produce import ProduceRequest
 from wire.primitives.errors import ErrorCode, WireError
 from wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
 from wire.protocol.headers import (
-    decode_request_header,
     decode_response,
     decode_response_as,
     encode_request,
@@ -21,6 +20,7 @@ from wire.protocol.headers import (
     encode_response_parts,
     encode_unsupported_api_versions,
 )
+from wire.protocol.request_header import decode_request_header
 from wire.schema.codec import decode, encode
 from wire.schema.message import Message, int32, string
 

@@ -15,8 +15,9 @@ from wire.messages.produce import (
     TopicProduceResponse,
 )
 from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_request_header, encode_request, encode_response
+from wire.protocol.headers import encode_request, encode_response
 from wire.protocol.produce_one import FIRST_WITH_TOPIC_ID, Appended, decode_one, encode_one
+from wire.protocol.request_header import decode_request_header
 from wire.schema.codec import encode
 
 API = APIS[ApiKey.PRODUCE]

@@ -16,6 +16,7 @@ from simulations.kernel.world import World
 from tests.wire.records.naive_walk import Naive, Unsound, naive_walk
 from wire.primitives.errors import WireError
 from wire.primitives.varint import write_varint
+from wire.protocol import request_form
 from wire.records import record_walk
 from wire.records.batches import HEADER_BYTES
 from wire.records.record_walk import RecordWalk, Span
@@ -299,7 +300,7 @@ def test_the_simulator_runs_the_interpreted_form() -> None:
     seen: list[str] = []
 
     async def scenario(world: World) -> None:
-        seen.append(form_name())
+        seen.extend((form_name(), request_form.form_name()))
 
     world.run(scenario)
-    assert seen == ["interpreted"]
+    assert seen == ["interpreted", "interpreted"]
