@@ -53,9 +53,6 @@ log = logging.getLogger(__name__)
 
 # A frame above this size is received only after memory of the budget was reserved for it.
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
-# Constants, because Python 3.11 looks up members of an enum slowly.
-_REQUEST: Final = Wait.REQUEST
-_RESPONSE: Final = Wait.RESPONSE
 # Seconds an unauthenticated client may take to authenticate before its connection is closed.
 AUTHENTICATION_SECONDS: Final = 30.0
 
@@ -111,6 +108,7 @@ class ClientConnection:
         self._is_authenticated = self._tls is None and context.max_unauthenticated_bytes is None
         self._is_draining = False
         self._has_ended = False
+        self._task_waits_for: Wait | None = None  # None: the task leaves the connection to steps
         if context.max_unauthenticated_bytes is not None:
             self._require_authentication(context.max_unauthenticated_bytes)
 
@@ -125,11 +123,14 @@ class ClientConnection:
 
     @property
     def waits_for(self) -> Wait:
-        return self._pipeline.waits_for
+        if self._task_waits_for is not None:
+            return self._task_waits_for
+        pipeline = self._pipeline  # computed, so that a step does not have to record it
+        return Wait.REQUEST if not pipeline.has_responses and pipeline.is_idle else Wait.RESPONSE
 
     @property
     def is_muted(self) -> bool:
-        return self._pipeline.waits_for is Wait.MUTE
+        return self._task_waits_for is Wait.MUTE
 
     @property
     def may_be_idle(self) -> bool:
@@ -150,7 +151,7 @@ class ClientConnection:
     def drain(self) -> None:
         """Read no further requests; responses to requests already read are still sent."""
         self._is_draining = True
-        if self._pipeline.waits_for is not Wait.RESPONSE:
+        if self.waits_for is not Wait.RESPONSE:
             self._scope.cancel()
 
     def abort(self) -> None:
@@ -246,9 +247,9 @@ class ClientConnection:
 
     async def _serve(self) -> None:
         while not self._is_draining and not self._has_ended:
-            self._pipeline.waits_for = Wait.REQUEST
+            self._task_waits_for = None
             await self._connection.pump(self._step)
-            self._pipeline.waits_for = Wait.RESPONSE
+            self._task_waits_for = Wait.RESPONSE
             if self._meter.is_on:
                 await self._meter.slices(self.client, self._finish())
             else:
@@ -261,7 +262,7 @@ class ClientConnection:
         """Receive and handle available bytes. Return False if the task has to continue."""
         if self._meter.is_on:
             return self._metered(self._receive)
-        return self._run(self._receive)
+        return self._receive()
 
     def _call_soon(self) -> None:
         self._connection.call_soon(self._step_ready)
@@ -270,25 +271,19 @@ class ClientConnection:
         """Send a delayed response that became ready. Return the same as `_step`."""
         if self._meter.is_on:
             return self._metered(self._send_delayed)
-        return self._run(self._send_delayed)
+        return self._send_delayed()
 
     def _metered(self, step: Callable[[], bool]) -> bool:
         is_metered = self._meter.resume(self.client)
-        more = self._run(step)
+        more = step()
         if is_metered:
             self._meter.pause(self.client)
         return more
 
-    def _run(self, step: Callable[[], bool]) -> bool:
-        self._slicer.start()
-        more = not self._is_draining and step()
-        pipeline = self._pipeline
-        pipeline.waits_for = _RESPONSE if not more or pipeline.has_responses else _REQUEST
-        return more
-
     def _receive(self) -> bool:
+        self._slicer.start()
         pipeline, frames = self._pipeline, self._frames
-        if not pipeline.may_handle:
+        if self._is_draining or (pipeline.queue and not pipeline.may_handle):
             return False
         if frames.has_much and not self._memory.is_short:
             room = frames.borrow()
@@ -348,8 +343,9 @@ class ClientConnection:
                 pipeline.handle_frames()
 
     def _send_delayed(self) -> bool:
+        self._slicer.start()
         pipeline = self._pipeline
-        if not self._send_ready():
+        if self._is_draining or not self._send_ready():
             return False
         if not (pipeline.may_handle and self._frames.pending_bytes):
             return True
@@ -428,19 +424,18 @@ class ClientConnection:
 
     async def _stay_muted(self, mute: Mute) -> None:
         """Wait until the mute ends or the client closes the connection; a drain ends the wait."""
-        pipeline = self._pipeline
         self._release_memory()
         self._frames.rest()
         try:
             if not self._is_draining:
-                pipeline.waits_for = Wait.MUTE
+                self._task_waits_for = Wait.MUTE
                 with mute.scope:
                     await self._connection.pump(self._look_for_end)
                     # The buffer is full or the client has closed: read nothing until the mute ends.
                     if self._frames.pending_bytes:
                         await trio.sleep_forever()
         finally:
-            pipeline.waits_for = Wait.RESPONSE
+            self._task_waits_for = Wait.RESPONSE
             self.client.quota.end_mute()
 
     def _look_for_end(self) -> bool:
@@ -479,7 +474,7 @@ class ClientConnection:
         claimed = self._frames.claimed_bytes
         self._frames.shrink()
         if not self._is_draining:
-            self._pipeline.waits_for = Wait.MEMORY
+            self._task_waits_for = Wait.MEMORY
         await self._memory.reserve(claimed)
         self.reserved_bytes = claimed
         self.reservation += 1

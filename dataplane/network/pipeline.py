@@ -11,7 +11,7 @@ The handler returns one of four kinds of response, with these effects on later f
     parts          by sendfile, piece by piece    once they are sent: a slow reader holds one
                                                   response
 
-`waits_for` names the event that the connection waits for:
+`ClientConnection.waits_for` names the event that a connection waits for:
 
     REQUEST   the client sends bytes; a drain cuts short only this wait, MUTE and MEMORY
     RESPONSE  the first response becomes ready, or the socket takes bytes
@@ -76,7 +76,6 @@ class RequestPipeline:
         slice_is_over: Callable[[], bool],
         on_ready: Callable[[], object],
     ) -> None:
-        self.waits_for = Wait.REQUEST
         self.handled_frames = 0
         self.failure: WireError | CloseConnectionError | None = None
         # Whether `handle_frames` stopped before a whole frame: slice over, mute, or SEND_AT_BYTES.
@@ -87,11 +86,11 @@ class RequestPipeline:
         self._slice_is_over = slice_is_over
         self._on_ready: Callable[[], object] = on_ready
         self._ready: list[bytes] = []
-        self._queue: deque[DelayedReply | PendingReply | Reply] = deque()  # sent after `_ready`
+        self.queue: deque[DelayedReply | PendingReply | Reply] = deque()  # sent after `_ready`
 
     @property
     def has_responses(self) -> bool:
-        return bool(self._ready or self._queue)
+        return bool(self._ready or self.queue)
 
     @property
     def is_idle(self) -> bool:
@@ -101,13 +100,11 @@ class RequestPipeline:
         """
         if self._ready or self.has_yielded or self.failure is not None:
             return False
-        return not self._queue or (
-            isinstance(self._queue[0], DelayedReply) and not self._needs_task
-        )
+        return not self.queue or (isinstance(self.queue[0], DelayedReply) and not self._needs_task)
 
     @property
     def _needs_task(self) -> bool:
-        return bool(self._queue) and isinstance(self._queue[-1], PendingReply | list)
+        return bool(self.queue) and isinstance(self.queue[-1], PendingReply | list)
 
     @property
     def holds_frame(self) -> bool:
@@ -117,13 +114,13 @@ class RequestPipeline:
     @property
     def outlasts_idle(self) -> bool:
         """Whether the first response may take longer than connections.max.idle.ms."""
-        first = self._queue[0] if self._queue else None
+        first = self.queue[0] if self.queue else None
         return isinstance(first, DelayedReply) and first.may_outlast_idle
 
     @property
     def may_handle(self) -> bool:
         """Whether the next frame may be handled before all responses have been sent."""
-        queue = self._queue
+        queue = self.queue
         if not queue:
             return True
         last = queue[-1]
@@ -139,7 +136,7 @@ class RequestPipeline:
         """
         self.has_yielded = False
         next_frame, handle, client = self._frames.next_frame, self._handle, self._client
-        ready, queue = self._ready, self._queue
+        ready, queue = self._ready, self.queue
         ready_bytes = handled = 0
         try:
             while not queue or self.may_handle:
@@ -171,12 +168,12 @@ class RequestPipeline:
             self.failure = error
 
     def _on_reply_ready(self) -> None:
-        if self._queue and is_ready(self._queue[0]):
+        if self.queue and is_ready(self.queue[0]):
             self._on_ready()
 
     def take_ready(self) -> bytes:
         """Remove and return the bytes of all responses that can be sent now."""
-        queue, ready = self._queue, self._ready
+        queue, ready = self.queue, self._ready
         if not queue and len(ready) == 1:  # nearly always
             return ready.pop()
         while queue and is_ready(queue[0]):
@@ -203,26 +200,26 @@ class RequestPipeline:
     @property
     def first_parts(self) -> Parts | None:
         """The first response, if it has parts; None if ready bytes come before it."""
-        first = self._queue[0] if self._queue and not self._ready else None
+        first = self.queue[0] if self.queue and not self._ready else None
         return first if isinstance(first, list) else None
 
     def take_first(self) -> DelayedReply | PendingReply | Parts | None:
         """Remove and return the first response left by `take_ready`; None if the queue is empty."""
-        reply = self._queue.popleft() if self._queue else None
+        reply = self.queue.popleft() if self.queue else None
         assert not isinstance(reply, bytes)
         return reply
 
     def put_first(self, reply: DelayedReply) -> None:
-        self._queue.appendleft(reply)
+        self.queue.appendleft(reply)
 
     def close(self) -> None:
         """Drop all responses and release the resources that they hold."""
-        for reply in self._queue:
+        for reply in self.queue:
             if isinstance(reply, DelayedReply):
                 reply.cancel()
             elif isinstance(reply, PendingReply):
                 reply.close()
-        self._queue.clear()
+        self.queue.clear()
         self._ready.clear()
         # The owner of the callback owns this object: dropping it breaks the reference cycle.
         self._on_ready = _nothing

@@ -188,11 +188,11 @@ def _place_of_another_segment() -> AbstractContextManager[None]:
 
 def _answers_out_of_order() -> AbstractContextManager[None]:
     def handles_more(_: Any) -> Any:
-        return property(lambda self: len(self._queue) < pipeline.MAX_DELAYED)
+        return property(lambda self: len(self.queue) < pipeline.MAX_DELAYED)
 
     def ready_first(right: Any) -> Any:
         def take_ready(self: Any) -> bytes:
-            self._queue = deque(sorted(self._queue, key=lambda reply: not pipeline.is_ready(reply)))
+            self.queue = deque(sorted(self.queue, key=lambda reply: not pipeline.is_ready(reply)))
             data: bytes = right(self)
             return data
 
