@@ -84,10 +84,9 @@ HURRIED_WAIT_MS: Final = 10
 OVERTAKEN_EVERY_S: Final = 0.1
 # Other tasks run after each partition of a larger response.
 IN_PLACE_BYTES: Final = 256 * 1024
-# More bytes of one partition are written in a worker thread: a write waits while the kernel writes
-# back too many dirty pages or, in a virtual machine, for memory of the host (5 ms a megabyte).
-BESIDE_BYTES: Final = 128 * 1024
-# Batches of a partition after which other tasks run; each costs some 10 us.
+# More bytes of one partition are appended in pieces, after each of which other tasks run.
+ONE_PIECE_BYTES: Final = 128 * 1024
+# Batches of a piece; each costs some 10 us.
 PIECE_BATCHES: Final = 250
 # Logs that are truncated and flushed concurrently.
 CONCURRENT_CUTS: Final = 8
@@ -477,8 +476,8 @@ class ReplicaFetcher:
             return False
         return True
 
-    async def _append_beside(self, each: _Row, start: int | None) -> bool:
-        """Append as `_append` does, in pieces, each of which a worker thread writes."""
+    async def _append_pieces(self, each: _Row, start: int | None) -> bool:
+        """Append as `_append` does, in pieces."""
         followed = each.followed
         partition = followed.partition
         assert isinstance(each.row.records, bytes | memoryview)
@@ -490,7 +489,7 @@ class ReplicaFetcher:
                 if not self._is_followed(each) or expected != partition.log.log_end_offset:
                     return False
                 try:
-                    size_bytes = await follower_state.append_beside(
+                    size_bytes = await follower_state.append_piece(
                         partition,
                         self._runtime.disk,
                         rest,
@@ -523,8 +522,8 @@ class ReplicaFetcher:
             return
         records = each.row.records
         assert isinstance(records, bytes | memoryview | None)
-        if records and len(records) > BESIDE_BYTES:
-            if not await self._append_beside(each, start):
+        if records and len(records) > ONE_PIECE_BYTES:
+            if not await self._append_pieces(each, start):
                 return
         elif not self._append(each, start):
             return

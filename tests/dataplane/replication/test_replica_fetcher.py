@@ -16,6 +16,7 @@ from dataplane.fetch.session_client import FetchLimits
 from dataplane.log.segments.config import LogConfig
 from dataplane.network.client import Client
 from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_fetcher import (
     FETCH_VERSION,
@@ -397,7 +398,12 @@ def large_row(batches: int) -> PartitionData:
 
 
 @pytest.mark.parametrize("batches", [1, PIECE_BATCHES, PIECE_BATCHES + 1, 3 * PIECE_BATCHES])
-def test_a_large_row_is_written_in_a_worker_thread_in_pieces(tmp_path: Path, batches: int) -> None:
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_large_row_is_appended_in_pieces_and_larger_ones_in_a_worker_thread(
+    tmp_path: Path, batches: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_beside:
+        monkeypatch.setattr(follower_state, "BESIDE_BYTES", 0)
     partition = replica(tmp_path, 0, LogConfig())
     disk = WatchedDisk()
     row = large_row(batches)
@@ -411,15 +417,16 @@ def test_a_large_row_is_written_in_a_worker_thread_in_pieces(tmp_path: Path, bat
         assert asked.topics[0].partitions[0].fetch_offset == batches
 
     following(scenario, disk=disk)
-    assert disk.calls == -(-batches // PIECE_BATCHES)
+    assert disk.calls == (-(-batches // PIECE_BATCHES) if is_beside else 0)
     assert partition.high_watermark == batches
     log = partition.log
     assert log.read(0, 1 << 20, log.log_end_offset, is_whole=True).read() == row.records
 
 
 def test_a_large_row_ends_with_the_piece_in_which_its_leader_is_followed_no_more(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(follower_state, "BESIDE_BYTES", 0)
     partition = replica(tmp_path, 0, LogConfig())
     fetchers: list[ReplicaFetcher] = []
 
