@@ -58,15 +58,18 @@ class ReadsTopicConfigs(HasImage, HasLayers, Protocol):
     """Capability to read the effective configs of a topic."""
 
 
-class DeletesSegments(ReadsTopicConfigs, HasClock, HasDisk, Protocol):
-    """Capability to advance a log start offset; `pending_deletes` deletes the files later."""
+class AdvancesLogStart(ReadsTopicConfigs, HasClock, Protocol):
+    """Capability to advance a log start offset."""
+
+
+class DeletesRecords(AdvancesLogStart, HostsRecords, FailsPartitions, HasDisk, HasSlicer, Protocol):
+    """Capability to delete records of any number of this worker's partitions.
+
+    `pending_deletes` removes the files later.
+    """
 
     @property
     def pending_deletes(self) -> PendingDeletes: ...
-
-
-class DeletesRecords(DeletesSegments, HostsRecords, FailsPartitions, HasSlicer, Protocol):
-    """Capability to delete records of any number of this worker's partitions."""
 
 
 async def handle_delete_records(
@@ -182,7 +185,7 @@ async def _of_partition(
     return result
 
 
-def _advance(worker: DeletesSegments, partition: Partition, offset: int) -> bool:
+def _advance(worker: AdvancesLogStart, partition: Partition, offset: int) -> bool:
     """Advance the log start offset to `offset`. Return False if it was not below `offset`.
 
     Records below `offset` in the same segment stay on disk until the segment is deleted. The caller

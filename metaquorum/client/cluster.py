@@ -351,6 +351,14 @@ class Cluster:
             self._drop(self._connections[node_id])
         return response.topics
 
+    async def live_nodes(self) -> list[int]:
+        """Return the ids of the live nodes, ascending.
+
+        Metadata of named topics lists a worker for a while after it died.
+        """
+        await self.refresh()
+        return sorted(self.nodes)
+
     async def topic(
         self, name: str, *, refresh: bool = False, deadline: float | None = None
     ) -> MetadataResponseTopic:

@@ -53,7 +53,7 @@ async def list_groups(
     lost = [each.partition_index for one in topics for each in one.partitions if each.leader_id < 0]
     found: dict[str, GroupListing] = {}
     failures: dict[int, Exception] = {}
-    for node_id in sorted(cluster.nodes):
+    for node_id in await cluster.live_nodes():
         try:
             for listing in await _list_of(cluster, node_id, states, types):
                 found[listing.group] = listing  # a group that moved meanwhile is listed twice

@@ -181,7 +181,7 @@ class MoveAdmin:
         topics = [topic for topic in described.values() if isinstance(topic, Topic)]
         sizes: Mapping[TopicPartition, int] = {}
         if any(move.size_bytes is None for move in plan.moves):
-            live = sorted(self.cluster.nodes)
+            live = await self.cluster.live_nodes()
             largest: dict[TopicPartition, int] = defaultdict(int)
             for (where, _), size in (await self._sizes(set(names), live)).items():
                 largest[where] = max(largest[where], size)

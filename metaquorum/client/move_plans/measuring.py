@@ -80,7 +80,7 @@ class _Samples:
 
     async def take(self) -> None:
         sample: dict[int, dict[tuple[str, int], int]] = {}
-        for node_id in sorted(self._admin.cluster.nodes):
+        for node_id in await self._admin.cluster.live_nodes():
             if node_id in self.silent:
                 continue
             try:

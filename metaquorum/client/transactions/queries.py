@@ -56,7 +56,7 @@ async def list_transactions(
     lost = [each.partition_index for one in topics for each in one.partitions if each.leader_id < 0]
     found: dict[str, TransactionListing] = {}
     failures: dict[int, Exception] = {}
-    for node_id in sorted(cluster.nodes):
+    for node_id in await cluster.live_nodes():
         try:
             for listing in await _list_of(
                 cluster, node_id, states, producer_ids, min_duration_ms, pattern

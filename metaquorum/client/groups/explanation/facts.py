@@ -265,7 +265,7 @@ async def _throttling(
     clients = list(by_client)
     for first in range(0, len(clients), MAX_CLIENTS):
         part = clients[first : first + MAX_CLIENTS]
-        for node_id in sorted(cluster.nodes):
+        for node_id in await cluster.live_nodes():
             try:
                 described = await describe_quota_use(
                     cluster, node_id, part, most_used=0, include_muted=True
