@@ -24,7 +24,7 @@ CI: Final[Mapping[str, CiShare]] = {
     "replication": CiShare(7, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
-    "cleaned-replicas": CiShare(3, 30),
+    "cleaned-replicas": CiShare(3, 45),
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
     "throttled-replication": CiShare(2, 20),
