@@ -12,7 +12,7 @@ fails with the same error.
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -418,13 +418,18 @@ class LocalLog:
     # Compaction
 
     async def replace_segments(
-        self, disk: Disk, old: Sequence[Segment], state: SegmentState
+        self,
+        disk: Disk,
+        old: Sequence[Segment],
+        state: SegmentState,
+        is_wanted: Callable[[], bool],
     ) -> bool:
         """Replace `old` by the cleaned segment whose synced files end in `.cleaned`.
 
-        Return False, without change, if the log was truncated or moved meanwhile. The files of
-        `old` are renamed to `.deleted` and stay readable as long as those that retention deletes.
-        Raises StorageError if the directory fails.
+        Return False, without change, if the log was truncated or moved meanwhile, or if
+        `is_wanted()` no longer holds: a copy of the log may have begun that has read `old`. The
+        files of `old` are renamed to `.deleted` and stay readable as long as those that retention
+        deletes. Raises StorageError if the directory fails.
 
             .cleaned → .swap   synced: from here on, recovery uses the .swap instead of `old`
             old → .deleted     synced, so that recovery finds no segment of `old` without the .swap
@@ -443,7 +448,7 @@ class LocalLog:
             except StorageError:
                 self._drop_swap()
                 raise
-            if self._swapping is None or not self._segments.has_sealed(old):
+            if self._swapping is None or not self._segments.has_sealed(old) or not is_wanted():
                 self._drop_swap()
                 return False
             self._swapping = None

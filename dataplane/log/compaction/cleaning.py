@@ -341,7 +341,8 @@ class Cleaning:
                 return
             await self._beside(self._finish(target))
             assert target.state is not None
-            if not await self._log.replace_segments(self._disk, segments, target.state):
+            state, is_wanted = target.state, self._is_wanted
+            if not await self._log.replace_segments(self._disk, segments, state, is_wanted):
                 raise CleaningAborted
         finally:
             target.remove()

@@ -20,7 +20,8 @@ without 2, until 4. At the start:
       names its id
     no log, and another future replica with the     the log was lost with its directory, which is
       file                                          absent or new: records may be missing from
-                                                    the future replica, which is not changed
+                                                    the future replica, which is not changed, or
+                                                    is removed if it has no records
     a future replica of a log, with the file, or    replaced by an empty one: it is copied again
       in a directory of which a sync may have
       failed
@@ -40,6 +41,7 @@ from dataplane.log.recovery.checkpoints import Partition, decode_partition_metad
 from dataplane.log.segments.names import (
     DELETED_FOLDER,
     FUTURE_FOLDER,
+    LOG,
     MAX_FOLDER_NAME,
     MOVED,
     PARTITION_METADATA,
@@ -146,6 +148,9 @@ def settle_moves(
                 disk.rename(folder, os.path.join(path, partition_folder(*partition)))
                 disk.sync_dir(path)
                 logs[partition] = [path]
+            elif are_all and not _has_records(disk, folder):
+                # As that of a log without records, which had no folder yet.
+                _delete(disk, path, name, partition, rng)
             elif are_all:
                 logger.warning(
                     "%s-%d: its log is lost, and records may be missing from %s, to which it was"
@@ -203,6 +208,11 @@ def _delete_replaced_strays(
         if log_id is not None and log_id.own in replaced:
             deleted = name.removesuffix(STRAY_FOLDER) + DELETED_FOLDER
             disk.rename(os.path.join(path, name), os.path.join(path, deleted))
+
+
+def _has_records(disk: Disk, folder: str) -> bool:
+    names = [name for name in disk.list(folder) if name.endswith(LOG)]
+    return any(disk.size(os.path.join(folder, name)) for name in names)
 
 
 def _delete(disk: Disk, path: str, name: str, partition: Partition, rng: random.Random) -> None:

@@ -214,10 +214,23 @@ def test_a_copy_whose_log_was_lost_with_its_directory_does_not_become_the_log(
     """The log may have had more records when its directory was replaced by a new one."""
     (tmp_path / "a").mkdir()
     make(tmp_path / "b" / FUTURE, AFTER)
+    (tmp_path / "b" / FUTURE / "00000000000000000000.log").write_bytes(b"a batch")
     make(tmp_path / "b" / STRAY, LogId("of another move"))
     assert settle(tmp_path) == []
     assert names(tmp_path) == {"a": [], "b": [FUTURE, STRAY]}
     assert "t-0: its log is lost" in caplog.text
+
+
+def test_an_empty_copy_whose_log_had_no_folder_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log without records has none, until its first append."""
+    (tmp_path / "a").mkdir()
+    make(tmp_path / "b" / FUTURE, AFTER)
+    (tmp_path / "b" / FUTURE / "00000000000000000000.log").touch()
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": [], "b": ["deleted"]}
+    assert not caplog.text
 
 
 def test_ids_are_written_and_read(tmp_path: Path) -> None:
