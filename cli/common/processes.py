@@ -125,9 +125,11 @@ def started(
         stderr=log,
         start_new_session=True,
     )
-    until = time.monotonic() + PROBE_TIMEOUT_S
-    while not command_line(process.pid) and process.poll() is None and time.monotonic() < until:
-        time.sleep(_EXEC_POLL_S)
+    wait(
+        lambda: bool(command_line(process.pid)) or process.poll() is not None,
+        PROBE_TIMEOUT_S,
+        _EXEC_POLL_S,
+    )
     return process
 
 
@@ -153,12 +155,12 @@ def send_signal(pid: int, number: signal.Signals) -> None:
         pass  # the process has ended
 
 
-def wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+def wait(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:
             return False
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return True
 
 

@@ -49,6 +49,8 @@ _RANGE: Final = (ctypes.c_uint64 * 2)()
 _COUNTS: Final = (ctypes.c_uint64 * 5)()
 _RANGE_AT: Final = ctypes.addressof(_RANGE)
 _COUNTS_AT: Final = ctypes.addressof(_COUNTS)
+# Event of a connection that the peer has closed; only Linux has the first one.
+_ENDED: Final[int] = getattr(select, "POLLRDHUP", select.POLLHUP)
 _FILE_MODE: Final = 0o644
 _PRIVATE_FILE_MODE: Final = 0o600
 _PRIVATE_DIR_MODE: Final = 0o700
@@ -499,7 +501,7 @@ class RealConnection:
 
     def is_ended(self) -> bool:
         poller = select.poll()
-        poller.register(self._socket.fileno(), select.POLLRDHUP)
+        poller.register(self._socket.fileno(), _ENDED)
         return bool(poller.poll(0))
 
     async def pump(self, step: Callable[[], bool]) -> None:
