@@ -56,7 +56,9 @@ from dataplane.log.segments.verification import Verification
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
+    ATTRIBUTES_LOW_AT,
     COMMON_BYTES,
+    SHORT_BYTES,
     Batch,
     Validation,
     is_slow,
@@ -91,7 +93,7 @@ from wire.primitives.types import Buffer
 from wire.protocol import request_form
 from wire.protocol.apis import APIS, ApiKey, RequestHeader
 from wire.protocol.produce_one import Appended
-from wire.records.batches import TRANSACTIONAL, BatchHeader, produced_batch
+from wire.records.batches import HEADER_BYTES, TRANSACTIONAL, BatchHeader, produced_batch
 
 # Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
 PIECES_PER_SLICE: Final = 8
@@ -164,17 +166,24 @@ def handle_produce_fast(
     confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
     for index, records in asked:
         partition = hosted.get(index)
+        if partition is None or partition.is_internal:
+            return None
+        config, size_bytes = partition.config, len(records)
+        # Nearly all batches: not compressed, not transactional, too short to be slow.
+        is_simple = (
+            HEADER_BYTES <= size_bytes < SHORT_BYTES
+            and not records[ATTRIBUTES_LOW_AT]
+            and not config.codec
+        )
         if (
-            partition is None
-            or partition.is_internal
-            or partition.config.log.flush_messages != NEVER
-            or len(records) > inline_bytes
+            config.log.flush_messages != NEVER
+            or size_bytes > inline_bytes
             or partition.appending.locked()
-            or is_slow(partition.config, records)
+            or (not is_simple and is_slow(config, records))
         ):
             return None
         verified = None
-        if (transaction := transaction_of(records)) is not None:
+        if not is_simple and (transaction := transaction_of(records)) is not None:
             producer_id, epoch, sequence = transaction
             if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None

@@ -37,7 +37,7 @@ from dataplane.log.segments.files import (
 )
 from dataplane.log.segments.markers import encoded, marker_at, read_marker
 from dataplane.log.segments.names import DAMAGED
-from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable, TransactionMarker
+from dataplane.log.segments.producers import ProducerStateTable, TransactionMarker
 from dataplane.log.segments.segment import Segment, walk_headers
 from dataplane.log.segments.slices import LogSlice
 from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
@@ -123,13 +123,10 @@ class PartitionLog(LocalLog):
         INVALID_TXN_STATE, RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only
         full).
         """
-        try:
-            duplicate = self.producers.check(header)
-        except KafkaError:
-            self._check_size(len(records))
-            raise
-        if duplicate is not None:
-            return self._duplicate(duplicate)
+        if header.producer_id >= 0:
+            duplicate = self._copy_of(records, header)
+            if duplicate is not None:
+                return duplicate
         segment, append_time = self._prepare(records, header, leader_epoch, now_ms)
         try:
             segment.file.get().write(records, segment.size_bytes)
@@ -167,13 +164,10 @@ class PartitionLog(LocalLog):
 
         Reads may continue meanwhile; other appends, rolls and truncations must wait.
         """
-        try:
-            duplicate = self.producers.check(header)
-        except KafkaError:
-            self._check_size(len(records))
-            raise
-        if duplicate is not None:
-            return self._duplicate(duplicate)
+        if header.producer_id >= 0:
+            duplicate = self._copy_of(records, header)
+            if duplicate is not None:
+                return duplicate
         segment, append_time = self._prepare(records, header, leader_epoch, now_ms)
         await self._write_beside(disk, segment, records)
         return self._commit(segment, header, self.log_end_offset, append_time, now_ms)
@@ -266,7 +260,18 @@ class PartitionLog(LocalLog):
             self._commit(segment, header, header.base_offset, NO_TIMESTAMP, now_ms, ends)
         return AppendResult(headers[0].base_offset, headers[-1].next_offset - 1, NO_TIMESTAMP)
 
-    def _duplicate(self, mark: BatchMetadata) -> AppendResult:
+    def _copy_of(self, records: bytearray | memoryview, header: BatchHeader) -> AppendResult | None:
+        """Return the result of the earlier append if the batch is a duplicate; None if it is next.
+
+        Raises KafkaError as `append` does.
+        """
+        try:
+            mark = self.producers.check(header)
+        except KafkaError:
+            self._check_size(len(records))
+            raise
+        if mark is None:
+            return None
         time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP
         return AppendResult(mark.first_offset, mark.last_offset, time, True)
 

@@ -135,15 +135,16 @@ class RequestPipeline:
         or its handler closes the connection.
         """
         self.has_yielded = False
-        next_frame, handle, client = self._frames.next_frame, self._handle, self._client
+        frames, handle, client = self._frames, self._handle, self._client
         ready, queue = self._ready, self.queue
         ready_bytes = handled = 0
         try:
             while not queue or self.may_handle:
-                frame = next_frame()
+                # Nearly always the last frame ends the buffer: no call to learn that.
+                frame = None if frames.is_empty else frames.next_frame()
                 if frame is None:
-                    if self._frames.has_much:
-                        self._frames.rest()
+                    if frames.has_much:
+                        frames.rest()
                     return
                 self.handled_frames += 1
                 handled += 1

@@ -51,10 +51,10 @@ MAX_RECORDS_BYTES: Final = (1 << 31) - 1
 COMMON_BYTES: Final = 4 << 20
 _BLOCKS_PER_SLICE: Final = 1000  # block sizes read per slice, a microsecond each
 # An uncompressed batch of INLINE_RECORDS records is at least as large.
-_MANY_RECORDS_BYTES: Final = HEADER_BYTES + INLINE_RECORDS * RECORD_MIN_BYTES
+SHORT_BYTES: Final = HEADER_BYTES + INLINE_RECORDS * RECORD_MIN_BYTES
 _MAX_TIMESTAMP: Final = (1 << 63) - 1
 _RECORD_COUNT_AT: Final = 57
-_ATTRIBUTES_LOW_AT: Final = 22
+ATTRIBUTES_LOW_AT: Final = 22
 
 
 class InvalidRecordsError(KafkaError):
@@ -70,9 +70,9 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
     size = len(batch)
     if size < HEADER_BYTES:
         return False  # the header check refuses it
-    if batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK or config.codec:
+    if batch[ATTRIBUTES_LOW_AT] & CODEC_MASK or config.codec:
         return True
-    if size < _MANY_RECORDS_BYTES:
+    if size < SHORT_BYTES:
         return False
     count = int.from_bytes(batch[_RECORD_COUNT_AT:HEADER_BYTES], "big")
     return count > INLINE_RECORDS and (count > INLINE_COMPILED_RECORDS or not is_compiled())

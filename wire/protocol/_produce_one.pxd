@@ -4,7 +4,7 @@
 
 cimport cython
 
-from wire.primitives._reading cimport Bytes
+from wire.primitives._reading cimport Bytes, Written
 
 cdef long long FIRST_FLEXIBLE
 cdef long long FIRST_WITH_TOPIC_ID
@@ -34,3 +34,12 @@ cdef object _decode_compact(
 cdef (long long, long long, long long, long long, long long) _start(
     Bytes start, long long end, long long at
 ) except *
+
+@cython.locals(
+    compact=cython.bint, named=cython.bint, size=cython.longlong, at=cython.longlong,
+    data=Written, frame=bytes,
+)
+cdef bytes _write_single(
+    long long version, long long correlation_id, bytes topic, long long index, long long base,
+    long long time, long long start, long long throttle_time_ms
+)

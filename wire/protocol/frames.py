@@ -91,6 +91,7 @@ class FrameBuffer:
         "_view",
         "claimed_bytes",
         "has_much",
+        "is_empty",
         "max_frame_bytes",
     )
 
@@ -113,6 +114,7 @@ class FrameBuffer:
         self._start = self._end = 0
         # Whether a recent receive exceeded the small buffer.
         self.has_much = False
+        self.is_empty = True  # whether there are no pending bytes, for a caller that cannot wait
 
     @property
     def buffer_bytes(self) -> int:
@@ -176,6 +178,7 @@ class FrameBuffer:
             self._pool.lost()
         self._view = _NO_BUFFER
         self._start = self._end = 0
+        self.is_empty = True
 
     def writable(self) -> memoryview:
         """Return a view for the next bytes, never empty. Invalidates earlier frames."""
@@ -189,6 +192,7 @@ class FrameBuffer:
     def received(self, count: int) -> None:
         """Take over `count` bytes that were written at the start of `writable()`."""
         self._end += count
+        self.is_empty = False
         assert self._end <= len(self._view)
 
     def next_frame(self) -> memoryview | None:
@@ -208,6 +212,7 @@ class FrameBuffer:
             self.claimed_bytes = SIZE_BYTES + size
             return None
         self._start = end
+        self.is_empty = end == self._end
         self.claimed_bytes = 0
         return self._view[start + SIZE_BYTES : end]
 

@@ -17,7 +17,7 @@ from wire.schema.decoding import Malformed, skip_tags
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-    from cython.cimports.wire.primitives._reading import byte, bytes_of, number, text
+    from cython.cimports.wire.primitives._reading import byte, bytes_of, new_tuple, number, text
 else:
     from wire.records import interpreted as cython
 
@@ -63,8 +63,10 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > end:
         raise WireError("request header: the header is too short")
-    header = _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id))
-    return header, position
+    values = api_key, version, correlation_id, client_id
+    if cython.compiled:
+        return new_tuple(RequestHeader, values), position
+    return _new_tuple(RequestHeader, values), position
 
 
 def _header_fault(error: Exception) -> str:

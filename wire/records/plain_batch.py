@@ -24,7 +24,7 @@ from wire.records.crc import crc32c
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-    from cython.cimports.wire.primitives._reading import bytes_of, number
+    from cython.cimports.wire.primitives._reading import bytes_of, new_tuple, number
 else:
     from wire.records import interpreted as cython
 
@@ -95,11 +95,9 @@ def plain_batch(batch: memoryview) -> PlainBatch | None:
     # Times are Python's integers in both forms: their sums may have more than 64 bits.
     if walked != size or walk.index != count or first_time + walk.max_timestamp_delta != max_time:
         return None
-    header = _new_tuple(
-        BatchHeader,
-        (
-            base, size, epoch, magic, crc, attributes, last, first_time, max_time, pid, pepoch,
-            sequence, count,
-        ),
+    values = (
+        base, size, epoch, magic, crc, attributes, last, first_time, max_time, pid, pepoch,
+        sequence, count,
     )  # fmt: skip
+    header = new_tuple(BatchHeader, values) if cython.compiled else _new_tuple(BatchHeader, values)
     return header, first_time + walk.min_timestamp_delta, walk.null_keys

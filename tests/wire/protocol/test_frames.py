@@ -23,6 +23,7 @@ def receive(buffer: FrameBuffer, data: bytes) -> int:
     count = min(len(room), len(data))
     room[:count] = data[:count]
     buffer.received(count)
+    assert not buffer.is_empty
     return count
 
 
@@ -30,6 +31,7 @@ def drain(buffer: FrameBuffer) -> list[bytes]:
     frames = []
     while (frame := buffer.next_frame()) is not None:
         frames.append(bytes(frame))
+        assert buffer.is_empty == (buffer.pending_bytes == 0)
     return frames
 
 

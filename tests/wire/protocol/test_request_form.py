@@ -19,6 +19,7 @@ from wire.primitives.errors import WireError
 from wire.protocol import request_form
 from wire.protocol.apis import ApiKey
 from wire.protocol.headers import encode_request
+from wire.protocol.produce_one import FIRST_WITH_TOPIC_ID
 from wire.records.batches import pack_batch, parse_header
 from wire.records.walk_form import INTERPRETED
 
@@ -158,7 +159,15 @@ def test_responses_are_encoded_as_by_the_interpreted_form() -> None:
             (dice.choice((0, 3, 2**31 - 1)), *dice.choices(numbers, k=3))
             for _ in range(dice.choice((1, 1, 2, 126)))
         ]
-        args = dice.choice(VERSIONS), dice.choice((0, -1)), b"t" * 16, rows, dice.choice((0, 99))
+        version = dice.choice(VERSIONS)
+        topic = b"t" * (16 if version >= FIRST_WITH_TOPIC_ID else dice.choice((0, 1, 16, 249)))
+        args = (
+            version,
+            dice.choice((0, -1, 2**31 - 1)),
+            topic,
+            rows,
+            dice.choice((0, 99, 2**31 - 1)),
+        )
         assert BUILT["encode_one"](*args) == HERE["encode_one"](*args)
 
 
