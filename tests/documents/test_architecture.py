@@ -140,13 +140,15 @@ def play_on_this_machine(calls: Calls, folder: Path) -> None:
                 await client.create("t")
             with calls.during("produce"):
                 await client.produce("t", batch_of(b"small"))
+                numbered = batch_of(b"numbered", producer_id=5, producer_epoch=0, base_sequence=0)
+                await client.produce("t", numbered)
                 await client.produce("t", batch_of(b"x" * 10_000, codec=Codec.GZIP))
             with calls.during("fetch"):
                 await client.fetch("t")
             for _ in range(2):
                 await client.produce("t", batch_of(b"x" * 500_000))
             with calls.during("fetch"):
-                await client.fetch("t", 2, partition_max_bytes=2 << 20)
+                await client.fetch("t", 3, partition_max_bytes=2 << 20)
 
     play()
 
