@@ -9,7 +9,9 @@ from tests.nodes import ROOT
 
 # Pages that have the command for a whole cluster, not for one feature that needs a level.
 PAGES = ("docs/howto/run-three-nodes.md", "cli/admin/cluster.py")
-COMMAND = re.compile(r"mq-admin(?: -b \S+)? cluster upgrade (metadata\.version=\d+.*)$", re.MULTILINE)
+COMMAND = re.compile(
+    r"mq-admin(?: -b \S+)? cluster upgrade (metadata\.version=\d+.*)$", re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
