@@ -188,7 +188,7 @@ class Cluster:
         try:
             processes = {node: self._launch(node) for node in self.nodes}
             self._wait_ready(processes, began, len(self.state.workers))
-        except SystemExit:  # of `_fail`; nodes that stay would hold ports and directories
+        except SystemExit:  # by `_fail`; nodes that stay would hold ports and directories
             # A node that is only slow may be recovering large logs.
             if time.monotonic() - began <= START_TIMEOUT_S and self._stop():
                 click.echo("cluster: the nodes that had started were stopped", err=True)

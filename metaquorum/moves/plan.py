@@ -28,7 +28,7 @@ MAX_MOVES: Final = 200_000
 MAX_FILE_CHARS: Final = 64 << 20
 ANY_LOG_DIR: Final = "any"
 _MAX_ID: Final = 2**31 - 1
-MAX_BYTES: Final = 2**63 - 1  # of a size, and of a throttle
+MAX_BYTES: Final = 2**63 - 1  # largest size, and largest throttle
 _MAX_SHOWN: Final = 60  # characters of a wrong value in an error
 
 

@@ -24,7 +24,7 @@ from tests.metaquorum.controller.plans.test_move_plans import (
     state,
 )
 
-RATE = 1000  # of the plans of `loaded`
+RATE = 1000  # bytes per second, as in `new`
 
 
 class Worker:

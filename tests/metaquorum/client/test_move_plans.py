@@ -68,7 +68,7 @@ def test_a_lower_throttle_of_another_plan_on_the_same_worker_is_named() -> None:
         "throttled to 50 B/s as leader on worker 1 by plan 8"
         " and throttled to 50 B/s as follower on worker 3 by plan 8"
     )
-    # Of worker 3 only: worker 4 led the partition, and 1 has no replica of it.
+    # Only worker 3 has a replica of the other partition; worker 4 leads it.
     (first, _) = texts(
         replace(
             FACTS, others=(replace(slow, moving=(replace(elsewhere, removing=(4,), leader=4),)),)
