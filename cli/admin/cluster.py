@@ -101,8 +101,8 @@ def upgrade(session: Session, levels: tuple[str, ...], dry_run: bool) -> None:
 
     \b
     Examples:
-      mq-admin cluster upgrade metadata.version=3 --dry-run
-      mq-admin cluster upgrade metadata.version=3 transaction.version=2
+      mq-admin cluster upgrade metadata.version=4 --dry-run
+      mq-admin cluster upgrade metadata.version=4 transaction.version=2
     """
     wanted = dict(map(_feature_level, levels))
     session.admin.raise_features(wanted, validate_only=dry_run)
@@ -114,7 +114,7 @@ def _feature_level(text: str) -> tuple[str, int]:
     name, _, level = text.partition("=")
     number = whole_number(level, MAX_LEVEL)
     if not name or number is None:
-        raise click.BadParameter(f"{text!r} is not FEATURE=LEVEL, such as metadata.version=3")
+        raise click.BadParameter(f"{text!r} is not FEATURE=LEVEL, such as metadata.version=4")
     return name, number
 
 

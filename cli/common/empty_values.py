@@ -1,9 +1,11 @@
 """Rejection of empty values on the command line, which are mistakes such as an unset variable.
 
 If an empty value counted as "not given", a command would use the default cluster or directory.
+NaN is rejected as well: it is within the bounds of every range of fractions.
 """
 
 from collections.abc import Iterable
+from math import isnan
 from typing import Any, Final
 
 import click
@@ -15,7 +17,7 @@ _CHECKED: Final = "is_refusing_empty_values"
 
 
 def refuse_empty_values(command: click.Command) -> None:
-    """Make all parameters of this command and its subcommands reject empty values."""
+    """Make all parameters of this command and its subcommands reject empty values and NaN."""
     if isinstance(command, click.Group):
         for below in command.commands.values():
             refuse_empty_values(below)
@@ -49,7 +51,10 @@ def _refuse(parameter: click.Parameter) -> None:
     further = parameter.callback
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        if "" in (value if isinstance(value, tuple | list) else (value,)):
+        values = value if isinstance(value, tuple | list) else (value,)
+        if any(isinstance(each, float) and isnan(each) for each in values):
+            raise click.BadParameter("nan is not a number.", ctx, parameter)
+        if "" in values:
             ways: Iterable[str] = ("specify a value",)
             if not parameter.required:
                 ways = (*ways, "omit it")

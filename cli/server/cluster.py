@@ -185,8 +185,14 @@ class Cluster:
                 _fail(f"ports {taken} are in use by other processes; choose another --base-port")
             self._lay_out(wanted, configs)
         began = time.monotonic()
-        processes = {node: self._launch(node) for node in self.nodes}
-        self._wait_ready(processes, began, len(self.state.workers))
+        try:
+            processes = {node: self._launch(node) for node in self.nodes}
+            self._wait_ready(processes, began, len(self.state.workers))
+        except SystemExit:  # by `_fail`; nodes that stay would hold ports and directories
+            # A node that is only slow may be recovering large logs.
+            if time.monotonic() - began <= START_TIMEOUT_S and self._stop():
+                click.echo("cluster: the nodes that had started were stopped", err=True)
+            raise
         click.echo(f"ready in {time.monotonic() - began:.2f} s: bootstrap {self.state.bootstrap()}")
 
     def _lay_out(self, wanted: State, configs: Mapping[str, str]) -> None:
@@ -207,13 +213,19 @@ class Cluster:
         self._save()
 
     def stop(self) -> None:
-        """Stop all nodes, workers first: their controlled shutdown needs the quorum."""
+        click.echo(f"stopped {self._stop()}")
+
+    def _stop(self) -> int:
+        """Stop all nodes, workers first: their controlled shutdown needs the quorum.
+
+        Returns how many ran.
+        """
         running = {node: pid for node in self.nodes if (pid := self.pid(node))}
         for are_controllers in (False, True):
             self._end([n for n in running if self.state.is_controller(n) is are_controllers])
         self.state.pids.clear()
         self._save()
-        click.echo(f"stopped {len(running)}")
+        return len(running)
 
     def _end(self, nodes: list[int]) -> None:
         for number, seconds in ((signal.SIGTERM, TERM_TIMEOUT_S), (signal.SIGKILL, KILL_TIMEOUT_S)):

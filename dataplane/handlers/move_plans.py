@@ -18,6 +18,7 @@ from metaquorum.controller.plans.move_plans import (
     MovePlanPart,
     NewMovePlan,
 )
+from metaquorum.controller.topics import check_workers
 from metaquorum.metadata.image import MetadataImage, MovePlanImage, PartitionKey
 from metaquorum.metadata.records import MAX_PLANNED_MOVES, PlannedMove
 from metaquorum.rpc.methods import (
@@ -138,7 +139,12 @@ def _planned(
             raise _invalid(f"The bytes of partition {at} are below 0.")
         if len(planned) == MAX_PLAN_MOVES:
             raise _invalid(f"A plan has at most {MAX_PLAN_MOVES} moves. Split a larger one.")
-        planned[key] = PlannedMove(*key, tuple(one.replicas), one.size_bytes)
+        replicas = tuple(one.replicas)
+        try:
+            check_workers(image, replicas)
+        except KafkaError as error:
+            raise KafkaError(error.code, f"{at}: {error.message}") from None
+        planned[key] = PlannedMove(*key, replicas, one.size_bytes)
 
     yield from for_each_of(topics, lambda topic: topic.partitions, take)
     if busy:

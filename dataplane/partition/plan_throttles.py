@@ -3,8 +3,11 @@
 A plan with a rate throttles the replicas of the partitions that it moves, besides those in an
 operator's lists:
 
-    leader side      this worker has a replica that is not being added: reads by the added replicas
+    leader side      this worker has a replica that is not being added, or leads: reads by the
+                     added replicas
     follower side    this worker's replica is being added
+
+A replica that is being added may lead, once it is in sync and others of the target are not yet.
 
 and this worker's rate on a side is the lowest of the operator's and those of the plans that
 throttle a replica there. No config is written: the throttle ends with the metadata record that ends
@@ -26,21 +29,25 @@ class PlanThrottles:
     def __init__(self, context: ReplicaContext, quotas: ReplicationQuotas) -> None:
         self._context: Final = context
         self._quotas: Final = quotas
+        self._topic_ids: frozenset[bytes] = frozenset()  # with partitions that are throttled
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        if not delta.plan_ids:
+        if not delta.plan_ids and self._topic_ids.isdisjoint(delta.topic_ids):
             return
         rates: dict[int, int] = {}
+        topic_ids: set[bytes] = set()
         leader_rate = follower_rate = UNLIMITED
         for plan_id, plan in image.plans.items():
             rate = plan.header.rate_bytes_per_s
             if rate is None or not plan.moving:
                 continue
             rates[plan_id] = rate
+            topic_ids.update([topic_id for topic_id, _ in plan.moving])
             sends, receives = sides(image, plan, self._context.worker_id)
             leader_rate = min(leader_rate, rate) if sends else leader_rate
             follower_rate = min(follower_rate, rate) if receives else follower_rate
             await trio.lowlevel.checkpoint()
+        self._topic_ids = frozenset(topic_ids)
         self._context.plan_rates = rates
         self._quotas.limit_plans(leader_rate, follower_rate)
 
@@ -54,6 +61,7 @@ def sides(image: MetadataImage, plan: MovePlanImage, worker_id: int) -> tuple[bo
         state = topic.partitions[number]
         if worker_id in state.adding:
             receives = True
+            sends = sends or worker_id == state.leader
         elif worker_id in state.replicas:
             sends = True
         if sends and receives:

@@ -553,7 +553,7 @@ class ReplicaFetcher:
 
     def _failed(self, followed: Followed, error: StorageError) -> None:
         self._events.failed(followed.partition, error)
-        self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._delay(followed)
 
     async def _truncate(self, diverging: list[_Row]) -> None:
         """Record the truncations in the ledger, then truncate the diverging logs."""
@@ -623,10 +623,16 @@ class ReplicaFetcher:
             made = partial(follower_state.start_anew, partition, offset)
             return await self._cut(key, followed, uncut, made)
 
-    def _delay(self, followed: Followed, code: ErrorCode) -> None:
+    def _delay(self, followed: Followed, code: ErrorCode | None = None) -> None:
+        """Fetch the partition again after a backoff. `code`: the error of its leader, to be logged.
+
+        Without it this worker has failed, which is logged already.
+        """
         followed.failures += 1
         now = self._runtime.clock.monotonic()
         self._followed.delay(followed, now + self._backoff_s(followed.failures))
+        if code is None:
+            return
         most = MOST_PASSING if code in _PASSING else 1
         if followed.logged_error is not code and followed.failures > most:
             followed.logged_error = code

@@ -28,7 +28,7 @@ from math import ceil, floor, inf
 from typing import Final
 
 from metaquorum.moves.cluster_state import ClusterState
-from metaquorum.moves.plan import Plan
+from metaquorum.moves.plan import MAX_BYTES, Plan, PlanError
 from wire.primitives.frozen import frozen
 
 RESPONSE_CONFIG: Final = "replica.fetch.response.max.bytes"
@@ -301,8 +301,14 @@ def proposed_throttle(traffic: list[WorkerTraffic], limits: Limits) -> int | Non
 
 
 def throttle_within(traffic: list[WorkerTraffic], time_s: float) -> int:
-    """Return the least throttle with which the plan takes at most this time."""
-    return max(ceil(max((each.throttle_for(time_s) for each in traffic), default=0.0)), 1)
+    """Return the least throttle with which the plan takes at most this time.
+
+    Raises PlanError if it is above any throttle that a plan can have.
+    """
+    throttle = max((each.throttle_for(time_s) for each in traffic), default=0.0)
+    if throttle >= MAX_BYTES:
+        raise PlanError("no throttle is high enough for this time; choose a longer one")
+    return max(ceil(throttle), 1)
 
 
 def _refusal(traffic: list[WorkerTraffic], throttle: int) -> str | None:

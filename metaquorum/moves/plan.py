@@ -28,7 +28,7 @@ MAX_MOVES: Final = 200_000
 MAX_FILE_CHARS: Final = 64 << 20
 ANY_LOG_DIR: Final = "any"
 _MAX_ID: Final = 2**31 - 1
-_MAX_BYTES: Final = 2**63 - 1
+MAX_BYTES: Final = 2**63 - 1  # largest size, and largest throttle
 _MAX_SHOWN: Final = 60  # characters of a wrong value in an error
 
 
@@ -135,7 +135,7 @@ def read_plan(text: str) -> Plan:
         raise PlanError(f'"cluster_id" must be text, not {_shown(cluster_id)}')
     throttle = data.get("throttle_bytes_per_s")
     if throttle is not None:
-        throttle = _number(throttle, _MAX_BYTES, '"throttle_bytes_per_s"')
+        throttle = _number(throttle, MAX_BYTES, '"throttle_bytes_per_s"')
         if throttle == 0:
             raise PlanError(
                 '"throttle_bytes_per_s" is 0, and nothing would move; set at least 1, or remove it'
@@ -203,7 +203,7 @@ def _move(row: Any, at: int) -> PartitionMove:
     current = _workers(row.get("current", []), f'{where}: "current"')
     size = row.get("size_bytes")
     if size is not None:
-        size = _number(size, _MAX_BYTES, f'{where}: "size_bytes"')
+        size = _number(size, MAX_BYTES, f'{where}: "size_bytes"')
     log_dirs = row.get("log_dirs", [])
     if not isinstance(log_dirs, list) or any(each != ANY_LOG_DIR for each in log_dirs):
         raise PlanError(

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 from cli.admin.main import main as mq_admin
 from cli.common.empty_values import takes_text
+from cli.load.main import main as mq_load
 from cli.server.main import main as mq_server
 from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin.running import Admin, environment
@@ -20,6 +21,7 @@ from tests.nodes import PATIENCE_S, Peer, unique
 NOBODY = "127.0.0.1:1"
 BAD_USAGE = 2
 SERVER, ADMIN = ("mq-server", mq_server), ("mq-admin", mq_admin)
+LOAD = ("mq-load", mq_load)
 
 
 def commands(
@@ -66,6 +68,30 @@ def test_an_empty_value_is_refused(
         refusals = ("the value is empty; specify a value", "'' is not", "Path '' does not exist")
         assert any(refusal in said for refusal in refusals), said
     assert option in said
+
+
+def fractions() -> Iterator[tuple[str, click.Group, tuple[str, ...], str]]:
+    """Yield every option that takes a fraction, as `texts` does."""
+    for program, main in (SERVER, ADMIN, LOAD):
+        for words, command in commands(main):
+            for parameter in command.params:
+                if isinstance(parameter.type, click.FloatRange):
+                    yield program, main, words, parameter.opts[-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "main", "words", "option"),
+    fractions(),
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_what_is_not_a_number_is_refused(
+    program: str, main: click.Group, words: tuple[str, ...], option: str
+) -> None:
+    """NaN is within the bounds of each range, as no comparison with it is true."""
+    done = CliRunner().invoke(main, [*words, option, "nan"], env=environment(), prog_name=program)
+    assert done.exit_code == BAD_USAGE, done.output
+    said = done.stderr.splitlines()[-1]
+    assert said == f"Error: Invalid value for '{option}': nan is not a number.", said
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,19 @@ def started(session: Session, plan: Plan, rate_bytes_per_s: int | None, batch_si
         limit = f"at {size_text(rate_bytes_per_s)}/s for each worker"
     session.say(f"plan {plan_id} started: {len(plan.moves)} moves, {limit}")
     session.say(f"`mq-admin moves status {plan_id} --watch` shows how far it is")
+    _note_down(session, plan)
     return plan_id
+
+
+def _note_down(session: Session, plan: Plan) -> None:
+    """Warn about workers that shall get replicas and are down: the plan waits for them."""
+    targets = {worker for move in plan.moves for worker in move.target}
+    for worker in session.admin.workers():
+        if worker.is_fenced and worker.worker_id in targets:
+            session.note(
+                f"Warning: worker {worker.worker_id} is down: moves to it wait until it returns,"
+                " and others may wait for them"
+            )
 
 
 def _read(plan_file: TextIO) -> Plan:

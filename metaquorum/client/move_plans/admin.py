@@ -9,6 +9,7 @@ from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.move_plans.values import (
+    CopyOnDisk,
     MovePlan,
     MovingPartition,
     PlanFacts,
@@ -112,10 +113,10 @@ class MoveAdmin:
 
     async def facts(self, plan_id: int) -> PlanFacts:
         """Return what is known about the moves of a plan. Raises BrokerError if it is unknown."""
-        plans = await self.describe([plan_id], include_moving=True)
-        if not plans:
+        plans = {each.plan_id: each for each in await self.describe(include_moving=True)}
+        plan = plans.pop(plan_id, None)
+        if plan is None:
             raise broker_error(ErrorCode.RESOURCE_NOT_FOUND, "it does not exist", f"plan {plan_id}")
-        plan = plans[0]
         workers = {each.worker_id: each for each in await describe_workers(self.cluster)}
         asked = [
             (
@@ -143,7 +144,10 @@ class MoveAdmin:
                 self.cluster, topics, f"{side}.replication.throttled.replicas"
             )
             lists |= {(topic, side): value for topic, value in found.items()}
-        return PlanFacts(plan, workers, views, throttles, lists)
+        others = [each for each in plans.values() if not each.has_ended]
+        receivers = [each for each in _receivers(plan.moving) if each in involved]
+        copies = await self._copies(set(topics), receivers)
+        return PlanFacts(plan, workers, views, throttles, lists, others, copies)
 
     async def _operator_rate(self, worker_id: int, side: str) -> int | None:
         name = f"{side}.replication.throttled.rate"
@@ -161,7 +165,14 @@ class MoveAdmin:
         self, topics: Collection[str], nodes: Sequence[int]
     ) -> dict[tuple[TopicPartition, int], int]:
         """Return the bytes of each replica on these nodes; nodes that fail are left out."""
-        sizes: dict[tuple[TopicPartition, int], int] = {}
+        copies = await self._copies(topics, nodes)
+        return {where: copy.size_bytes for where, copy in copies.items()}
+
+    async def _copies(
+        self, topics: Collection[str], nodes: Sequence[int]
+    ) -> dict[tuple[TopicPartition, int], CopyOnDisk]:
+        """Return the replicas of the topics on these nodes; nodes that fail are left out."""
+        copies: dict[tuple[TopicPartition, int], CopyOnDisk] = {}
         for node in nodes:
             try:
                 dirs = await AdminClient(self.cluster).describe_log_dirs([node])
@@ -171,8 +182,10 @@ class MoveAdmin:
                 for replica in log_dir.replicas:
                     if replica.topic in topics and not replica.is_future:
                         where = TopicPartition(replica.topic, replica.partition)
-                        sizes[where, node] = replica.size_bytes
-        return sizes
+                        copies[where, node] = CopyOnDisk(
+                            log_dir.path, replica.size_bytes, log_dir.usable_bytes
+                        )
+        return copies
 
     async def _state(self, plan: Plan) -> ClusterState:
         """Return the partitions of the plan, and all workers. Unknown topics are left out."""

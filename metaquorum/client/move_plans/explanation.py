@@ -2,7 +2,8 @@
 
 the move waits for ...           because
 a replica of the target          its worker is down, it has not fetched, or it lags
-a throttle                       the lower of the plan's rate and an operator's, on either side
+room on a disk                   more is left to copy than is free in its log directory
+a throttle                       the lowest rate of all plans and an operator, on either side
 a leader                         no replica can lead
 its turn                         `batch_size` others move, or the plan is paused
 
@@ -10,6 +11,7 @@ The last moves that were stopped are named as well, with the reason.
 """
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, StoppedMove
 from metaquorum.config.throttled_replicas import ThrottledReplicas
@@ -121,14 +123,28 @@ def _of_replica(
     else:
         lag = max(0, view.log_end_offset - known.log_end_offset)
         copied = f"worker {replica} is {lag} records behind leader {leader}"
+    full = _full(facts, partition, replica)
     held = [
         throttle
         for side, worker_id in zip(SIDES, (leader, replica), strict=True)
         if (throttle := _throttle(facts, partition, side, worker_id, replica)) is not None
     ]
     throttled = " and ".join(text for _, text in held) or "it is not throttled"
-    return Wait(
-        at, replica, lag, f"{copied}; {throttled}", is_problem=any(rate == 0 for rate, _ in held)
+    is_problem = bool(full) or any(rate == 0 for rate, _ in held)
+    return Wait(at, replica, lag, f"{copied}; {full}{throttled}", is_problem=is_problem)
+
+
+def _full(facts: PlanFacts, partition: MovingPartition, replica: int) -> str:
+    """Return the text of a copy that does not fit into its log directory; empty if it does."""
+    copy = facts.copies.get((partition.where, replica))
+    if copy is None or copy.usable_bytes < 0:
+        return ""
+    left = partition.copy_bytes - copy.size_bytes
+    if left <= copy.usable_bytes:
+        return ""
+    return (
+        f"{left} bytes are left to copy, and its log directory {copy.path} has {copy.usable_bytes}"
+        " bytes free: free some space there, or move other replicas away; "
     )
 
 
@@ -136,17 +152,24 @@ def _throttle(
     facts: PlanFacts, partition: MovingPartition, side: str, worker_id: int, replica: int
 ) -> tuple[int, str] | None:
     """Return the throttle of that worker on that side, with a text of whose it is."""
-    plan_rate = facts.plan.rate_bytes_per_s if replica in partition.adding else None
     listed = ThrottledReplicas.of(
         [each for each in facts.lists.get((partition.topic, side), "").split(",") if each]
     )
     is_listed = listed is not None and listed.has(partition.partition, worker_id)
-    operator = facts.throttles.get((worker_id, side))
-    if plan_rate is None and (operator is None or not is_listed):
+    is_planned = facts.plan.rate_bytes_per_s is not None and replica in partition.adding
+    if not is_listed and not is_planned:
         return None
-    if operator is not None and (plan_rate is None or operator < plan_rate):
-        whose, rate = "an operator's config", operator
-    else:
-        assert plan_rate is not None
-        whose, rate = f"plan {facts.plan.plan_id}", plan_rate
+    # All throttled replicas of a side of a worker share one rate, the lowest.
+    rates = [
+        (plan.rate_bytes_per_s, f"plan {plan.plan_id}")
+        for plan in (facts.plan, *facts.others)
+        if plan.rate_bytes_per_s is not None
+        and any(each.has_on(worker_id, side) for each in plan.moving)
+    ]
+    operator = facts.throttles.get((worker_id, side))
+    if operator is not None:
+        rates.append((operator, "an operator's config"))
+    if not rates:
+        return None
+    rate, whose = min(rates, key=itemgetter(0))
     return rate, f"throttled to {rate} B/s as {side} on worker {worker_id} by {whose}"

@@ -1,6 +1,7 @@
 """Plans of moves as a cluster describes them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
@@ -26,6 +27,19 @@ class MovingPartition:
     @property
     def where(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of one copy, when the plan was made."""
+        return self.size_bytes // max(1, len(self.adding))
+
+    def has_on(self, worker_id: int, side: str) -> bool:
+        """Return whether that worker sends as "leader", or receives as "follower"."""
+        is_added = worker_id in self.adding
+        if side == "follower":
+            return is_added
+        is_kept = worker_id in (*self.target, *self.removing) and not is_added
+        return is_kept or worker_id == self.leader
 
 
 @frozen
@@ -97,11 +111,23 @@ class Progress:
 
 
 @frozen
+class CopyOnDisk:
+    """A replica that is being added: its log directory, its size, and the space that is free there.
+
+    `usable_bytes` -1: not reported.
+    """
+
+    path: str
+    size_bytes: int
+    usable_bytes: int
+
+
+@frozen
 class PlanFacts:
     """Facts about the moves of a plan. Sides are "leader" and "follower".
 
     `throttles`: an operator's rates, by worker and side. `lists`: an operator's lists of throttled
-    replicas, by topic and side.
+    replicas, by topic and side. `others`: the other plans that have not ended. `copies`: by worker.
     """
 
     plan: MovePlan
@@ -109,3 +135,5 @@ class PlanFacts:
     views: Mapping[TopicPartition, PartitionView]
     throttles: Mapping[tuple[int, str], int]
     lists: Mapping[tuple[str, str], str]
+    others: Sequence[MovePlan] = ()
+    copies: Mapping[tuple[TopicPartition, int], CopyOnDisk] = field(default_factory=dict)

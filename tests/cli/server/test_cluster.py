@@ -177,6 +177,16 @@ def test_mistakes_get_a_sentence(cluster: Command) -> None:
     assert "a cluster is running in" in cluster.start(code=1)
 
 
+def test_a_start_that_fails_leaves_no_node_running(cluster: Command) -> None:
+    """The nodes have one disk, so only one of them can start."""
+    disk = cluster.folder.with_name("disk")
+    said = cluster.start("--nodes", "3", "--set", f"log.dirs={disk}", code=1)
+    assert re.search(r"node \d exited with 2: .*/disk is in use by process", said)
+    assert "the nodes that had started were stopped" in said
+    assert cluster("pids").strip() == ""
+    assert "ready in" in cluster.start()
+
+
 def test_a_taken_port_is_refused(cluster: Command) -> None:
     cluster.start()
     other = Command(cluster.folder.with_name("other"))

@@ -1,7 +1,9 @@
 """`mq-admin workers drain --start`, with two workers of their own: one of them is emptied."""
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +134,25 @@ def test_mistakes_change_nothing(pair: Cluster, admin: Admin) -> None:
         admin("workers", "drain", 2, *options, code=2)
         assert complaint in admin.errors
     assert not is_draining(admin)
+
+
+def test_a_plan_that_waits_for_a_worker_that_is_down_is_warned_about(
+    pair: Cluster, admin: Admin, tmp_path: Path
+) -> None:
+    topic = new_topic(pair[1].bootstrap, 1, [1])
+    admin.wait_for(topic)
+    file = tmp_path / "plan.json"
+    row = {"topic": topic, "partition": 0, "replicas": [2]}
+    file.write_text(json.dumps({"version": 1, "partitions": [row]}))
+    pair[2].kill()
+    try:
+        wait_until(lambda: admin.json("workers", "describe", 2)["state"] == "fenced")
+        plan_id = admin.json("moves", "start", file)["plan"]
+        assert "Warning: worker 2 is down: moves to it wait until it returns" in admin.errors
+    finally:
+        pair[2].start()
+    wait_until(lambda: state(admin, plan_id) == "complete")
+    file.write_text(json.dumps({"version": 1, "partitions": [row | {"replicas": [1]}]}))
+    plan_id = admin.json("moves", "start", file)["plan"]
+    assert "Warning" not in admin.errors
+    wait_until(lambda: state(admin, plan_id) == "complete")

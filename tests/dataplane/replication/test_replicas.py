@@ -324,7 +324,9 @@ def test_the_last_in_sync_leads_again_when_its_log_directory_is_back() -> None:
     together(scenario, node_options=lambda _: TWO_DISKS)
 
 
-def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
+def test_a_full_disk_of_a_follower_takes_nothing_offline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
@@ -338,7 +340,10 @@ def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
         assert cluster.replica(3, "t").log.log_end_offset == 6
 
+    caplog.set_level("INFO")
     together(scenario, replica_lag_time_max_ms=2000)
+    assert "No space left on device" in caplog.text
+    assert "cannot fetch partition t-0" not in caplog.text, "the leader has not failed"
 
 
 def test_a_leader_that_is_elected_while_its_disk_is_full_leads() -> None:

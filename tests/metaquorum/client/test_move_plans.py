@@ -7,6 +7,7 @@ import pytest
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.move_plans.explanation import explain
 from metaquorum.client.move_plans.values import (
+    CopyOnDisk,
     MovePlan,
     MovingPartition,
     PlanFacts,
@@ -56,6 +57,53 @@ def test_a_throttle_of_0_is_a_problem_because_the_move_never_ends() -> None:
     (first, _) = explain(replace(FACTS, throttles={(1, "leader"): 0}))
     assert "throttled to 0 B/s as leader on worker 1 by an operator's config" in first.text
     assert first.is_problem
+
+
+def test_a_lower_throttle_of_another_plan_on_the_same_worker_is_named() -> None:
+    """All throttled replicas of a side of a worker share its rate, the lowest of all plans."""
+    elsewhere = MovingPartition("u", 0, (3,), (3,), (1,), (1,), 1, 1000)
+    slow = replace(PLAN, plan_id=8, rate_bytes_per_s=50, moving=(elsewhere,))
+    (first, _) = texts(replace(FACTS, others=(slow,)))
+    assert first.endswith(
+        "throttled to 50 B/s as leader on worker 1 by plan 8"
+        " and throttled to 50 B/s as follower on worker 3 by plan 8"
+    )
+    # Only worker 3 has a replica of the other partition; worker 4 leads it.
+    (first, _) = texts(
+        replace(
+            FACTS, others=(replace(slow, moving=(replace(elsewhere, removing=(4,), leader=4),)),)
+        )
+    )
+    assert "throttled to 500 B/s as leader on worker 1 by plan 7" in first
+    assert "throttled to 50 B/s as follower on worker 3 by plan 8" in first
+    # An added replica that leads sends as well.
+    led = replace(elsewhere, target=(1, 5), adding=(1, 5), removing=(2,), leader=1)
+    (first, _) = texts(replace(FACTS, others=(replace(slow, moving=(led,)),)))
+    assert "throttled to 50 B/s as leader on worker 1 by plan 8" in first
+    for other in (replace(slow, rate_bytes_per_s=None), replace(slow, rate_bytes_per_s=5000)):
+        assert texts(replace(FACTS, others=(other,))) == texts(FACTS)
+    unlimited = replace(FACTS, plan=replace(PLAN, rate_bytes_per_s=None), others=(slow,))
+    assert "it is not throttled" in texts(unlimited)[0]
+    (first, _) = texts(replace(unlimited, lists={("t", "leader"): "*"}))
+    assert "throttled to 50 B/s as leader on worker 1 by plan 8" in first
+
+
+def test_a_copy_that_does_not_fit_on_its_disk_is_a_problem() -> None:
+    def first(copied: int, usable: int, error: str = "") -> tuple[str, bool]:
+        disk = CopyOnDisk("/disk2/log", copied, usable)
+        (wait, _) = explain(replace(FACTS, copies={(TopicPartition("t", 0), 3): disk}))
+        return wait.text, wait.is_problem
+
+    text, is_problem = first(400, 599)
+    assert text == (
+        "worker 3 is 50 records behind leader 1; 600 bytes are left to copy, and its log directory"
+        " /disk2/log has 599 bytes free: free some space there, or move other replicas away;"
+        " throttled to 500 B/s as leader on worker 1 by plan 7"
+        " and throttled to 500 B/s as follower on worker 3 by plan 7"
+    )
+    assert is_problem
+    for copied, usable in ((400, 600), (400, -1), (1000, 0), (2000, 0)):
+        assert first(copied, usable) == (explain(FACTS)[0].text, False)
 
 
 def test_moves_that_were_stopped_are_named_with_the_reason() -> None:

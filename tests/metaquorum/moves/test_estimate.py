@@ -245,6 +245,9 @@ def test_the_throttle_for_a_time() -> None:
     traffic = list(worker_traffic(state, plan).values())
     assert throttle_within(traffic, 125) == 10 * MB
     assert throttle_within([], 125) == 1
+    for seconds in (1e-12, 5e-324):
+        with pytest.raises(PlanError, match="no throttle is high enough for this time"):
+            throttle_within(traffic, seconds)
 
 
 def test_a_plan_for_another_cluster_is_refused() -> None:
