@@ -465,6 +465,7 @@ class Partition:
             state.replicas, state.isr, state.partition_epoch, context.monotonic()
         ):
             self.advance()
+            self.invite_followers()
 
     def configure(self, config: TopicConfig) -> None:
         """Apply `config` to the partition and its log."""
@@ -569,11 +570,34 @@ class Partition:
             return False
         if offset > self.high_watermark:
             self.advance()
-        if replica_id not in leadership.isr and leadership.joins(
+        if replica_id not in leadership.isr and leadership.asked_to_join(
             replica_id, self.high_watermark, context.eligible
         ):
             context.isr_due(self)
         return True
+
+    def awaits_fetch(self, replica_id: int) -> bool:
+        """Return whether the next fetch of the replica may let it join the ISR.
+
+        A fetch session must then hand over each fetch of that replica, also at the log end.
+        """
+        leadership = self.leader_state
+        return (
+            leadership is not None
+            and replica_id not in leadership.isr
+            and self._context.eligible(replica_id, UNKNOWN)
+        )
+
+    def invite_followers(self) -> None:
+        """Wake the followers' waiting fetches if a replica may join the ISR by its next one.
+
+        Called after a change of the ISR, or of what the metadata permits: an idle follower at the
+        log end would otherwise not fetch this partition again before the next append.
+        """
+        leadership = self.leader_state
+        if self.end_waiters and leadership is not None:
+            if any(self.awaits_fetch(each.replica_id) for each in leadership.followers):
+                self._wake_followers()
 
     def advance(self) -> None:
         """Advance the high watermark to the offset that all in-sync replicas hold."""
@@ -657,6 +681,9 @@ class Partition:
 
     def notify_log_start(self) -> None:
         """Wake the followers' waiting fetches, so that they get the new log start offset now."""
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
         for watcher in tuple(self.end_waiters):
             watcher.wake()
 

@@ -291,7 +291,7 @@ class IsrManager:
             for number, partition in enumerate(list(self._led)):
                 partition.advance()
                 partition.look_at_starts()
-                self._isr_due(partition)
+                partition.invite_followers()
                 if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                     await trio.lowlevel.checkpoint()
 
