@@ -595,9 +595,10 @@ class Partition:
         log end would otherwise not fetch this partition again before the next append.
         """
         leadership = self.leader_state
-        if self.end_waiters and leadership is not None:
-            if any(self.awaits_fetch(each.replica_id) for each in leadership.followers):
-                self._wake_followers()
+        if leadership is None or not self.end_waiters:
+            return
+        if any(self.awaits_fetch(each.replica_id) for each in leadership.followers):
+            self._wake_followers()
 
     def advance(self) -> None:
         """Advance the high watermark to the offset that all in-sync replicas hold."""

@@ -312,10 +312,10 @@ class Probes:
             ends = ReadableEnds(partition.last_stable_offset, partition.high_watermark)
             self._cluster_history.stable(*known, ends, role)
 
-    def fetched(self, partition: Partition, replica_id: int) -> None:
+    def follower_fetched(self, partition: Partition, replica_id: int) -> None:
         known = self._logs.get(partition.log)
         if known is not None and partition.is_leader:
-            self._cluster_history.fetched(known[0], replica_id)
+            self._cluster_history.follower_fetched(known[0], replica_id)
 
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)
@@ -509,7 +509,7 @@ def _made(probes: Probes) -> Wrap:
 def _fetches(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def fetched_by(self: Partition, replica_id: int, *args: Any) -> bool:
-            probes.fetched(self, replica_id)
+            probes.follower_fetched(self, replica_id)
             known: bool = right(self, replica_id, *args)
             return known
 

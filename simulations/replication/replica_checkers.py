@@ -743,7 +743,7 @@ class JoinsFollowFetches(WatchingChecker):
         super().__init__(cluster_state)
         self._silent: set[tuple[Place, int]] = set()  # left, and no leader handled a fetch since
 
-    def fetched(self, history: PartitionHistory, worker_id: int) -> None:
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
         self._silent.discard((history.place, worker_id))
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:

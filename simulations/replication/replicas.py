@@ -346,7 +346,7 @@ class ReplicaChecker(ClusterChecker):
     ) -> None:
         """Check the codecs of batches that a leader has appended."""
 
-    def fetched(self, history: PartitionHistory, worker_id: int) -> None:
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
         """Record that the leader handles a fetch of the partition by the follower `worker_id`."""
 
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
@@ -624,9 +624,9 @@ class ClusterHistory:
         for checker in self.checkers:
             checker.stored(history, replica, codecs)
 
-    def fetched(self, history: PartitionHistory, worker_id: int) -> None:
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
         for checker in self.checkers:
-            checker.fetched(history, worker_id)
+            checker.follower_fetched(history, worker_id)
 
     def started(self, replica: ReplicaLog, start: int) -> None:
         """Remove the records below `start` from the copy of the log."""

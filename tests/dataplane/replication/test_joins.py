@@ -86,9 +86,7 @@ def test_an_idle_follower_that_a_leader_has_removed_too_early_joins_by_its_next_
         link.delay_s = 1.0
         await cluster.until(lambda: partition.leader_state.proposed is not None)
         cluster.world.internet.heal_all()
-        await cluster.until(
-            lambda: partition.leader_state.follower(follower).log_end_offset == 6
-        )
+        await cluster.until(lambda: partition.leader_state.follower(follower).log_end_offset == 6)
         assert cluster.state("t", leader).isr == (leader, follower)
         await cluster.until(lambda: cluster.state("t", leader).isr == (leader,))
         link.delay_s = cluster.world.internet.default.delay_s
