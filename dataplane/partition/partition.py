@@ -465,7 +465,7 @@ class Partition:
             state.replicas, state.isr, state.partition_epoch, context.monotonic()
         ):
             self.advance()
-            self.invite_followers()
+            self.expect_joins()
 
     def configure(self, config: TopicConfig) -> None:
         """Apply `config` to the partition and its log."""
@@ -588,17 +588,18 @@ class Partition:
             and self._context.eligible(replica_id, UNKNOWN)
         )
 
-    def invite_followers(self) -> None:
-        """Wake the followers' waiting fetches if a replica may join the ISR by its next one.
+    def expect_joins(self) -> None:
+        """Have each follower's next fetch read this partition if a replica may join the ISR by it.
 
-        Called after a change of the ISR, or of what the metadata permits: an idle follower at the
-        log end would otherwise not fetch this partition again before the next append.
+        Called after a change of the ISR, or of what the metadata permits: the session of an idle
+        follower would otherwise not read the partition again before the next append. Waiting
+        fetches go on waiting, for replica.fetch.wait.max.ms at most.
         """
         leadership = self.leader_state
         if leadership is None or not self.end_waiters:
             return
         if any(self.awaits_fetch(each.replica_id) for each in leadership.followers):
-            self._wake_followers()
+            self._note(self.end_waiters, 0)
 
     def advance(self) -> None:
         """Advance the high watermark to the offset that all in-sync replicas hold."""
@@ -682,9 +683,6 @@ class Partition:
 
     def notify_log_start(self) -> None:
         """Wake the followers' waiting fetches, so that they get the new log start offset now."""
-        self._wake_followers()
-
-    def _wake_followers(self) -> None:
         for watcher in tuple(self.end_waiters):
             watcher.wake()
 

@@ -306,7 +306,7 @@ class IsrManager:
             for number, partition in enumerate(list(self._led)):
                 partition.advance()
                 partition.look_at_starts()
-                partition.invite_followers()
+                partition.expect_joins()
                 if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                     await trio.lowlevel.checkpoint()
 

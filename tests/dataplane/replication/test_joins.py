@@ -66,9 +66,9 @@ def test_an_idle_follower_that_is_no_longer_fenced_joins_by_its_next_fetch() -> 
         assert cluster.worker(leader).image.workers[follower].fenced
         cluster.world.internet.heal_all()
         await cluster.until(lambda: not cluster.worker(leader).image.workers[follower].fenced)
-        await cluster.until(lambda: cluster.state("t", leader).isr == (leader, follower), 0.1)
+        await cluster.until(lambda: cluster.state("t", leader).isr == (leader, follower), 0.8)
 
-    together(scenario, replica_fetch_wait_max_ms=5000)
+    together(scenario)
 
 
 def test_an_idle_follower_that_a_leader_has_removed_too_early_joins_by_its_next_fetch() -> None:
