@@ -7,7 +7,7 @@ from simulations.kernel.world import World
 from simulations.mutants.registry import MUTANTS
 from simulations.replication import replication_scenario
 from simulations.runner.runs import run_seed
-from tests.dataplane.replication import test_joins
+from tests.dataplane.partition import test_joins
 from tests.simulations.mutant_tests import assert_fails_with
 
 
