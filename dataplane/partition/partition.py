@@ -589,11 +589,11 @@ class Partition:
         )
 
     def expect_joins(self) -> None:
-        """Have each follower's next fetch read this partition if a replica may join the ISR by it.
+        """Let each follower's next fetch read this partition if a replica may join the ISR by it.
 
         Called after a change of the ISR, or of what the metadata permits: the session of an idle
         follower would otherwise not read the partition again before the next append. Waiting
-        fetches go on waiting, for replica.fetch.wait.max.ms at most.
+        fetches continue to wait, for at most replica.fetch.wait.max.ms.
         """
         leadership = self.leader_state
         if leadership is None or not self.end_waiters:
