@@ -119,7 +119,7 @@ def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
 
 
 def left_alone() -> LeaderState:
-    """Return a leader that 2 and 3 have left: they hold 4 records of 10, which is the high watermark.
+    """Return a leader that 2 and 3 have left; both hold 4 of 10 records: the high watermark is 4.
 
     Below min.insync.replicas the high watermark stays there.
     """
