@@ -9,7 +9,8 @@
 A partition of a session is either quiet or in the session's set `news`:
 
     quiet -> `news`  the client changed its fetch parameters, or the partition notified its watchers
-    `news` -> quiet  examined: nothing to read, and all other changes have been sent
+    `news` -> quiet  examined: nothing to read, and all other changes have been sent; for a
+                     follower outside the ISR, the metadata do not let it join
 
 A session watches its partitions from their first examination, also between requests. A fetch
 therefore examines `news` only, and an idle fetch of a thousand partitions costs as much as one of a
@@ -190,7 +191,12 @@ class SessionPartition:
             and self.asked.fetch_offset == end_offset
             and self.high_watermark == partition.high_watermark
             and self.log_start_offset == partition.log.log_start_offset
+            and not (self.session.is_followers and self._is_awaited(partition))
         )
+
+    def _is_awaited(self, partition: Partition) -> bool:
+        reader = self.session.reader
+        return reader is not None and partition.awaits_fetch(reader[0])
 
     def update(self, answer: PartitionData, size_bytes: int) -> bool:
         """Return whether the client needs the row `answer`; record its state as sent."""

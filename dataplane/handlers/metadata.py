@@ -51,7 +51,7 @@ class LostPartitions(Protocol):
 
 
 class SuspectLeaders(Protocol):
-    def look_for_ended_leaders(self) -> None: ...
+    def look_for_ended_leaders(self, topics: Sequence[TopicImage]) -> None: ...
 
     def suspects(self) -> frozenset[int]: ...
 
@@ -137,7 +137,7 @@ def handle_metadata(
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
             return _create_first(worker, request, message, names)
-    worker.isr_manager.look_for_ended_leaders()
+    worker.isr_manager.look_for_ended_leaders(_topics_of(worker.image, asked))
     if _has_suspect_leader(worker, asked):
         return _once_led(worker, request, message, asked)
     found = [_find(worker, each) for each in asked]
@@ -181,11 +181,9 @@ def _has_suspect_leader(worker: ViewsLeaders, asked: list[MetadataRequestTopic])
     suspects = worker.isr_manager.suspects()
     if not suspects:
         return False
-    topics = (_topic_of(worker.image, each) for each in asked)
     return any(
         partition.leader in suspects
-        for topic in topics
-        if topic is not None
+        for topic in _topics_of(worker.image, asked)
         for partition in topic.partitions
     )
 
@@ -206,6 +204,11 @@ async def _once_led(
             await worker.loader.wait_visible(worker.image.end_offset + 1)
     found = [_find(worker, each) for each in asked]
     return await _topic_rows_in_slices(worker, request, message, found)
+
+
+def _topics_of(image: MetadataImage, asked: list[MetadataRequestTopic]) -> list[TopicImage]:
+    """Return the requested topics that exist."""
+    return [topic for each in asked if (topic := _topic_of(image, each)) is not None]
 
 
 def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage | None:

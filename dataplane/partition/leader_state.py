@@ -14,12 +14,17 @@ of the *maximal* ISR, the union of both, must hold the committed records (KIP-49
 The members of a proposal with unknown outcome stay in the maximal ISR until the partition epoch
 increases, even if a later proposal is refused: the first may still be applied.
 
-A follower joins the ISR if it has reached the high watermark and the start of this leader's epoch
-(records of earlier epochs may still be truncated), and if the metadata has its broker epoch as
-registered, not fenced and not in controlled shutdown (KIP-903). It leaves if it was not *caught up*
-for `lag_s`: no fetch reached the log end offset of that time or, as appends never stop, of the time
-of its previous fetch. A follower at the log end does not fetch each partition again; any fetch of
-that follower (`heard`) shows that it was at the end until then.
+A follower joins the ISR by a fetch, as in Kafka: one that has reached the high watermark and the
+start of this leader's epoch (records of earlier epochs may still be truncated), while the metadata
+has its broker epoch as registered, not fenced and not in controlled shutdown (KIP-903). The fetch
+was made outside the ISR, is the follower's last one, and is at most `lag_s` old. So a follower that
+no longer fetches stays out, even if the high watermark has not moved since. If the controller
+refuses a replica, its next fetch has it proposed again.
+
+It leaves if it was not *caught up* for `lag_s`: no fetch reached the log end offset of that time
+or, as appends never stop, of the time of its previous fetch. A follower in the ISR and at the log
+end does not fetch each partition again; any fetch of that follower (`heard`) shows that it was at
+the end until then.
 
 While the ISR has fewer than `min.insync.replicas` members the high watermark does not advance
 (KIP-966), so the last member holds all committed records.
@@ -52,6 +57,7 @@ class Follower:
     log_start_offset: int = UNKNOWN
     broker_epoch: int = UNKNOWN
     fetched_at: float = 0.0
+    is_joining: bool = False  # whether its last fetch was outside the ISR and lets it join
     _end_at_fetch: int = 0  # the leader's log end offset at `fetched_at`
 
     def fetched(self, offset: int, log_start_offset: int, leader_end: int, now: float) -> None:
@@ -163,6 +169,7 @@ class LeaderState:
             # time starts now.
             follower = self._followers[replica_id]
             follower.caught_up_at = max(follower.caught_up_at, now)
+            follower.is_joining = False  # if it leaves again, that takes another fetch
         for replica_id in self._followers.keys() - set(replicas):
             del self._followers[replica_id]
         self.replicas, self.isr = tuple(replicas), tuple(isr)
@@ -253,7 +260,7 @@ class LeaderState:
     # Changes of the ISR
 
     def joins(self, replica_id: int, high_watermark: int, eligible: Eligible) -> bool:
-        """Return whether the replica is not in the ISR but may join it."""
+        """Return whether the replica is outside the ISR, and its offset lets it join."""
         follower = self._followers.get(replica_id)
         return (
             follower is not None
@@ -261,6 +268,15 @@ class LeaderState:
             and follower.log_end_offset >= max(high_watermark, self.epoch_start_offset)
             and eligible(replica_id, follower.broker_epoch)
         )
+
+    def asked_to_join(self, replica_id: int, high_watermark: int, eligible: Eligible) -> bool:
+        """Record whether the replica may join the ISR by its fetch, just recorded; return that."""
+        joins = self.joins(replica_id, high_watermark, eligible)
+        self._followers[replica_id].is_joining = joins
+        return joins
+
+    def _asks_to_join(self, follower: Follower, now: float) -> bool:
+        return follower.is_joining and now - follower.fetched_at <= self._lag_s
 
     def lagging(self, log_end_offset: int, now: float) -> list[int]:
         """Return the followers in the ISR that were not caught up for `lag_s`."""
@@ -278,7 +294,12 @@ class LeaderState:
             return None
         gone = self.lagging(log_end_offset, now)
         isr = tuple(r for r in self.isr if r not in gone)
-        isr += tuple(r for r in self._followers if self.joins(r, high_watermark, eligible))
+        isr += tuple(
+            follower.replica_id
+            for follower in self._followers.values()
+            if self._asks_to_join(follower, now)
+            and self.joins(follower.replica_id, high_watermark, eligible)
+        )
         if isr == self.isr:
             return None
         self.proposed = IsrChange(
@@ -299,9 +320,14 @@ class LeaderState:
         return self._followers[replica_id].broker_epoch
 
     def refused(self, change: IsrChange) -> None:
-        """Drop the proposal `change`, which the controller refused."""
+        """Drop the proposal `change`, which the controller refused.
+
+        The replicas that it adds need another fetch, so that they do not block the next proposal.
+        """
         if self.proposed is change:
             self.proposed = None
+            for replica_id in set(change.isr).difference(self.isr) & self._followers.keys():
+                self._followers[replica_id].is_joining = False
 
     def lost(self, change: IsrChange) -> None:
         """Keep the members of `change`, whose outcome is unknown, in the maximal ISR."""

@@ -465,6 +465,7 @@ class Partition:
             state.replicas, state.isr, state.partition_epoch, context.monotonic()
         ):
             self.advance()
+            self.expect_joins()
 
     def configure(self, config: TopicConfig) -> None:
         """Apply `config` to the partition and its log."""
@@ -569,11 +570,36 @@ class Partition:
             return False
         if offset > self.high_watermark:
             self.advance()
-        if replica_id not in leadership.isr and leadership.joins(
+        if replica_id not in leadership.isr and leadership.asked_to_join(
             replica_id, self.high_watermark, context.eligible
         ):
             context.isr_due(self)
         return True
+
+    def awaits_fetch(self, replica_id: int) -> bool:
+        """Return whether the next fetch of the replica may let it join the ISR.
+
+        A fetch session must then hand over each fetch of that replica, also at the log end.
+        """
+        leadership = self.leader_state
+        return (
+            leadership is not None
+            and replica_id not in leadership.isr
+            and self._context.eligible(replica_id, UNKNOWN)
+        )
+
+    def expect_joins(self) -> None:
+        """Let each follower's next fetch read this partition if a replica may join the ISR by it.
+
+        Called after a change of the ISR, or of what the metadata permits: the session of an idle
+        follower would otherwise not read the partition again before the next append. Waiting
+        fetches continue to wait, for at most replica.fetch.wait.max.ms.
+        """
+        leadership = self.leader_state
+        if leadership is None or not self.end_waiters:
+            return
+        if any(self.awaits_fetch(each.replica_id) for each in leadership.followers):
+            self._note(self.end_waiters, 0)
 
     def advance(self) -> None:
         """Advance the high watermark to the offset that all in-sync replicas hold."""

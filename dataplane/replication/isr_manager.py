@@ -42,7 +42,12 @@ from dataplane.replication.worker_client import WorkerClient
 from metaquorum.channel import Endpoint
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.alter_partition import PartitionChange
-from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.metadata.image import (
+    MetadataDelta,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import (
@@ -202,10 +207,20 @@ class IsrManager:
             if fetcher.is_leader_suspect
         )
 
-    def look_for_ended_leaders(self) -> None:
-        """Let `suspects` include leaders whose connections ended in this turn of the loop."""
-        for fetcher, _ in self._fetchers.values():
-            fetcher.look_for_end()
+    def look_for_ended_leaders(self, topics: Sequence[TopicImage]) -> None:
+        """Let `suspects` include leaders of `topics` whose connections have just ended.
+
+        Each look at a connection is a system call, so other leaders are left out; except for more
+        partitions than there are connections, as looking for their leaders would take longer.
+        """
+        if sum([len(topic.partitions) for topic in topics]) >= len(self._fetchers):
+            for fetcher, _ in self._fetchers.values():
+                fetcher.look_for_end()
+            return
+        for leader_id in {partition.leader for topic in topics for partition in topic.partitions}:
+            for number in range(2 * self._fetchers_per_leader):
+                if (known := self._fetchers.get((leader_id, number))) is not None:
+                    known[0].look_for_end()
 
     def heard_from(self, replica_id: int) -> None:
         """Record the time of a fetch by this replica, of any partitions."""
@@ -291,7 +306,7 @@ class IsrManager:
             for number, partition in enumerate(list(self._led)):
                 partition.advance()
                 partition.look_at_starts()
-                self._isr_due(partition)
+                partition.expect_joins()
                 if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                     await trio.lowlevel.checkpoint()
 

@@ -95,6 +95,10 @@ def _early_join() -> AbstractContextManager[None]:
     return swapped(LeaderState, "joins", wrong)
 
 
+def _joins_without_fetch() -> AbstractContextManager[None]:
+    return swapped(LeaderState, "_asks_to_join", _always(True))
+
+
 def _replicated_read_past() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
         def end_offset(self: Any, partition: Any) -> int:
@@ -339,6 +343,12 @@ REPLICATION_MUTANTS: Final = tuple(
             "a follower joins the ISR before it has all committed records",
             ("R2", "R8"),
             _early_join,
+        ),
+        (
+            "joins-without-fetch",
+            "a follower that left the ISR joins it again by what it had fetched before",
+            ("R8",),
+            _joins_without_fetch,
         ),
         (
             "replicated-read-past",

@@ -312,6 +312,11 @@ class Probes:
             ends = ReadableEnds(partition.last_stable_offset, partition.high_watermark)
             self._cluster_history.stable(*known, ends, role)
 
+    def follower_fetched(self, partition: Partition, replica_id: int) -> None:
+        known = self._logs.get(partition.log)
+        if known is not None and partition.is_leader:
+            self._cluster_history.follower_fetched(known[0], replica_id)
+
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)
         if known is None or not partition.is_leader or partition.offline is not None:
@@ -342,6 +347,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             (BackgroundTasks, "_retain_one", _retains),
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
+            (Partition, "fetched_by", _fetches),
             (Partition, "advance", _advances),
             (Partition, "follow_to", _follows),
             (Partition, "appended", _advances),
@@ -496,6 +502,18 @@ def _made(probes: Probes) -> Wrap:
             probes.made(self)
 
         return __init__
+
+    return wrap
+
+
+def _fetches(probes: Probes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def fetched_by(self: Partition, replica_id: int, *args: Any) -> bool:
+            probes.follower_fetched(self, replica_id)
+            known: bool = right(self, replica_id, *args)
+            return known
+
+        return fetched_by
 
     return wrap
 

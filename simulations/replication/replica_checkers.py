@@ -730,6 +730,42 @@ class JoinsAreEarned(WatchingChecker):
             )
 
 
+class JoinsFollowFetches(WatchingChecker):
+    """A follower that has left the ISR joins it again only after another fetch, as in Kafka.
+
+    What it had fetched before does not count: otherwise a follower that does not run, or that is
+    cut off from its leader, would be added again while the high watermark does not move.
+    """
+
+    invariant = "R8"
+
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
+        self._silent: set[tuple[Place, int]] = set()  # left, and no leader handled a fetch since
+
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
+        self._silent.discard((history.place, worker_id))
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            if was is None:
+                continue
+            history = self.cluster_history.history(topic_id, index)
+            joining = {*now.isr}.difference(was.isr)
+            if now.leader < 0 or now.leader != was.leader:
+                joining = set()  # an election brings the leader, and members of the ELR
+            for worker_id in joining:
+                self.compare(
+                    (history.place, worker_id) not in self._silent,
+                    "{}: worker {} joins the ISR {} but has not fetched since it left",
+                    history,
+                    worker_id,
+                    was.isr,
+                )
+            self._silent.update((history.place, gone) for gone in {*was.isr}.difference(now.isr))
+            self._silent.difference_update((history.place, here) for here in now.isr)
+
+
 class ElectionsAreClean(WatchingChecker):
     """Leaders are elected from the ISR or the ELR; each has a new leader epoch.
 
@@ -873,6 +909,7 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     AcknowledgedStays,
     DeliveredOnce,
     JoinsAreEarned,
+    JoinsFollowFetches,
     ElectionsAreClean,
     TopicsAreTheirOwn,
     TimesAreFound,

@@ -346,6 +346,9 @@ class ReplicaChecker(ClusterChecker):
     ) -> None:
         """Check the codecs of batches that a leader has appended."""
 
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
+        """Record that the leader handles a fetch of the partition by the follower `worker_id`."""
+
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
         """Check a worker that the quorum is about to unregister; `worker`: its last state."""
 
@@ -620,6 +623,10 @@ class ClusterHistory:
     ) -> None:
         for checker in self.checkers:
             checker.stored(history, replica, codecs)
+
+    def follower_fetched(self, history: PartitionHistory, worker_id: int) -> None:
+        for checker in self.checkers:
+            checker.follower_fetched(history, worker_id)
 
     def started(self, replica: ReplicaLog, start: int) -> None:
         """Remove the records below `start` from the copy of the log."""

@@ -23,8 +23,12 @@ def led(isr: tuple[int, ...] = (1, 2, 3), start: int = 0) -> LeaderState:
     return leadership
 
 
-def fetch(leadership: LeaderState, replica_id: int, offset: int, end: int, now: float) -> None:
+def fetch(
+    leadership: LeaderState, replica_id: int, offset: int, end: int, now: float, *, high: int = 0
+) -> None:
+    """Handle a fetch as the partition does; `high` is its high watermark."""
     assert leadership.fetched(replica_id, 100 + replica_id, offset, 0, end, now)
+    leadership.asked_to_join(replica_id, high, anybody)
 
 
 def committed(leadership: LeaderState, end: int, now: float = 0.0, *, before: int = 0) -> int:
@@ -112,6 +116,97 @@ def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
     fetch(leadership, 2, 5, 1000, 50.0 + LAG_S)
     assert leadership.lagging(1000, 50.0 + LAG_S) == []
     assert leadership.lagging(1000, 50.5 + LAG_S) == [2]
+
+
+def left_alone() -> LeaderState:
+    """Return a leader that 2 and 3 have left; both hold 4 of 10 records: the high watermark is 4.
+
+    Below min.insync.replicas the high watermark stays there.
+    """
+    leadership = led()
+    for replica_id in (2, 3):
+        fetch(leadership, replica_id, 4, 4, 0.0, high=4)
+    leadership.appended(10, {})
+    assert leadership.propose(4, 10, LAG_S + 1, anybody) is not None
+    assert leadership.assign((1, 2, 3), (1,), 8, LAG_S + 2)
+    return leadership
+
+
+def test_who_left_does_not_join_by_what_it_fetched_before() -> None:
+    leadership = left_alone()
+    assert leadership.propose(4, 10, LAG_S + 2, anybody) is None
+    assert leadership.propose(4, 10, LAG_S + 60, anybody) is None
+    fetch(leadership, 2, 4, 10, LAG_S + 60, high=4)
+    change = leadership.propose(4, 10, LAG_S + 60, anybody)
+    assert change is not None
+    assert change.isr == (1, 2)
+
+
+def test_a_fetch_before_the_leader_knows_that_the_replica_left_does_not_count() -> None:
+    leadership = led()
+    leadership.appended(10, {})
+    fetch(leadership, 2, 10, 10, LAG_S)
+    assert leadership.propose(0, 10, LAG_S + 1, anybody) is not None
+    fetch(leadership, 3, 4, 10, LAG_S + 1)
+    assert leadership.assign((1, 2, 3), (1, 2), 8, LAG_S + 2)
+    assert leadership.propose(0, 10, LAG_S + 2, anybody) is None
+    fetch(leadership, 3, 4, 10, LAG_S + 3)
+    assert leadership.propose(0, 10, LAG_S + 3, anybody) is not None
+
+
+def test_who_was_added_and_removed_again_needs_another_fetch() -> None:
+    leadership = left_alone()
+    fetch(leadership, 2, 4, 10, 20.0, high=4)
+    assert leadership.propose(4, 10, 20.0, anybody) is not None
+    assert leadership.assign((1, 2, 3), (1, 2), 9, 20.0)
+    assert leadership.propose(4, 10, 21.0 + LAG_S, anybody) is not None
+    assert leadership.assign((1, 2, 3), (1,), 10, 21.0 + LAG_S)
+    assert leadership.propose(4, 10, 21.0 + LAG_S, anybody) is None
+
+
+def test_a_fetch_of_the_time_when_a_replica_was_fenced_does_not_count() -> None:
+    leadership = left_alone()
+    assert leadership.fetched(2, 102, 4, 0, 10, 20.0)
+    assert not leadership.asked_to_join(2, 4, nobody)
+    assert leadership.propose(4, 10, 20.0, anybody) is None
+
+
+def test_who_was_refused_is_proposed_again_by_its_next_fetch() -> None:
+    leadership = left_alone()
+    for replica_id in (2, 3):
+        fetch(leadership, replica_id, 4, 10, 20.0, high=4)
+    change = leadership.propose(4, 10, 20.0, anybody)
+    assert change is not None
+    fetch(leadership, 2, 4, 10, 20.5, high=4)
+    leadership.refused(change)
+    assert leadership.propose(4, 10, 20.5, anybody) is None
+    fetch(leadership, 3, 4, 10, 21.0, high=4)
+    change = leadership.propose(4, 10, 21.0, anybody)
+    assert change is not None
+    assert change.isr == (1, 3)
+
+
+def test_who_was_refused_does_not_keep_others_in_the_isr() -> None:
+    leadership = led(isr=(1, 2))
+    leadership.appended(10, {})
+    fetch(leadership, 3, 10, 10, LAG_S + 1)
+    both = leadership.propose(0, 10, LAG_S + 1, anybody)
+    assert both is not None
+    assert both.isr == (1, 3)
+    leadership.refused(both)
+    change = leadership.propose(0, 10, LAG_S + 1, anybody)
+    assert change is not None
+    assert change.isr == (1,)
+
+
+def test_a_fetch_that_waited_for_the_lag_time_to_be_proposed_does_not_count() -> None:
+    leadership = left_alone()
+    fetch(leadership, 2, 4, 10, 20.0, high=4)
+    change = leadership.propose(4, 10, 20.0, anybody)
+    assert change is not None
+    fetch(leadership, 3, 4, 10, 20.0, high=4)
+    leadership.assign((1, 2, 3), (1, 2), 9, 20.5 + LAG_S)  # the controller was long unreachable
+    assert leadership.propose(4, 10, 20.5 + LAG_S, anybody) is None
 
 
 def test_a_fenced_replica_or_an_old_incarnation_does_not_join() -> None:
@@ -223,6 +318,7 @@ class WholePartition(RuleBasedStateMachine):
         self.leadership.fetched(
             replica_id, 100 + replica_id, self.held[replica_id], 0, end, self.now
         )
+        self.leadership.asked_to_join(replica_id, self.high_watermark, anybody)
         if all_of_it:
             self.held[replica_id] = end
 

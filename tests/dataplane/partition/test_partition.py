@@ -8,12 +8,14 @@ import pytest
 import trio
 
 from dataplane.config.topic import TopicConfig
+from dataplane.fetch.sessions import FetchSession
 from dataplane.log.segments.files import DiskFullError, OpenFiles
 from dataplane.partition.partition import FetchWaiter, Partition
 from metaquorum.config.resolution import WorkerLayers
 from tests.dataplane.log.logs import EPOCH, append, make_batch, open_log
 from tests.dataplane.replication.replicas import Setting, state
 from tests.dataplane.serving import FaultyDisk, in_trio, serving
+from wire.messages.fetch import FetchPartition, PartitionData
 from wire.primitives.errors import ErrorCode, KafkaError
 
 EPOCHS: Final = "/leader-epoch-checkpoint"
@@ -293,6 +295,39 @@ def test_a_follower_that_has_caught_up_is_due_to_join(tmp_path: Path) -> None:
     setting.due.clear()
     partition.fetched_by(3, 103, 2, 0)
     assert setting.due == [partition]
+    partition.log.close()
+
+
+def test_a_session_reads_the_partition_at_the_next_fetch_of_a_follower_that_may_join(
+    tmp_path: Path,
+) -> None:
+    setting = Setting()
+    partition = led(tmp_path, setting)
+    grow(partition)
+    for replica_id in (2, 3):
+        partition.fetched_by(replica_id, 100 + replica_id, 1, 0)
+    session = FetchSession(7, 0.0, has_topic_ids=True)
+    session.read_as((3, 0))
+    part = session.ask("t", bytes(16), FetchPartition(partition=0, fetch_offset=1))
+    part.watch(partition)
+    part.update(PartitionData(partition_index=0, high_watermark=1, log_start_offset=0), 0)
+    session.news.clear()
+    assert part.is_quiet(1)
+    setting.ineligible = {3}
+    partition.assign(state(1, 3, REPLICAS, (1, 2), 4))
+    assert not session.news, "a fenced follower costs nothing"
+    assert part.is_quiet(1)
+    setting.ineligible = set()
+    partition.expect_joins()
+    assert list(session.news) == [part]
+    assert not part.is_quiet(1), "until it has joined"
+    session.news.clear()
+    part.watch(partition)
+    partition.assign(state(1, 3, REPLICAS, REPLICAS, 5))
+    assert not session.news
+    assert part.is_quiet(1)
+    partition.assign(state(1, 3, REPLICAS, (1, 2), 6))
+    assert list(session.news) == [part], "it may join at once"
     partition.log.close()
 
 

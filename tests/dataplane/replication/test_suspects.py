@@ -104,6 +104,31 @@ def test_metadata_is_told_before_the_fetcher_has_read_the_end_of_its_connection(
     together(scenario)
 
 
+def test_only_leaders_that_a_response_names_are_asked_whether_their_process_has_ended() -> None:
+    """The number of other leaders must not add to the costs of a request for a few partitions."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("a", (1, 2))
+        await cluster.create("b", (3, 2))
+        isr_manager = cluster.worker(2).isr_manager
+        fetchers = [fetcher for fetcher, _ in isr_manager._fetchers.values()]
+        assert {fetcher.leader_id for fetcher in fetchers} == {1, 3}
+        await cluster.until(lambda: all(fetcher._stream is not None for fetcher in fetchers))
+        connections = [fetcher._stream.connection for fetcher in fetchers]
+        for connection in connections:
+            connection._in._wake_reader = lambda: None  # the tasks do not run
+        for node in (1, 3):
+            cluster.world.internet.reset("node-2", f"node-{node}")
+        await cluster.until(lambda: all(connection.is_ended() for connection in connections))
+        assert isr_manager.suspects() == frozenset()
+        await cluster.described(2, "a")
+        assert isr_manager.suspects() == {1}
+        await cluster.described(2, "b")
+        assert isr_manager.suspects() >= {3}
+
+    together(scenario)
+
+
 def test_metadata_is_told_while_the_worker_applies_the_election() -> None:
     """The fetcher has stopped already, and the visible metadata still has the dead leader."""
 

@@ -7,6 +7,8 @@ from simulations.kernel.world import World
 from simulations.mutants.registry import MUTANTS
 from simulations.replication import replication_scenario
 from simulations.runner.runs import run_seed
+from tests.dataplane.partition import test_joins
+from tests.simulations.mutant_tests import assert_fails_with
 
 
 def play_with(kind: str, seed: int = 3) -> World:
@@ -44,3 +46,10 @@ def test_a_mistake_in_replication_is_found_and_named() -> None:
 
     # Each added kind of fault changes the draws of a seed, and some worlds have no acks=all.
     assert any(map(is_found, range(6)))
+
+
+def test_the_test_of_joins_fails_without_their_rule() -> None:
+    assert_fails_with(
+        MUTANTS["joins-without-fetch"],
+        test_joins.test_a_follower_that_is_cut_off_from_its_leader_leaves_the_isr_once,
+    )
