@@ -16,6 +16,7 @@ class WorkerState:
     host: str | None = None
     may_receive: bool = True  # whether it is live, and not draining
     answers: bool = True  # False: the sizes of its replicas are those of the others
+    free_bytes: int | None = None  # in all its log directories; None: not known
 
 
 @frozen

@@ -23,7 +23,7 @@ The move cannot end if T <= K. Source: KIP-73, questions 1, 4 and 5.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil, floor, inf
 from typing import Final
 
@@ -266,8 +266,24 @@ def estimate(
         None if slowest is None else slowest.worker_id,
         None if throttle is None else _refusal(traffic, throttle),
         proposed_throttle(traffic, limits) if copied else None,
-        tuple(_warnings(traffic, throttle, upper, limits, len(state.workers))) if copied else (),
+        (
+            *_full_workers(state, traffic),
+            *(_warnings(traffic, throttle, upper, limits, len(state.workers)) if copied else ()),
+        ),
     )
+
+
+def _full_workers(state: ClusterState, traffic: list[WorkerTraffic]) -> Iterator[str]:
+    """Yield a warning for each worker whose free space is smaller than its copies."""
+    free = {worker.worker_id: worker.free_bytes for worker in state.workers}
+    for each in traffic:
+        free_bytes = free.get(each.worker_id)
+        if free_bytes is not None and each.received_bytes > free_bytes:
+            yield (
+                f"Worker {each.worker_id} receives {each.received_bytes:,} bytes, and its log"
+                f" directories have {free_bytes:,} bytes free: free some space there, or move less"
+                " to it."
+            )
 
 
 def _upper_bound(traffic: list[WorkerTraffic], limits: Limits) -> float | None:

@@ -77,5 +77,5 @@ def priced(state: ClusterState, plan: Plan, chosen: ThrottleChoice, limits: Limi
         return found
     found = estimate(state, plan, found.proposed_bytes_per_s, limits)
     if found.throttle_bytes_per_s is None and found.copied_bytes and found.upper_bound is None:
-        return replace(found, warnings=(_NO_PROPOSAL,))
+        return replace(found, warnings=(*found.warnings, _NO_PROPOSAL))
     return found

@@ -53,6 +53,8 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
         )
     elif plan.state == "loading":
         yield wait("the moves of the plan are being sent; it has not started")
+    elif plan.state == "paused" and not waiting:
+        yield wait("the plan is paused, but all its moves have begun")
     elif plan.state == "paused":
         yield wait(
             f"{waiting} moves wait because the plan is paused: 'mq-admin moves resume"

@@ -12,6 +12,7 @@ from metaquorum.client.cluster import Cluster
 from metaquorum.client.errors import NotServedError, UnreachableError, broker_error
 from metaquorum.client.values import (
     ConfigResource,
+    LogDir,
     Partition,
     ResourceType,
     Topic,
@@ -59,7 +60,7 @@ async def measured_state(admin: AdminClient, measure_s: float) -> ClusterState:
     sizes = [samples.sizes(number, sources) for number in range(len(samples.taken_at))]
     rates = measured_rates(list(zip(samples.taken_at, sizes, strict=True)))
     return ClusterState(
-        tuple(_worker(each, samples.silent) for each in workers),
+        tuple(_worker(each, samples) for each in workers),
         tuple(_partitions(topics, sizes[-1], rates, moving)),
     )
 
@@ -75,6 +76,7 @@ class _Samples:
         self._leaders = leaders
         self.taken_at: list[float] = []
         self.silent: dict[int, UnreachableError] = {}
+        self.free_bytes: dict[int, int | None] = {}  # by worker
         # The sizes in each sample, by worker, and by topic and partition.
         self._sizes: list[dict[int, dict[tuple[str, int], int]]] = []
 
@@ -88,6 +90,7 @@ class _Samples:
             except UnreachableError as error:
                 self.silent[node_id] = error
                 continue
+            self.free_bytes[node_id] = free_bytes(log_dirs)
             sample[node_id] = {
                 (replica.topic, replica.partition): replica.size_bytes
                 for log_dir in log_dirs
@@ -149,14 +152,26 @@ def _check_known(
         )
 
 
-def _worker(worker: WorkerDescription, silent: Collection[int]) -> WorkerState:
+def free_bytes(log_dirs: Iterable[LogDir]) -> int | None:
+    """Return the free space of a worker's log directories; None if one does not report it.
+
+    Directories with the same sizes are on the same volume.
+    """
+    volumes = {(each.total_bytes, each.usable_bytes) for each in log_dirs if not each.error}
+    if any(usable < 0 for _, usable in volumes):
+        return None
+    return sum(usable for _, usable in volumes)
+
+
+def _worker(worker: WorkerDescription, samples: _Samples) -> WorkerState:
     is_leaving = worker.is_shutting_down or worker.is_draining
     return WorkerState(
         worker.worker_id,
         worker.rack,
         worker.host,
         not worker.is_fenced and not is_leaving,
-        worker.worker_id not in silent,
+        worker.worker_id not in samples.silent,
+        samples.free_bytes.get(worker.worker_id),
     )
 
 

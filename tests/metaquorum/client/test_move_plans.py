@@ -6,6 +6,7 @@ import pytest
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.move_plans.explanation import explain
+from metaquorum.client.move_plans.measuring import free_bytes
 from metaquorum.client.move_plans.values import (
     CopyOnDisk,
     MovePlan,
@@ -14,7 +15,7 @@ from metaquorum.client.move_plans.values import (
     Progress,
     StoppedMove,
 )
-from metaquorum.client.values import FollowerView, PartitionView, WorkerDescription
+from metaquorum.client.values import FollowerView, LogDir, PartitionView, WorkerDescription
 
 MOVING = MovingPartition("t", 0, (3, 2), (3,), (1,), (1, 2), 1, 1000)
 PLAN = MovePlan(
@@ -174,6 +175,15 @@ def test_each_state_of_a_plan_has_its_sentence(state: str, text: str) -> None:
     assert only.startswith(text)
 
 
+def test_a_paused_plan_without_waiting_moves_is_no_problem() -> None:
+    begun = replace(PLAN, state="paused", begun=PLAN.moves, moving=())
+    (only,) = explain(replace(FACTS, plan=begun))
+    assert (only.text, only.is_problem) == (
+        "the plan is paused, but all its moves have begun",
+        False,
+    )
+
+
 def test_the_rate_and_the_time_left_follow_from_the_copied_bytes() -> None:
     progress = Progress(PLAN, 4000)
     assert PLAN.elapsed_s == 10
@@ -183,3 +193,14 @@ def test_the_rate_and_the_time_left_follow_from_the_copied_bytes() -> None:
     ended = replace(PLAN, state="complete", ended_ms=5000)
     assert (ended.elapsed_s, Progress(ended, 10_000).left_s(400)) == (4, None)
     assert Progress(ended, None).rate_bytes_per_s is None
+
+
+def test_free_space_is_counted_once_for_each_volume() -> None:
+    def log_dir(path: str, total: int, usable: int, error: str = "") -> LogDir:
+        return LogDir(1, path, error, total, usable, [])
+
+    one, same, other = log_dir("a", 100, 40), log_dir("b", 100, 40), log_dir("c", 100, 7)
+    assert free_bytes([one, same]) == 40
+    assert free_bytes([one, same, other]) == 47
+    assert free_bytes([one, log_dir("d", -1, -1)]) is None
+    assert free_bytes([one, log_dir("d", -1, -1, "offline")]) == 40

@@ -240,6 +240,20 @@ def test_a_throttle_outside_the_bounds_is_warned_about() -> None:
     assert "not below N - IN/R = 15,000,000 B/s" in warning
 
 
+def test_a_worker_without_room_for_its_copies_is_warned_about() -> None:
+    state, plan = moved_to_one_other(leads=0.0)
+    for free_bytes, is_warned in ((None, False), (GB, False), (GB - 1, True), (0, True)):
+        workers = (state.workers[0], replace(state.workers[1], free_bytes=free_bytes))
+        warnings = estimate(replace(state, workers=workers), plan, None, UNKNOWN).warnings
+        if not is_warned:
+            assert warnings == ()
+            continue
+        (warning,) = warnings
+        assert warning.startswith(
+            f"Worker 2 receives 1,000,000,000 bytes, and its log directories have {free_bytes:,} "
+        )
+
+
 def test_the_throttle_for_a_time() -> None:
     state, plan = moved_to_one_other(leads=20_000)
     traffic = list(worker_traffic(state, plan).values())
