@@ -5,7 +5,7 @@ PIECE_OFFSETS is several writes, each of which checks the member's generation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
@@ -15,6 +15,7 @@ from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
 from dataplane.handlers.groups.parts import Codes, write_in_parts
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces, row_count
+from dataplane.worker.capabilities import HasSlicer
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
@@ -67,11 +68,15 @@ _RENAMED: Final = {ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFF
 _RENAMED_IN_OLD: Final = {**_RENAMED, ErrorCode.GROUP_ID_NOT_FOUND: ErrorCode.ILLEGAL_GENERATION}
 
 
+class CoordinatesOffsets(CoordinatesGroups, HasSlicer, Protocol):
+    """Capability to run operations on the offsets of groups, and free their rows in slices."""
+
+
 # OffsetCommit
 
 
 def handle_offset_commit(
-    worker: CoordinatesGroups, request: Request, message: OffsetCommitRequest
+    worker: CoordinatesOffsets, request: Request, message: OffsetCommitRequest
 ) -> Answer | GroupResponse | Work[Message | GroupResponse]:
     commit = _Commit(worker, request.version, message)
     is_long = piece_rows(message.group_id) < PIECE_ROWS
@@ -99,7 +104,7 @@ class _Commit:
     )
 
     def __init__(
-        self, worker: CoordinatesGroups, version: int, message: OffsetCommitRequest
+        self, worker: CoordinatesOffsets, version: int, message: OffsetCommitRequest
     ) -> None:
         self._worker = worker
         self._image = worker.image
@@ -167,7 +172,7 @@ class _Commit:
 
     def _response(
         self,
-        checked: Sequence[tuple[tuple[OffsetCommitRequestTopic, object], list[ErrorCode]]],
+        checked: list[tuple[tuple[OffsetCommitRequestTopic, TopicImage | None], list[ErrorCode]]],
         codes: Iterator[ErrorCode],
     ) -> Work[Message]:
         rows = yield from each_of(
@@ -181,6 +186,7 @@ class _Commit:
                 name=each[0][0][0].name, topic_id=each[0][0][0].topic_id, partitions=each[1]
             ),
         )
+        self._worker.slicer.discard(rows, checked)
         return OffsetCommitResponse(topics=topics)
 
     # One row
@@ -238,7 +244,7 @@ class _Commit:
 
 
 def handle_offset_delete(
-    worker: CoordinatesGroups, request: Request, message: OffsetDeleteRequest
+    worker: CoordinatesOffsets, request: Request, message: OffsetDeleteRequest
 ) -> Work[Message | GroupResponse]:
     if not message.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -258,7 +264,7 @@ def handle_offset_delete(
     def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
         if refused is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=refused)
-        return _deleted(rows, codes)
+        return _deleted(worker, rows, codes)
 
     return (
         yield from write_in_parts(
@@ -273,7 +279,8 @@ def handle_offset_delete(
 
 
 def _deleted(
-    checked: Sequence[tuple[OffsetDeleteRequestTopic, list[ErrorCode]]],
+    worker: HasSlicer,
+    checked: list[tuple[OffsetDeleteRequestTopic, list[ErrorCode]]],
     codes: Iterator[ErrorCode],
 ) -> Work[Message]:
     def row(
@@ -290,6 +297,7 @@ def _deleted(
         rows,
         lambda each: OffsetDeleteResponseTopic(name=each[0][0].name, partitions=each[1]),
     )
+    worker.slicer.discard(rows, checked)
     return OffsetDeleteResponse(topics=topics)
 
 
@@ -302,7 +310,7 @@ def _code_of(checked: ErrorCode, codes: Iterator[ErrorCode]) -> ErrorCode:
 
 
 def handle_offset_fetch(
-    worker: CoordinatesGroups, request: Request, message: OffsetFetchRequest
+    worker: CoordinatesOffsets, request: Request, message: OffsetFetchRequest
 ) -> Work[OffsetFetchResponse]:
     """Return committed offsets, -1 where none is committed.
 
@@ -313,29 +321,33 @@ def handle_offset_fetch(
     the error UNSTABLE_OFFSET_COMMIT, which clients retry (KIP-447).
     """
     shown = _Shown()
-    if request.version < _FETCH_GROUPS_SINCE:
-        return (yield from _of_one_group(worker, request.version, message, shown))
-    groups = []
-    for number, group in enumerate(message.groups, 1):
-        if group.topics is not None or shown.is_new(group.group_id):
-            groups.append((yield from _of_group(worker, request.version, message, group, shown)))
-        if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
-            yield
-    return OffsetFetchResponse(groups=groups)
+    try:
+        if request.version < _FETCH_GROUPS_SINCE:
+            return (yield from _of_one_group(worker, request.version, message, shown))
+        groups = []
+        for number, group in enumerate(message.groups, 1):
+            if group.topics is not None or shown.is_new(group.group_id):
+                of_group = yield from _of_group(worker, request.version, message, group, shown)
+                groups.append(of_group)
+            if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
+                yield
+        return OffsetFetchResponse(groups=groups)
+    finally:
+        worker.slicer.discard(shown.seen)
 
 
 class _Shown:
     """Set of the groups and the single offsets that a response has already."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("seen",)
 
     def __init__(self) -> None:
-        self._seen: set[object] = set()
+        self.seen: set[object] = set()
 
     def is_new(self, what: object) -> bool:
-        count = len(self._seen)
-        self._seen.add(what)
-        return len(self._seen) > count
+        count = len(self.seen)
+        self.seen.add(what)
+        return len(self.seen) > count
 
 
 def _offsets(worker: CoordinatesGroups, group_id: str) -> CommittedOffsets:
@@ -364,7 +376,7 @@ def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: Commit
 
 
 def _of_one_group(
-    worker: CoordinatesGroups, version: int, message: OffsetFetchRequest, shown: _Shown
+    worker: CoordinatesOffsets, version: int, message: OffsetFetchRequest, shown: _Shown
 ) -> Work[OffsetFetchResponse]:
     group_id, image = message.group_id, worker.image
     asked = message.topics
@@ -393,6 +405,7 @@ def _of_one_group(
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=_new(each[1]))
     )
+    worker.slicer.discard(rows)
     return OffsetFetchResponse(topics=topics)
 
 
@@ -419,7 +432,7 @@ def _new(rows: list[R | None]) -> list[R]:
 
 
 def _of_group(
-    worker: CoordinatesGroups,
+    worker: CoordinatesOffsets,
     version: int,
     message: OffsetFetchRequest,
     group: OffsetFetchRequestGroup,
@@ -480,6 +493,7 @@ def _of_group(
                 name=topic.name, topic_id=topic.topic_id, partitions=partitions
             )
         )
+    worker.slicer.discard(rows)
     return response
 
 

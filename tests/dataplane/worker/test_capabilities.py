@@ -244,7 +244,7 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (
             "groups.offsets",
-            "_of_group(\n    worker: CoordinatesGroups,",
+            "_of_group(\n    worker: CoordinatesOffsets,",
             "_of_group(\n    worker,",
             "dataplane.handlers.groups.offsets._of_group takes a worker without a Protocol",
         ),
