@@ -60,7 +60,7 @@ _REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 # Rows of a request with the error of each, NONE if its offset may be committed.
-_Checked: TypeAlias = Sequence[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
+_Checked: TypeAlias = list[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
 
 
 class CommitsInTransactions(VerifiesTransactions, HasGroups, HasSlicer, Protocol):
@@ -252,6 +252,7 @@ class _Commit:
             rows,
             lambda each: TxnOffsetCommitResponseTopic(name=each[0][0].name, partitions=each[1]),
         )
+        self._worker.slicer.discard(rows, checked)
         return TxnOffsetCommitResponse(topics=topics)
 
     def _reported(self, code: ErrorCode) -> ErrorCode:
