@@ -102,7 +102,7 @@ def _assignment_shown_early() -> AbstractContextManager[None]:
         def sync(self: Any, now: float, request: Any, callback: Any) -> Any:
             outcome = right(self, now, request, callback)
             if isinstance(outcome, Persist):
-                self.committed(now, outcome.metadata)
+                self.committed(now, outcome.record)
             return outcome
 
         return sync
@@ -112,12 +112,11 @@ def _assignment_shown_early() -> AbstractContextManager[None]:
 
 def _earlier_assignment_applied() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def committed(self: Any, now: float, metadata: Any) -> None:
+        def committed(self: Any, now: float, record: Any) -> None:
             if self.state is GroupState.COMPLETING_REBALANCE:
                 assigned, self._is_assigned = self._is_assigned, True
-                generation, metadata.generation = metadata.generation, self.generation
-                right(self, now, metadata)
-                self._is_assigned, metadata.generation = assigned, generation
+                right(self, now, record._replace(generation=self.generation))
+                self._is_assigned = assigned
 
         return committed
 
@@ -247,8 +246,7 @@ def _replacement_unassigned() -> AbstractContextManager[None]:
         def _replace(self: Any, *values: Any) -> Any:
             outcome = right(self, *values)
             if isinstance(outcome, Persist):
-                for member in outcome.metadata.members:
-                    member.assignment = b""
+                outcome.record = self.rebalancing.record({})
             return outcome
 
         return _replace

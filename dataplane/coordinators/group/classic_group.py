@@ -35,7 +35,11 @@ from dataplane.coordinators.group.rebalancing import (
     Persist,
     Rebalancing,
 )
-from dataplane.coordinators.group.record_formats import GroupMetadataValue, MemberMetadata
+from dataplane.coordinators.group.record_formats import (
+    GroupMetadataValue,
+    MemberMetadata,
+    RecordedGeneration,
+)
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
@@ -70,7 +74,7 @@ class ClassicGroup:
         memory: GroupMemory,
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
-        write: Callable[[GroupMetadataValue], object],
+        write: Callable[[RecordedGeneration], object],
         rebalance_times: Histogram,
         client_host: str = "",
     ) -> None:
@@ -306,9 +310,9 @@ class ClassicGroup:
         """Take the leader's assignment, or return the member's; None if the request waits."""
         return self.rebalancing.sync(now, request, callback)
 
-    def committed(self, now: float, metadata: GroupMetadataValue) -> None:
+    def committed(self, now: float, record: RecordedGeneration) -> None:
         """Apply a committed record; answer the SyncGroups if it is this generation's assignment."""
-        self.rebalancing.committed(now, metadata)
+        self.rebalancing.committed(now, record)
 
     # Heartbeats, sessions and leaving
 

@@ -48,7 +48,6 @@ from dataplane.coordinators.group.offset_retention import OffsetRetention, offse
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
     DELETED_GROUP_VERSION,
-    GROUP_VERSION,
     LONG_VALUE_BYTES,
     GroupKey,
     GroupMetadataValue,
@@ -56,6 +55,8 @@ from dataplane.coordinators.group.record_formats import (
     MalformedRecordError,
     OffsetKey,
     OffsetValue,
+    RecordedGeneration,
+    decode_generation,
     decode_group_value,
     decode_key,
     decode_long_group_value,
@@ -232,7 +233,7 @@ class GroupShard:
                 return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
-            record = _group_record(group.group_id, answer.metadata)
+            record = _group_record(group.group_id, answer.record)
             return Write([*self._take(), record], None, answer.on_failed)
         return self._with_outbox(answer)
 
@@ -377,7 +378,9 @@ class GroupShard:
         if not self.offsets.is_large(group_id):
             return Write(self._deletion_of(group_id), NO_ERROR)
         self._awaited_deletions[group_id] = ended
-        begun = _group_record(group_id, GroupMetadataValue(is_being_deleted=True))
+        metadata = GroupMetadataValue(is_being_deleted=True)
+        value = encode_group_value(metadata, DELETED_GROUP_VERSION)
+        begun = _group_record(group_id, RecordedGeneration(value, metadata.generation, {}))
         return Write([begun], None, partial(self.answer_deletion, group_id))
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
@@ -508,12 +511,7 @@ class GroupShard:
             if isinstance(key, OffsetKey):
                 self.offsets.replay(key, record.value)
             elif isinstance(key, GroupKey):
-                if len(record.value or b"") > LONG_VALUE_BYTES and not self._is_loaded:
-                    return self._replay_long(key.group, record.value or b"")
-                metadata = record.decoded_value
-                if not isinstance(metadata, GroupMetadataValue):
-                    metadata = None if record.value is None else decode_group_value(record.value)
-                self._replay_group(key.group, metadata, now)
+                return self._replay_group(key.group, record, now)
         except MalformedRecordError as error:
             self._skip(error)
         return None
@@ -554,6 +552,24 @@ class GroupShard:
         self.unreadable_count += 1
         self.first_problem = self.first_problem or str(error)
 
+    def _replay_group(
+        self, group_id: str, record: CoordinatorRecord, now: float
+    ) -> Work[None] | None:
+        value = record.value
+        if self._is_loaded:
+            written = record.decoded_value
+            if not isinstance(written, RecordedGeneration):
+                written = None if value is None else decode_generation(value)
+            self._group_committed(group_id, written, now)
+        elif value is None:
+            self._persisted.discard(group_id)
+            self._recorded.pop(group_id, None)
+        elif len(value) > LONG_VALUE_BYTES:
+            return self._replay_long(group_id, value)
+        else:
+            self._take_recorded(group_id, decode_group_value(value))
+        return None
+
     def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
         """Replay a group of many members while the shard is loading."""
         try:
@@ -561,30 +577,31 @@ class GroupShard:
         except MalformedRecordError as error:
             self._skip(error)
         else:
-            self._replay_group(group_id, metadata, 0.0)
+            self._take_recorded(group_id, metadata)
 
-    def _replay_group(self, group_id: str, metadata: GroupMetadataValue | None, now: float) -> None:
-        if metadata is None:
+    def _take_recorded(self, group_id: str, metadata: GroupMetadataValue) -> None:
+        self._persisted.add(group_id)
+        self._recorded[group_id] = metadata
+
+    def _group_committed(
+        self, group_id: str, recorded: RecordedGeneration | None, now: float
+    ) -> None:
+        """Apply a record of this coordinator; None: the group's tombstone."""
+        if recorded is None:
             self._persisted.discard(group_id)
         else:
             self._persisted.add(group_id)
-        if not self._is_loaded:
-            if metadata is None:
-                self._recorded.pop(group_id, None)
-            else:
-                self._recorded[group_id] = metadata
-            return
         self._uncommitted[group_id] -= 1
         is_last = self._uncommitted[group_id] <= 0
         if is_last:
             del self._uncommitted[group_id]
         group = self.groups.get(group_id)
-        if group is not None and metadata is not None:
-            group.committed(now, metadata)
+        if group is not None and recorded is not None:
+            group.committed(now, recorded)
         elif is_last and group is not None and group.is_empty and not group.pending:
             self._forget(group)
         # Records that follow are those of another attempt, or of another deletion.
-        if metadata is None and is_last and group_id in self._being_deleted:
+        if recorded is None and is_last and group_id in self._being_deleted:
             del self._being_deleted[group_id]
             self.answer_deletion(group_id, NO_ERROR)
 
@@ -642,8 +659,8 @@ class GroupShard:
         group.history.clear()
         self._memory.use(group.client_host, -group_bytes(group.group_id))
 
-    def _write(self, group_id: str, metadata: GroupMetadataValue) -> None:
-        self._outbox.append(_group_record(group_id, metadata))
+    def _write(self, group_id: str, recorded: RecordedGeneration) -> None:
+        self._outbox.append(_group_record(group_id, recorded))
 
     def _take(self) -> list[CoordinatorRecord]:
         records, self._outbox = self._outbox, []
@@ -656,18 +673,15 @@ class GroupShard:
         self, group: ClassicGroup, answer: JoinAnswer | Persist | None
     ) -> JoinAnswer | Write[JoinAnswer | None] | None:
         if isinstance(answer, Persist):
-            record = _group_record(group.group_id, answer.metadata)
+            record = _group_record(group.group_id, answer.record)
             return Write([*self._take(), record], answer.answer)
         return self._with_outbox(answer)
 
 
-def _group_record(group_id: str, metadata: GroupMetadataValue | None) -> CoordinatorRecord:
-    value = None
-    if metadata is not None:
-        version = DELETED_GROUP_VERSION if metadata.is_being_deleted else GROUP_VERSION
-        value = encode_group_value(metadata, version)
+def _group_record(group_id: str, recorded: RecordedGeneration | None) -> CoordinatorRecord:
     key = GroupKey(group_id)
-    return CoordinatorRecord(encode_key(key), value, key, decoded_value=metadata)
+    value = None if recorded is None else recorded.value
+    return CoordinatorRecord(encode_key(key), value, key, decoded_value=recorded)
 
 
 def _size_of(request: JoinRequest) -> int:

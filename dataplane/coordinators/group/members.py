@@ -6,10 +6,10 @@ member id, and requests with the old one are fenced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from dataplane.coordinators.group.record_formats import MemberMetadata
+from dataplane.coordinators.group.record_formats import MemberMetadata, encode_member_head
 from dataplane.coordinators.group.requests import (
     NO_MEMBER,
     JoinAnswer,
@@ -48,6 +48,7 @@ class GroupMember:
     """One member, with the requests of it that wait for the others."""
 
     __slots__ = (
+        "_head",
         "assignment",
         "client_host",
         "client_id",
@@ -56,9 +57,11 @@ class GroupMember:
         "is_new",
         "join",
         "member_id",
+        "metadata_bytes",
         "muted_until",
         "principal",
         "protocols",
+        "protocols_bytes",
         "rebalance_timeout_ms",
         "session_timeout_ms",
         "sync",
@@ -72,7 +75,7 @@ class GroupMember:
         self.principal = request.principal  # empty: has sent no request to this coordinator
         self.rebalance_timeout_ms = request.rebalance_timeout_ms
         self.session_timeout_ms = request.session_timeout_ms
-        self.protocols = request.protocols
+        self.support(request.protocols)
         self.assignment = b""
         self.is_new = True  # has no generation yet
         self.join: JoinCallback | None = None
@@ -80,6 +83,8 @@ class GroupMember:
         self.heard_at = NEVER
         # Returns, at a time, until when a quota mutes, or muted, the connection.
         self.muted_until: Callable[[float], float] = never_muted
+        self._head = b""
+        self.encode_head()
 
     @classmethod
     def restored(
@@ -121,10 +126,14 @@ class GroupMember:
     @property
     def size_bytes(self) -> int:
         texts = sum(map(text_bytes, (self.member_id, self.client_id, self.instance_id or "")))
-        return MEMBER_BYTES + texts + protocols_bytes(self.protocols) + len(self.assignment)
+        texts += len(self._head)
+        return MEMBER_BYTES + texts + self.protocols_bytes + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
-        return next((each.metadata for each in self.protocols if each.name == protocol), b"")
+        for each in self.protocols:
+            if each.name == protocol:
+                return each.metadata
+        return b""
 
     def matches(self, request: JoinRequest) -> bool:
         return self.protocols == request.protocols
@@ -134,17 +143,26 @@ class GroupMember:
         if sync is not None:
             sync(answer)
 
-    def persisted(self, protocol: str | None, assignment: bytes) -> MemberMetadata:
-        return MemberMetadata(
-            member_id=self.member_id,
-            group_instance_id=self.instance_id,
-            client_id=self.client_id,
-            client_host=self.client_host,
-            rebalance_timeout=self.rebalance_timeout_ms,
-            session_timeout=self.session_timeout_ms,
-            subscription=self.metadata_of(protocol),
-            assignment=assignment,
+    def support(self, protocols: tuple[Protocol, ...]) -> None:
+        self.protocols = protocols
+        # Counted once: members with many protocols may leave together.
+        self.protocols_bytes = protocols_bytes(protocols)
+        self.metadata_bytes = metadata_bytes(protocols)
+
+    def encode_head(self) -> None:
+        """Encode the fields of the member's record that rarely change, after a change of one."""
+        self._head = encode_member_head(
+            self.member_id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.session_timeout_ms,
         )
+
+    def persisted(self, protocol: str | None, assignment: bytes) -> tuple[bytes, bytes, bytes]:
+        """Return the member's part of its group's record, as `encode_members` takes it."""
+        return self._head, self.metadata_of(protocol), assignment
 
 
 class GroupMemory:
@@ -299,6 +317,7 @@ class GroupMembers:
         self._count(member, -1)
         self.refuse(member, ErrorCode.FENCED_INSTANCE_ID)
         member.member_id = member_id
+        member.encode_head()
         self.by_id[member_id] = member
         self.static_ids[instance_id] = member_id
         self._count(member, 1)
@@ -308,16 +327,23 @@ class GroupMembers:
 
     def update(self, member: GroupMember, request: JoinRequest) -> None:
         self._count(member, -1)
-        member.protocols = request.protocols
+        member.support(request.protocols)
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.session_timeout_ms = request.session_timeout_ms
         member.client_id, member.client_host = request.client_id, request.client_host
         member.principal = request.principal
+        member.encode_head()
         self._count(member, 1)
 
-    def assign(self, member: GroupMember, assignment: bytes) -> None:
-        self._use(member, len(assignment) - len(member.assignment))
-        member.assignment = assignment
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        """Give all members their assignments, empty ones to those that are not named."""
+        added: Counter[str] = Counter()  # bytes by host
+        for member_id, member in self.by_id.items():
+            assignment = assignments.get(member_id, b"")
+            added[member.client_host] += len(assignment) - len(member.assignment)
+            member.assignment = assignment
+        for host, size_bytes in added.items():
+            self._memory.use(host, size_bytes)
 
     def elect_leader(self) -> bool:
         """Make a member that has joined the leader; return False if none has."""
@@ -335,14 +361,14 @@ class GroupMembers:
         known = self.by_id.get(request.member_id)
         if known is None and request.instance_id is not None:
             known = self.by_id.get(self.static_ids.get(request.instance_id, ""))
-        before = 0 if known is None else metadata_bytes(known.protocols)
+        before = 0 if known is None else known.metadata_bytes
         after = metadata_bytes(request.protocols)
         return self.metadata_bytes - before + after <= MAX_METADATA_BYTES
 
     def _count(self, member: GroupMember, by: int) -> None:
         self.version += 1
         self._use(member, by * member.size_bytes)
-        self.metadata_bytes += by * metadata_bytes(member.protocols)
+        self.metadata_bytes += by * member.metadata_bytes
         for name in {each.name for each in member.protocols}:
             self._supported[name] += by
             if not self._supported[name]:

@@ -29,16 +29,21 @@ before, its members are unknown to the next one and join again. Source: KIP-62, 
 behaviour of Kafka 4.3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Final
 
 from dataplane.coordinators.group.members import GroupMember, GroupMembers
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
-from dataplane.coordinators.group.record_formats import GroupMetadataValue
+from dataplane.coordinators.group.record_formats import (
+    GroupMetadataValue,
+    RecordedGeneration,
+    encode_members,
+)
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     JoinAnswer,
@@ -61,6 +66,8 @@ MAX_GENERATION: Final = 2**31 - 1
 # Most members of a group: those of more would not fit one record with their assignments (by default
 # 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
 MAX_MEMBERS: Final = 4000
+# Members whose JoinGroup or SyncGroup is answered in one step.
+ANSWERED_AT_ONCE: Final = 256
 
 
 class GroupState(Enum):
@@ -69,6 +76,9 @@ class GroupState(Enum):
     COMPLETING_REBALANCE = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
+
+
+_WITH_GENERATION: Final = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
 class Awaited(Enum):
@@ -89,7 +99,7 @@ class Persist:
     `answer` is None if the request waits, and is answered by `ClassicGroup.committed`.
     """
 
-    metadata: GroupMetadataValue
+    record: RecordedGeneration
     answer: JoinAnswer | None = None
     on_failed: Callable[[ErrorCode], object] | None = None
 
@@ -113,7 +123,7 @@ class Rebalancing:
         sessions: Sessions,
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
-        write: Callable[[GroupMetadataValue], object],
+        write: Callable[[RecordedGeneration], object],
         history: RebalanceHistory,
     ) -> None:
         """Create the state of a group that is empty. `wall_ms` returns the time for records."""
@@ -191,6 +201,8 @@ class Rebalancing:
         self.history.begin(now, cause, member, reason)
         if self.state is GroupState.COMPLETING_REBALANCE:
             self._refuse_syncs(ErrorCode.REBALANCE_IN_PROGRESS)
+        elif self.state is GroupState.STABLE:
+            self._answer_all_syncs(SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS))
         self._is_first = self.state is GroupState.EMPTY
         self._turn(GroupState.PREPARING_REBALANCE)
         if self._is_first:
@@ -247,9 +259,21 @@ class Rebalancing:
         self._wait(self._syncs_end_at, self._syncs_ended)
         for member in self._members:
             member.is_new = False
+        self._answer_joins(self.generation, iter(self._members), now)
+
+    def _answer_joins(self, generation: int, members: Iterator[GroupMember], now: float) -> None:
+        """Answer the JoinGroups that wait for this generation, in pieces.
+
+        Those that still wait when the next rebalance begins take part in it.
+        """
+        if generation != self.generation or self.state not in _WITH_GENERATION:
+            return
+        for member in (piece := list(islice(members, ANSWERED_AT_ONCE))):
             if member.join is not None:
                 self._sessions.hear(now, member)
                 self._members.answer_join(member, self.joined(member))
+        if len(piece) == ANSWERED_AT_ONCE:
+            self._timeouts.at(-inf, partial(self._answer_joins, generation, members))
 
     def _syncs_ended(self, now: float) -> None:
         """Remove the members that have not sent a SyncGroup in time."""
@@ -261,9 +285,12 @@ class Rebalancing:
         self._prepare(now, "a member has not sent its SyncGroup in time", missing[0])
 
     def _refuse_syncs(self, code: ErrorCode) -> None:
+        self._members.assign({})
+        self._answer_all_syncs(SyncAnswer(code))
+
+    def _answer_all_syncs(self, answer: SyncAnswer) -> None:
         for member in self._members:
-            self._members.assign(member, b"")
-            member.answer_sync(SyncAnswer(code))
+            member.answer_sync(answer)
 
     # Members
 
@@ -354,24 +381,34 @@ class Rebalancing:
     def _synced(self, member: GroupMember) -> SyncAnswer:
         return SyncAnswer(NO_ERROR, self._members.protocol_type, self.protocol, member.assignment)
 
-    def committed(self, now: float, metadata: GroupMetadataValue) -> None:
+    def committed(self, now: float, record: RecordedGeneration) -> None:
         """Apply a committed record; answer the SyncGroups if it is this generation's assignment."""
         if (
             self.state is not GroupState.COMPLETING_REBALANCE
             or not self._is_assigned
-            or metadata.generation != self.generation
+            or record.generation != self.generation
         ):
             return
-        assignments = {each.member_id: each.assignment for each in metadata.members}
         self._turn(GroupState.STABLE)
         if self._unsynced:
             self._wait(self._syncs_end_at, self._syncs_ended)
         self.history.end(now, self.generation)
-        for member in self._members:
-            self._members.assign(member, assignments.get(member.member_id, b""))
+        self._members.assign(record.assignments)
+        self._answer_syncs(self.generation, iter(self._members), now)
+
+    def _answer_syncs(self, generation: int, members: Iterator[GroupMember], now: float) -> None:
+        """Answer the SyncGroups that wait for the assignment of this generation, in pieces.
+
+        If the next rebalance begins before, it answers the others.
+        """
+        if generation != self.generation or self.state is not GroupState.STABLE:
+            return
+        for member in (piece := list(islice(members, ANSWERED_AT_ONCE))):
             if member.sync is not None:
                 self._sessions.hear(now, member)
                 member.answer_sync(self._synced(member))
+        if len(piece) == ANSWERED_AT_ONCE:
+            self._timeouts.at(-inf, partial(self._answer_syncs, generation, members))
 
     def _assignment_failed(self, generation: int, code: ErrorCode) -> None:
         """Begin another rebalance: the record of the assignment was not committed in time.
@@ -388,18 +425,19 @@ class Rebalancing:
 
     # Records
 
-    def record(self, assignments: dict[str, bytes]) -> GroupMetadataValue:
-        return GroupMetadataValue(
+    def record(self, assignments: Mapping[str, bytes]) -> RecordedGeneration:
+        """Return the record of the current generation, with assignments by member id."""
+        metadata = GroupMetadataValue(
             protocol_type=self._members.protocol_type or "",
             generation=self.generation,
             protocol=self.protocol,
             leader=self._members.leader if self.protocol is not None else None,
             current_state_timestamp=self.state_timestamp_ms,
-            members=[
-                each.persisted(self.protocol, assignments.get(each.member_id, b""))
-                for each in self._members
-            ],
         )
+        protocol, by_id = self.protocol, self._members.by_id
+        known = {member_id: assignments.get(member_id, b"") for member_id in by_id}
+        members = [by_id[each].persisted(protocol, assigned) for each, assigned in known.items()]
+        return RecordedGeneration(encode_members(metadata, members), self.generation, known)
 
     def restored(self, metadata: GroupMetadataValue) -> None:
         """Take the state of a generation whose members are restored."""

@@ -64,11 +64,14 @@ class Sessions:
     def hear(self, now: float, member: GroupMember) -> None:
         """Note a request of the member, and watch its session, whose timeout may have changed."""
         member.heard_at = now
-        ends_at = member.session_ends_at(now)
         session = self._sessions.get(member.member_id)
+        # A timeout that is due earlier is moved then. Muting only makes the session longer.
+        if session is not None and session.due <= now + member.session_timeout_ms / 1000:
+            return
+        ends_at = member.session_ends_at(now)
         if session is not None:
             if session.due <= ends_at:
-                return  # a timeout that is due earlier is moved then
+                return
             session.cancel()
         self._sessions[member.member_id] = self._timeouts.at(
             ends_at, partial(self._session_ended, member.member_id)

@@ -58,7 +58,7 @@ _SYNC_PROTOCOL_SINCE: Final = 5  # KIP-559
 _LEAVE_MANY_SINCE: Final = 3  # KIP-345
 # Members that leave in one step. All of a request cause one rebalance: those that are still to
 # leave have not joined it.
-LEAVE_ROWS: Final = 256
+LEAVE_ROWS: Final = 128
 
 
 # JoinGroup

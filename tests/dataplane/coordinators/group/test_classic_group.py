@@ -1,5 +1,6 @@
 """The state machine of one group, by transcripts of its members."""
 
+from collections import Counter
 from math import inf
 
 import pytest
@@ -7,10 +8,15 @@ import pytest
 from dataplane.coordinators.group import classic_group, members
 from dataplane.coordinators.group.group_shard import GroupConfigs
 from dataplane.coordinators.group.rebalance_history import KEPT
-from dataplane.coordinators.group.rebalancing import LEAST_DELAY_S, Awaited, GroupLimits
+from dataplane.coordinators.group.rebalancing import (
+    ANSWERED_AT_ONCE,
+    LEAST_DELAY_S,
+    Awaited,
+    GroupLimits,
+)
 from dataplane.coordinators.group.requests import LeavingMember
 from dataplane.scheduling.time_slices import at_once
-from tests.dataplane.coordinators.group.coordinator import GROUP, Coordinator
+from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
 from wire.primitives.errors import ErrorCode
 
 
@@ -131,6 +137,63 @@ def test_members_that_leave_together_begin_one_rebalance() -> None:
     assert codes == [ErrorCode.NONE] * 2
     assert coordinator.group.generation == 2
     assert len(coordinator.group.history.rebalances) == 2
+
+
+def joined_in_a_large_group(coordinator: Coordinator) -> list[Answers]:
+    """Let more members join than are answered in one step, and the first of them be answered."""
+    coordinator.memory.limit_bytes = lambda: 1 << 24
+    joins = [coordinator.join() for _ in range(2 * ANSWERED_AT_ONCE)]
+    while not joins[0]:
+        assert coordinator.shard.next_due < coordinator.now + 60
+        coordinator.now = max(coordinator.now, coordinator.shard.next_due)
+        coordinator.shard.due(coordinator.now, coordinator.now_ms)
+    assert [bool(each) for each in joins] == [True] * ANSWERED_AT_ONCE + [False] * ANSWERED_AT_ONCE
+    return joins
+
+
+def test_a_large_group_is_answered_in_pieces() -> None:
+    coordinator = Coordinator()
+    joins = joined_in_a_large_group(coordinator)
+    coordinator.wait(0)
+    joined = [each.one for each in joins]
+    assert {each.generation for each in joined} == {1}
+    leader, *followers = joined
+    syncs = [coordinator.sync(each) for each in followers]
+    assigned = {each.member_id: each.member_id.encode() for each in joined}
+    first = coordinator.sync(leader, assigned)
+    assert [bool(each) for each in syncs].count(False) == ANSWERED_AT_ONCE
+    coordinator.wait(0)
+    answers = [first.one, *[each.one for each in syncs]]
+    assert [each.assignment for each in answers] == [each.member_id.encode() for each in joined]
+
+
+def test_members_of_a_large_group_take_part_in_a_rebalance_that_begins_before_their_answer() -> (
+    None
+):
+    coordinator = Coordinator()
+    joins = joined_in_a_large_group(coordinator)
+    late = coordinator.join()
+    coordinator.wait(0)
+    assert not joins[-1]
+    again = [coordinator.join(each.one.member_id) for each in joins[:ANSWERED_AT_ONCE]]
+    coordinator.wait(0)
+    everyone = [each.one for each in [*again, *joins[ANSWERED_AT_ONCE:], late]]
+    assert {each.generation for each in everyone} == {2}
+    coordinator.assign(everyone[:1])
+
+
+def test_syncs_of_a_large_group_are_refused_if_a_rebalance_begins_before_their_answer() -> None:
+    coordinator = Coordinator()
+    joins = joined_in_a_large_group(coordinator)
+    coordinator.wait(0)
+    syncs = [coordinator.sync(each.one) for each in joins[1:]]
+    coordinator.sync(joins[0].one, {each.one.member_id: b"all" for each in joins})
+    coordinator.join()
+    codes = Counter(each.one.code for each in syncs)
+    assert codes == {
+        ErrorCode.NONE: ANSWERED_AT_ONCE - 1,
+        ErrorCode.REBALANCE_IN_PROGRESS: ANSWERED_AT_ONCE,
+    }
 
 
 def test_a_member_that_joins_later_begins_a_rebalance() -> None:

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dataplane.coordinators.group import rebalancing
 from dataplane.coordinators.group.group_shard import GroupConfigs, group_bytes
 from dataplane.coordinators.group.rebalancing import GroupLimits
 from dataplane.coordinators.group.record_formats import GroupMetadataValue, decode_group_value
@@ -256,5 +257,19 @@ class GroupProtocol(RuleBasedStateMachine):
         assert group.rebalancing._unsynced <= members.by_id.keys()
 
 
+class GroupProtocolInPieces(GroupProtocol):
+    """One member is answered at a time, as 256 of a large group are: all may happen in between."""
+
+    def __init__(self) -> None:
+        self._at_once = rebalancing.ANSWERED_AT_ONCE
+        rebalancing.ANSWERED_AT_ONCE = 1  # type: ignore[misc]
+        super().__init__()
+
+    def teardown(self) -> None:
+        rebalancing.ANSWERED_AT_ONCE = self._at_once  # type: ignore[misc]
+
+
 TestGroupProtocol = GroupProtocol.TestCase
 TestGroupProtocol.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestGroupProtocolInPieces = GroupProtocolInPieces.TestCase
+TestGroupProtocolInPieces.settings = TestGroupProtocol.settings

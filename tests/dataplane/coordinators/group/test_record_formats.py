@@ -23,6 +23,8 @@ from dataplane.coordinators.group.record_formats import (
     decode_offset_value,
     encode_group_value,
     encode_key,
+    encode_member_head,
+    encode_members,
     encode_offset_value,
     offset_timestamps,
     offset_topic_id,
@@ -222,6 +224,28 @@ def test_a_group_is_decoded_to_what_its_version_carries(
     value: GroupMetadataValue, version: int
 ) -> None:
     assert decode_group_value(encode_group_value(value, version)) == carried_group(value, version)
+
+
+@given(GROUPS)
+def test_members_are_encoded_as_the_format_says(value: GroupMetadataValue) -> None:
+    expected = encode_group_value(value)
+    members = [
+        (
+            encode_member_head(
+                each.member_id,
+                each.group_instance_id,
+                each.client_id,
+                each.client_host,
+                each.rebalance_timeout,
+                each.session_timeout,
+            ),
+            each.subscription,
+            each.assignment,
+        )
+        for each in value.members
+    ]
+    value.members = []
+    assert encode_members(value, members) == expected
 
 
 def test_an_offset_is_written_in_the_version_of_kafka() -> None:
