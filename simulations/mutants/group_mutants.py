@@ -324,15 +324,15 @@ def _late_end_ends_next() -> AbstractContextManager[None]:
     """Let any tombstone of a group end its deletion, also that of an earlier attempt."""
 
     def wrong(right: Any) -> Any:
-        def _replay_group(self: Any, group_id: str, metadata: Any, now: float) -> None:
-            right(self, group_id, metadata, now)
-            if self._is_loaded and metadata is None and group_id in self._being_deleted:
+        def _group_committed(self: Any, group_id: str, recorded: Any, now: float) -> None:
+            right(self, group_id, recorded, now)
+            if recorded is None and group_id in self._being_deleted:
                 del self._being_deleted[group_id]
                 self.answer_deletion(group_id, ErrorCode.NONE)
 
-        return _replay_group
+        return _group_committed
 
-    return swapped(GroupShard, "_replay_group", wrong)
+    return swapped(GroupShard, "_group_committed", wrong)
 
 
 def _clients_write_to_it() -> AbstractContextManager[None]:
