@@ -71,6 +71,7 @@ from dataplane.partition.rejected_batches import Place, RejectedBatches, TooMany
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
 from dataplane.worker.capabilities import (
     HasClock,
+    HasDisk,
     HasImage,
     HasPartitions,
     HasQuotas,
@@ -115,7 +116,7 @@ class RawPartitionLookup(Protocol):
 
 
 class ProducesFast(
-    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
+    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, HasDisk, Protocol
 ):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
@@ -161,6 +162,7 @@ def handle_produce_fast(
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
     now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
+    disk = worker.disk
     todo: list[tuple[Partition, memoryview, Verification | None]] = []
     producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
     confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
@@ -178,6 +180,7 @@ def handle_produce_fast(
         if (
             config.log.flush_messages != NEVER
             or size_bytes > inline_bytes
+            or disk.holds_up_writers
             or partition.appending.locked()
             or (not is_simple and is_slow(config, records))
         ):
@@ -360,6 +363,7 @@ def _append(
         if (
             partition.config.log.flush_messages == 1
             or len(records) > worker.inline_append_bytes
+            or worker.disk.holds_up_writers
             or partition.appending.locked()
             or is_slow(partition.config, records)
         ):

@@ -550,7 +550,13 @@ class LogDirMover:
                 return
             some = headers[first : first + APPENDED_BATCHES]
             size = sum(header.batch_bytes for header in some)
-            self._append(move, data[at : at + size], some)
+            if self._disk.holds_up_writers:
+                await move.future.append_as_follower_beside(
+                    self._disk, data[at : at + size], some, self._clock.now_ms()
+                )
+                self._raise_log_start(move)
+            else:
+                self._append(move, data[at : at + size], some)
             at += size
             await trio.lowlevel.checkpoint()
         move.is_full = False

@@ -402,6 +402,7 @@ class ReplicaFetcher:
 
     def _take(self, response: FetchResponse, *, in_place: bool) -> None:
         """Handle the rows that need no wait; leave the others to the task."""
+        disk = self._runtime.disk
         for key, row in rows_of(response):
             followed = self._followed.get(key)
             if followed is None or followed.want is None:
@@ -416,6 +417,7 @@ class ReplicaFetcher:
                 or followed.partition.log.config.flush_messages != NEVER
                 or _begins_within(followed.partition, row) is not None
                 or not _matches(followed, followed.want, row)
+                or (row.records and disk.holds_up_writers)
             ):
                 self._rest.append(_Row(key, followed, followed.want, row))
             else:
@@ -522,7 +524,7 @@ class ReplicaFetcher:
             return
         records = each.row.records
         assert isinstance(records, bytes | memoryview | None)
-        if records and len(records) > ONE_PIECE_BYTES:
+        if records and (len(records) > ONE_PIECE_BYTES or self._runtime.disk.holds_up_writers):
             if not await self._append_pieces(each, start):
                 return
         elif not self._append(each, start):

@@ -82,6 +82,13 @@ class FileLock(Protocol):
 class Disk(Protocol):
     """File systems of one machine. Paths are absolute. Every method may raise OSError."""
 
+    @property
+    def holds_up_writers(self) -> bool:
+        """Whether a write had to wait for a device lately; then records are written in `run`.
+
+        Linux lets a process that writes faster than the device wait in `File.write`.
+        """
+
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file. Raises FileNotFoundError if it is missing, unless `create` creates it."""
 

@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import re
+import resource
 import select
 import shutil
 import socket
@@ -55,6 +56,14 @@ _FILE_MODE: Final = 0o644
 _PRIVATE_FILE_MODE: Final = 0o600
 _PRIVATE_DIR_MODE: Final = 0o700
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+# A write that takes longer has waited: for the device, for a CPU, or for the interpreter's lock.
+SLOW_WRITE_S: Final = 0.015
+# Time after such a write in which another one tells whether the thread gave up its CPU itself.
+WATCHED_S: Final = 10.0
+# Time after the last write that waited for the device until writes are expected not to wait again.
+HELD_UP_S: Final = 1.0
+# Linux only. Where it is missing, writes are not expected to wait.
+_RUSAGE_THREAD: Final = getattr(resource, "RUSAGE_THREAD", None)
 
 
 class RealClock:
@@ -70,11 +79,12 @@ class RealClock:
 
 
 class RealFile:
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_fd", "_owner", "_path")
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, owner: "RealDisk") -> None:
         self._path = path
         self._fd = fd
+        self._owner = owner
 
     @property
     def path(self) -> str:
@@ -99,7 +109,14 @@ class RealFile:
         return b"".join(parts)
 
     def write(self, data: Buffer, position: int) -> None:
+        disk, began = self._owner, time.perf_counter()
+        waits = _waits_of_thread() if began < disk.watched_until else -1
         written = os.pwrite(self._fd, data, position)
+        ended = time.perf_counter()
+        if ended - began > SLOW_WRITE_S:
+            disk.write_was_slow(waits, ended)
+        elif disk.holds_up_writers and ended > disk.held_up_until:
+            disk.holds_up_writers = False
         if written == len(data):
             return
         rest = memoryview(data).cast("B")[written:]
@@ -187,10 +204,30 @@ def _syncfs() -> Callable[[int], int] | None:
     return None if function is None else cast(Callable[[int], int], function)
 
 
+def _waits_of_thread() -> int:
+    """Return how often the calling thread has waited, instead of losing its CPU; -1 if unknown."""
+    return -1 if _RUSAGE_THREAD is None else resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
+
+
 class RealDisk:
+    holds_up_writers = False  # see `Disk`
+    # Both in seconds of time.perf_counter.
+    held_up_until = float("-inf")
+    watched_until = float("-inf")
+
+    def write_was_slow(self, waits: int, now: float) -> None:
+        """Note a write of more than SLOW_WRITE_S; `waits` of its thread before it, -1 if unknown.
+
+        May be called in a worker thread.
+        """
+        self.watched_until = now + WATCHED_S
+        if 0 <= waits < _waits_of_thread():
+            self.held_up_until = now + HELD_UP_S
+            self.holds_up_writers = True
+
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(path, os.open(path, flags, _FILE_MODE))
+        return RealFile(path, os.open(path, flags, _FILE_MODE), self)
 
     def create_private(self, path: str) -> File:
         # O_EXCL: no process can have opened the file with another mode, and it is not a link.

@@ -23,6 +23,8 @@ NEEDING_ROOM: Final = ("write", "create", "mkdir")
 FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
 # Share of the pauses of a function in a worker thread that take as long as a slow disk.
 SLOW_PAUSES: Final = 0.2
+# Time for which writers are held up after a write that has waited.
+HELD_UP_S: Final = 1.0
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
@@ -41,6 +43,8 @@ class DiskFaults:
     # operations before which they pause.
     interleaved: float = 0.0
     pausing: float = 0.3
+    # Share of the writes that wait for the device, after which writers are held up for a while.
+    held_up: float = 0.0
     # Whether `sync_all` is supported.
     syncs_all: bool = False
     # The machine stops at the n-th change from now, counting paths that contain `stop_path`.
@@ -85,6 +89,7 @@ class SimulatedFile:
     def write(self, data: Buffer, position: int) -> None:
         inode, copy = self._inode_now(), bytes(data)
         disk = self._disk
+        disk.note_write()
         disk.trace.mix(copy, position & 0xFFFFFFFF)
         try:
             disk.change(
@@ -167,6 +172,18 @@ class ProcessDisk:
         self.random = draw
         self.trace = trace
         self._stop = stop
+        self.holds_up_writers = False
+        self._held_up_until = 0.0
+
+    def note_write(self) -> None:
+        """Let the write wait for the device, perhaps, so that the next writes may have to wait."""
+        now = self.process.timeline.now
+        if self.faults.held_up and self.random.random() < self.faults.held_up:
+            self.faults.count("writers held up")
+            self._held_up_until = now + HELD_UP_S
+            self.holds_up_writers = True
+        elif self.holds_up_writers and now > self._held_up_until:
+            self.holds_up_writers = False
 
     def say(self, text: str) -> None:
         self.trace.add(self.process.timeline.now, self.process.name, f"disk: {text}")

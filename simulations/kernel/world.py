@@ -85,6 +85,8 @@ class World:
         self.violations: list[Violation] = []
         self.counts: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
+        # Share of the writes of all machines that wait for the device (`DiskFaults.held_up`).
+        self.held_up = 0.0
         self._interleaved = self.stream("interleaved").choice(INTERLEAVED)
         self._syncs_all = self.stream("sync_all").random() < 0.5
 
@@ -123,6 +125,7 @@ class World:
             clock=clock,
         )
         machine.faults.interleaved = self._interleaved
+        machine.faults.held_up = self.held_up
         machine.faults.syncs_all = self._syncs_all
         self.machines[name] = machine
         return machine

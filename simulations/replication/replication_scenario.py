@@ -219,6 +219,16 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     await _play_drawn(world, settings, leave_out)
 
 
+async def play_held_up(world: World, leave_out: Collection[int] = ()) -> None:
+    """Let disks hold up writers, so that nearly all records are written in worker threads."""
+    world.held_up = world.stream("held up").choice([0.002, 0.02, 0.5])
+    settings = draw_settings(world.stream("settings held-up-writers"))
+    settings.disk_delay_s = min(settings.disk_delay_s, 0.02)
+    await _play_drawn(world, settings, leave_out)
+    for machine in world.machines.values():
+        world.count("writers held up", machine.faults.happened.get("writers held up", 0))
+
+
 async def play_damaged(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_damaged_settings(world.stream("settings damaged-replicas"))
     await _play_drawn(world, settings, leave_out)
@@ -568,6 +578,20 @@ CLEANED_REPLICAS: Final = Scenario(
         "followers left for the leader",
         "fault: overtaken",
         "fault: alone",
+    ),
+)
+
+HELD_UP_WRITERS: Final = Scenario(
+    "held-up-writers",
+    "replicated topics on disks that hold up writers: records are written in worker threads",
+    play_held_up,
+    CHECKERS,
+    gates=(
+        "acknowledged records",
+        "acknowledged with acks=1",
+        "records read",
+        "truncations",
+        "writers held up",
     ),
 )
 

@@ -21,9 +21,10 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(7, 300),
+    "replication": CiShare(6, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
+    "held-up-writers": CiShare(1, 20),
     "cleaned-replicas": CiShare(3, 45),
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
@@ -84,6 +85,7 @@ _OF_GROUPS: Final = (
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
     "damaged-replicas": ("LiveWorkersStay",),
+    "held-up-writers": ("DamageStaysWhereItIs",),
     # No administrators, attackers, records that are synced at once, or damage.
     "crossings": (
         "CreatedIsVisible",

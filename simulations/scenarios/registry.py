@@ -32,6 +32,7 @@ from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
     DAMAGED_REPLICAS,
+    HELD_UP_WRITERS,
     RANGE_LOADS,
     REPLICATION,
     THROTTLED_REPLICAS,
@@ -379,6 +380,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         CLUSTER,
         REPLICATION,
         DAMAGED_REPLICAS,
+        HELD_UP_WRITERS,
         CLEANED_REPLICAS,
         RANGE_LOADS,
         INTERLEAVINGS_SCENARIO,

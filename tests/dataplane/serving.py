@@ -307,7 +307,7 @@ class FaultyDisk(RealDisk):
 
 class FaultyFile(RealFile):
     def __init__(self, path: str, fd: int, disk: FaultyDisk) -> None:
-        super().__init__(path, fd)
+        super().__init__(path, fd, disk)
         self._disk = disk
 
     def write(self, data: Buffer, position: int) -> None:

@@ -15,6 +15,7 @@ from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from metaquorum.runtime import File
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
+from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     FaultyDisk,
     RawClient,
@@ -295,6 +296,25 @@ def lose_tail(tmp_path: Path) -> int:
         for path in log.glob(f"{each.stem}.*"):
             path.unlink()
     return int(later[0].stem)
+
+
+@in_trio
+async def test_a_copy_is_written_in_worker_threads_while_the_disk_holds_up_writers(
+    tmp_path: Path,
+) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        for number in range(50):
+            await client.produce("t", batch_of(b"%d" % number * 20_000))
+        values = await client.values("t")
+    disk = HeldUpDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        assert await move(client, tmp_path / "b") == 0
+        await wait_moved(served, "b")
+        assert await client.values("t") == values
+        assert len(disk.in_loop) <= 1, "only what is left before the swap is written in the loop"
+        assert disk.beside
+        await client.produce("t", batch_of(b"new"))
+        assert await client.values("t") == [*values, b"new"]
 
 
 class HeldDisk(FaultyDisk):

@@ -52,7 +52,7 @@ class ColdFile(RealFile):
     __slots__ = ("_disk",)
 
     def __init__(self, path: str, fd: int, disk: ColdDisk) -> None:
-        super().__init__(path, fd)
+        super().__init__(path, fd, disk)
         self._disk = disk
 
     def is_cached(self, size: int, position: int) -> bool:

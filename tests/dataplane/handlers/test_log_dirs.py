@@ -12,6 +12,7 @@ import trio
 
 from dataplane.node import NodeError
 from metaquorum.runtime import File
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import (
     FaultyDisk,
     FaultyFile,
@@ -34,7 +35,7 @@ OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
 @asynccontextmanager
 async def two_dirs(
     tmp_path: Path,
-    disk: FaultyDisk | None = None,
+    disk: RealDisk | None = None,
     segment_bytes: int = 1 << 20,
     **configs: object,
 ) -> AsyncIterator[tuple[Served, RawClient]]:

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     WORLD_BEGAN_MS,
@@ -45,6 +46,23 @@ async def producer_id_from(client: RawClient) -> int:
     )
     assert (answer.error_code, answer.producer_epoch) == (0, 0)
     return int(answer.producer_id)
+
+
+@in_trio
+async def test_records_are_written_in_worker_threads_while_the_disk_holds_up_writers(
+    tmp_path: Path,
+) -> None:
+    disk = HeldUpDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("t")
+        for number in range(20):
+            await client.produce("t", batch_of(b"%d" % number))
+        assert (len(disk.beside), disk.in_loop) == (20, [])
+        disk.holds_up_writers = False
+        await client.produce("t", batch_of(b"20"))
+        assert (len(disk.beside), len(disk.in_loop)) == (20, 1)
+        assert await client.values("t") == [b"%d" % number for number in range(21)]
 
 
 @in_trio

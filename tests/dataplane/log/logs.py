@@ -27,7 +27,7 @@ class UnsyncedDisk(RealDisk):
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return UnsyncedFile(path, os.open(path, flags, 0o644))
+        return UnsyncedFile(path, os.open(path, flags, 0o644), self)
 
     def sync_dir(self, path: str) -> None:
         pass

@@ -564,7 +564,7 @@ class FailingDisk(RealDisk):
     def open(self, path: str, *, create: bool = False) -> File:
         real = super().open(path, create=create)
         assert isinstance(real, RealFile)
-        file = FailingFile(path, real.fileno())
+        file = FailingFile(path, real.fileno(), self)
         file.room = self.room
         return file
 
@@ -711,7 +711,7 @@ def test_after_a_failed_sync_nothing_is_appended_or_flushed_again(tmp_path: Path
         def open(self, path: str, *, create: bool = False) -> File:
             real = super().open(path, create=create)
             assert isinstance(real, RealFile)
-            return BrokenFile(path, real.fileno())
+            return BrokenFile(path, real.fileno(), self)
 
     disk = BrokenDisk()
     log = open_log(tmp_path, files=OpenFiles(disk, str(tmp_path)))

@@ -97,7 +97,7 @@ class ProbedFile(RealFile):
     __slots__ = ("_disk",)
 
     def __init__(self, path: str, fd: int, disk: ProbedDisk) -> None:
-        super().__init__(path, fd)
+        super().__init__(path, fd, disk)
         self._disk = disk
 
     def is_cached(self, size: int, position: int) -> bool:

@@ -423,6 +423,25 @@ def test_a_large_row_is_appended_in_pieces_and_larger_ones_in_a_worker_thread(
     assert log.read(0, 1 << 20, log.log_end_offset, is_whole=True).read() == row.records
 
 
+def test_a_small_row_is_written_in_a_worker_thread_while_the_disk_holds_up_writers(
+    tmp_path: Path,
+) -> None:
+    partition = replica(tmp_path, 0, LogConfig())
+    disk = WatchedDisk()
+    disk.holds_up_writers = True
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(partition, leader_epoch=EPOCH)
+        leader = await accept()
+        await leader.asked()
+        await leader.answer(p0=ErrorCode.NONE, records=batch_of(b"one"))
+        await leader.asked()
+
+    following(scenario, disk=disk)
+    assert disk.calls == 1
+    assert partition.log.log_end_offset == 1
+
+
 def test_a_large_row_ends_with_the_piece_in_which_its_leader_is_followed_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import trio
 import trio.testing
 
 from metaquorum.runtime import Connection, system
-from metaquorum.runtime.system import RealDisk, RealFile, RealNetwork
+from metaquorum.runtime.interfaces import Buffer
+from metaquorum.runtime.system import SLOW_WRITE_S, RealDisk, RealFile, RealNetwork
 from tests.nodes import PATIENCE_S, needs_ipv6
 
 # Seconds that trio would sleep without a wake-up, which takes about 50 microseconds.
@@ -398,3 +400,53 @@ def test_a_range_is_cached_unless_a_page_is_not(
         assert file.is_cached(size // 8, size // 4)
         assert file.is_cached(size // 4 - 5, size // 8 * 5 + 1)
     file.close()
+
+
+class Waiting:
+    """`os.pwrite` of a device that makes writers wait, or of a machine that is only busy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wait: Callable[[float], object] = lambda seconds: None
+        self._write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self)
+
+    def __call__(self, fd: int, data: Buffer, position: int) -> int:
+        self.wait(1.5 * SLOW_WRITE_S)
+        return self._write(fd, data, position)
+
+
+def spin(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_disk_holds_up_writers_once_two_writes_have_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, device = RealDisk(), Waiting(monkeypatch)
+    file = disk.open(str(tmp_path / "f"), create=True)
+    file.write(b"fast", 0)
+    device.wait = time.sleep
+    file.write(b"slow", 0)  # perhaps only the CPU was busy: the next one will tell
+    assert not disk.holds_up_writers
+    file.write(b"slow", 0)
+    assert disk.holds_up_writers
+    device.wait = lambda seconds: None
+    file.write(b"fast", 0)
+    assert disk.holds_up_writers
+    disk.held_up_until = time.perf_counter()
+    file.write(b"fast", 0)
+    assert not disk.holds_up_writers
+
+
+def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, device = RealDisk(), Waiting(monkeypatch)
+    file = disk.open(str(tmp_path / "f"), create=True)
+    device.wait = spin
+    for _ in range(4):
+        file.write(b"slow", 0)
+    assert disk.watched_until > time.perf_counter()
+    assert not disk.holds_up_writers

@@ -306,7 +306,7 @@ class Witness(RealDisk):
                 done.append(("sync", Path(path).name))
                 super().sync()
 
-        return Witnessed(path, real.fileno())
+        return Witnessed(path, real.fileno(), self)
 
     def remove(self, path: str) -> None:
         self.done.append(("remove", Path(path).name))
