@@ -180,7 +180,7 @@ def handle_produce_fast(
         if (
             config.log.flush_messages != NEVER
             or size_bytes > inline_bytes
-            or disk.holds_up_writers
+            or size_bytes > disk.inline_write_bytes
             or partition.appending.locked()
             or (not is_simple and is_slow(config, records))
         ):
@@ -363,7 +363,7 @@ def _append(
         if (
             partition.config.log.flush_messages == 1
             or len(records) > worker.inline_append_bytes
-            or worker.disk.holds_up_writers
+            or len(records) > worker.disk.inline_write_bytes
             or partition.appending.locked()
             or is_slow(partition.config, records)
         ):

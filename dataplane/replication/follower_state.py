@@ -153,15 +153,15 @@ async def append_piece(
 ) -> int:
     """Append as `append` does, but at most `most_batches` and a segment.
 
-    A worker thread writes a piece of more than BESIDE_BYTES, or any if the disk holds up writers.
-    The caller holds
-    `partition.appending`, and keeps `records` until the call returns.
+    A worker thread writes a piece of more than BESIDE_BYTES, or of fewer while the disk makes
+    writers wait. The caller holds `partition.appending`, and keeps `records` until the call
+    returns.
     """
     segment_bytes = partition.log.config.segment_bytes
     end, headers = _checked(partition, records, most_batches, segment_bytes)
     if headers:
         piece = memoryview(records)[:end]
-        if end > BESIDE_BYTES or disk.holds_up_writers:
+        if end > min(BESIDE_BYTES, disk.inline_write_bytes):
             await partition.log.append_as_follower_beside(disk, piece, headers, now_ms)
         else:
             partition.log.append_as_follower(piece, headers, now_ms)

@@ -550,7 +550,7 @@ class LogDirMover:
                 return
             some = headers[first : first + APPENDED_BATCHES]
             size = sum(header.batch_bytes for header in some)
-            if self._disk.holds_up_writers:
+            if size > self._disk.inline_write_bytes:
                 await move.future.append_as_follower_beside(
                     self._disk, data[at : at + size], some, self._clock.now_ms()
                 )

@@ -356,7 +356,8 @@ class ReplicaFetcher:
             self._restart_session()
         else:
             self._stale_count = 0
-            self._take(response, in_place=size_bytes <= IN_PLACE_BYTES)
+            most_bytes = min(IN_PLACE_BYTES, self._runtime.disk.inline_write_bytes)
+            self._take(response, in_place=size_bytes <= most_bytes)
         if not self._rest:
             self._ask(link)
         return link.is_asked and link.is_sent
@@ -402,7 +403,6 @@ class ReplicaFetcher:
 
     def _take(self, response: FetchResponse, *, in_place: bool) -> None:
         """Handle the rows that need no wait; leave the others to the task."""
-        disk = self._runtime.disk
         for key, row in rows_of(response):
             followed = self._followed.get(key)
             if followed is None or followed.want is None:
@@ -417,7 +417,6 @@ class ReplicaFetcher:
                 or followed.partition.log.config.flush_messages != NEVER
                 or _begins_within(followed.partition, row) is not None
                 or not _matches(followed, followed.want, row)
-                or (row.records and disk.holds_up_writers)
             ):
                 self._rest.append(_Row(key, followed, followed.want, row))
             else:
@@ -524,7 +523,7 @@ class ReplicaFetcher:
             return
         records = each.row.records
         assert isinstance(records, bytes | memoryview | None)
-        if records and (len(records) > ONE_PIECE_BYTES or self._runtime.disk.holds_up_writers):
+        if records and len(records) > min(ONE_PIECE_BYTES, self._runtime.disk.inline_write_bytes):
             if not await self._append_pieces(each, start):
                 return
         elif not self._append(each, start):

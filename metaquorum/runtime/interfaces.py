@@ -17,7 +17,7 @@ folder has returned.
 import os
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from wire.primitives.frozen import frozen
 
@@ -79,14 +79,19 @@ class FileLock(Protocol):
     def release(self) -> None: ...
 
 
+# Bytes of records that are written outside of worker threads, unless such writes wait, too.
+SMALL_WRITE_BYTES: Final = 64 << 10
+
+
 class Disk(Protocol):
     """File systems of one machine. Paths are absolute. Every method may raise OSError."""
 
     @property
-    def holds_up_writers(self) -> bool:
-        """Whether a write had to wait for a device lately; then records are written in `run`.
+    def inline_write_bytes(self) -> int:
+        """Most bytes of records to write at once outside of `run`; negative: none.
 
-        Linux lets a process that writes faster than the device wait in `File.write`.
+        Linux lets a thread that writes faster than the device wait in `File.write`. Once large
+        writes have waited, this is SMALL_WRITE_BYTES for a while, and -1 once small ones have.
         """
 
     def open(self, path: str, *, create: bool = False) -> File:

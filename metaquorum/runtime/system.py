@@ -26,7 +26,15 @@ import outcome
 import trio
 from trio._core._io_epoll import EpollIOManager
 
-from metaquorum.runtime.interfaces import Buffer, Connection, File, FileLock, Listener, Runtime
+from metaquorum.runtime.interfaces import (
+    SMALL_WRITE_BYTES,
+    Buffer,
+    Connection,
+    File,
+    FileLock,
+    Listener,
+    Runtime,
+)
 
 T = TypeVar("T")
 
@@ -114,9 +122,9 @@ class RealFile:
         written = os.pwrite(self._fd, data, position)
         ended = time.perf_counter()
         if ended - began > SLOW_WRITE_S:
-            disk.write_was_slow(waits, ended)
-        elif disk.holds_up_writers and ended > disk.held_up_until:
-            disk.holds_up_writers = False
+            disk.write_was_slow(len(data), waits, ended)
+        elif ended > disk.held_up_until:
+            disk.write_was_fast(ended)
         if written == len(data):
             return
         rest = memoryview(data).cast("B")[written:]
@@ -210,20 +218,37 @@ def _waits_of_thread() -> int:
 
 
 class RealDisk:
-    holds_up_writers = False  # see `Disk`
-    # Both in seconds of time.perf_counter.
-    held_up_until = float("-inf")
+    inline_write_bytes = sys.maxsize  # see `Disk`
+    # In seconds of time.perf_counter. The first one is infinite unless writes were held up.
+    held_up_until = float("inf")
+    small_held_up_until = float("-inf")
     watched_until = float("-inf")
 
-    def write_was_slow(self, waits: int, now: float) -> None:
+    def write_was_slow(self, size_bytes: int, waits: int, now: float) -> None:
         """Note a write of more than SLOW_WRITE_S; `waits` of its thread before it, -1 if unknown.
 
         May be called in a worker thread.
         """
         self.watched_until = now + WATCHED_S
-        if 0 <= waits < _waits_of_thread():
-            self.held_up_until = now + HELD_UP_S
-            self.holds_up_writers = True
+        if not 0 <= waits < _waits_of_thread():
+            return
+        self.held_up_until = now + HELD_UP_S
+        if size_bytes <= SMALL_WRITE_BYTES and self.inline_write_bytes >= 0:
+            self.small_held_up_until = self.held_up_until
+        self._limit_writes(now)
+
+    def write_was_fast(self, now: float) -> None:
+        """Note a write after `held_up_until`."""
+        self.held_up_until = float("inf")
+        self._limit_writes(now)
+
+    def _limit_writes(self, now: float) -> None:
+        if now < self.small_held_up_until:
+            self.inline_write_bytes = -1
+        elif self.held_up_until < float("inf"):
+            self.inline_write_bytes = SMALL_WRITE_BYTES
+        else:
+            self.inline_write_bytes = sys.maxsize
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)

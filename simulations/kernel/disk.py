@@ -7,6 +7,7 @@ half way through a write. `run` waits before and after its function, so that oth
 
 import errno
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -25,6 +26,8 @@ FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed"
 SLOW_PAUSES: Final = 0.2
 # Time for which writers are held up after a write that has waited.
 HELD_UP_S: Final = 1.0
+# Most bytes of records that are then written at once; many batches here have 100 to 500.
+HELD_UP_BYTES: Final = (-1, 150, 300)
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
@@ -172,7 +175,7 @@ class ProcessDisk:
         self.random = draw
         self.trace = trace
         self._stop = stop
-        self.holds_up_writers = False
+        self.inline_write_bytes = sys.maxsize
         self._held_up_until = 0.0
 
     def note_write(self) -> None:
@@ -181,9 +184,9 @@ class ProcessDisk:
         if self.faults.held_up and self.random.random() < self.faults.held_up:
             self.faults.count("writers held up")
             self._held_up_until = now + HELD_UP_S
-            self.holds_up_writers = True
-        elif self.holds_up_writers and now > self._held_up_until:
-            self.holds_up_writers = False
+            self.inline_write_bytes = self.random.choice(HELD_UP_BYTES)
+        elif now > self._held_up_until:
+            self.inline_write_bytes = sys.maxsize
 
     def say(self, text: str) -> None:
         self.trace.add(self.process.timeline.now, self.process.name, f"disk: {text}")

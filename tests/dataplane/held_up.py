@@ -11,7 +11,7 @@ from metaquorum.runtime.system import RealDisk, RealFile
 class HeldUpDisk(RealDisk):
     """This machine's disk, as if each write had waited for the device."""
 
-    holds_up_writers = True
+    inline_write_bytes = -1
     held_up_until = inf
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ async def test_records_are_written_in_worker_threads_while_the_disk_holds_up_wri
         for number in range(20):
             await client.produce("t", batch_of(b"%d" % number))
         assert (len(disk.beside), disk.in_loop) == (20, [])
-        disk.holds_up_writers = False
+        disk.inline_write_bytes = 1000
         await client.produce("t", batch_of(b"20"))
         assert (len(disk.beside), len(disk.in_loop)) == (20, 1)
         assert await client.values("t") == [b"%d" % number for number in range(21)]

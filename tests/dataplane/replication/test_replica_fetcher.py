@@ -428,7 +428,7 @@ def test_a_small_row_is_written_in_a_worker_thread_while_the_disk_holds_up_write
 ) -> None:
     partition = replica(tmp_path, 0, LogConfig())
     disk = WatchedDisk()
-    disk.holds_up_writers = True
+    disk.inline_write_bytes = -1
 
     async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         fetcher.add(partition, leader_epoch=EPOCH)

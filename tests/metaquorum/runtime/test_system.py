@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import trio
 import trio.testing
 
 from metaquorum.runtime import Connection, system
-from metaquorum.runtime.interfaces import Buffer
+from metaquorum.runtime.interfaces import SMALL_WRITE_BYTES, Buffer
 from metaquorum.runtime.system import SLOW_WRITE_S, RealDisk, RealFile, RealNetwork
 from tests.nodes import PATIENCE_S, needs_ipv6
 
@@ -421,23 +422,44 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_a_disk_holds_up_writers_once_two_writes_have_waited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [SMALL_WRITE_BYTES, SMALL_WRITE_BYTES + 1])
+def test_a_disk_holds_up_writers_for_a_while_once_two_writes_have_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     disk, device = RealDisk(), Waiting(monkeypatch)
     file = disk.open(str(tmp_path / "f"), create=True)
-    file.write(b"fast", 0)
+    data = bytes(size)
+    held_up = -1 if size == SMALL_WRITE_BYTES else SMALL_WRITE_BYTES
+    file.write(data, 0)
     device.wait = time.sleep
-    file.write(b"slow", 0)  # perhaps only the CPU was busy: the next one will tell
-    assert not disk.holds_up_writers
-    file.write(b"slow", 0)
-    assert disk.holds_up_writers
+    file.write(data, 0)  # perhaps only the CPU was busy: the next one will tell
+    assert disk.inline_write_bytes == sys.maxsize
+    file.write(data, 0)
+    assert disk.inline_write_bytes == held_up
     device.wait = lambda seconds: None
-    file.write(b"fast", 0)
-    assert disk.holds_up_writers
-    disk.held_up_until = time.perf_counter()
-    file.write(b"fast", 0)
-    assert not disk.holds_up_writers
+    file.write(data, 0)
+    assert disk.inline_write_bytes == held_up
+    disk.held_up_until = disk.small_held_up_until = time.perf_counter()
+    file.write(data, 0)
+    assert disk.inline_write_bytes == sys.maxsize
+
+
+def test_small_writes_are_tried_again_while_only_large_ones_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a worker thread a small write waits for the bytes that the thread wrote before."""
+    disk, device = RealDisk(), Waiting(monkeypatch)
+    file = disk.open(str(tmp_path / "f"), create=True)
+    device.wait = time.sleep
+    file.write(b"small", 0)
+    file.write(b"small", 0)
+    until = disk.small_held_up_until
+    file.write(b"small", 0)
+    assert disk.small_held_up_until == until
+    assert disk.inline_write_bytes == -1
+    disk.small_held_up_until = time.perf_counter()
+    file.write(bytes(SMALL_WRITE_BYTES + 1), 0)
+    assert disk.inline_write_bytes == SMALL_WRITE_BYTES
 
 
 def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
@@ -449,4 +471,4 @@ def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
     for _ in range(4):
         file.write(b"slow", 0)
     assert disk.watched_until > time.perf_counter()
-    assert not disk.holds_up_writers
+    assert disk.inline_write_bytes == sys.maxsize
