@@ -71,7 +71,6 @@ from dataplane.partition.rejected_batches import Place, RejectedBatches, TooMany
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
 from dataplane.worker.capabilities import (
     HasClock,
-    HasDisk,
     HasImage,
     HasPartitions,
     HasQuotas,
@@ -81,7 +80,7 @@ from dataplane.worker.capabilities import (
 )
 from dataplane.worker.context import Request
 from metaquorum.metadata.internal_topics import check_writable
-from metaquorum.runtime import Clock, StorageError
+from metaquorum.runtime import Clock, Disk, StorageError
 from wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -110,13 +109,16 @@ class AppendLimit(Protocol):
     def inline_append_bytes(self) -> int:
         """Size in bytes above which batches are appended in a worker thread."""
 
+    @property
+    def disk(self) -> Disk: ...
+
 
 class RawPartitionLookup(Protocol):
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
 
 
 class ProducesFast(
-    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, HasDisk, Protocol
+    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
 ):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 

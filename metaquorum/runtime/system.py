@@ -66,7 +66,7 @@ _PRIVATE_DIR_MODE: Final = 0o700
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 # A write that takes longer has waited: for the device, for a CPU, or for the interpreter's lock.
 SLOW_WRITE_S: Final = 0.015
-# Time after such a write in which another one tells whether the thread gave up its CPU itself.
+# Time after such a write in which another one shows whether the thread gave up its CPU itself.
 WATCHED_S: Final = 10.0
 # Time after the last write that waited for the device until writes are expected not to wait again.
 HELD_UP_S: Final = 1.0

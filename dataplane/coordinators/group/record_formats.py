@@ -139,7 +139,7 @@ class RecordedGeneration(NamedTuple):
 
     value: bytes
     generation: int
-    assignments: dict[str, bytes]  # of all members, by member id
+    assignments: dict[str, bytes]  # assignments by member id
 
 
 def encode_key(key: RecordKey) -> bytes:

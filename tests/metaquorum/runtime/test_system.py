@@ -432,7 +432,7 @@ def test_a_disk_holds_up_writers_for_a_while_once_two_writes_have_waited(
     held_up = -1 if size == SMALL_WRITE_BYTES else SMALL_WRITE_BYTES
     file.write(data, 0)
     device.wait = time.sleep
-    file.write(data, 0)  # perhaps only the CPU was busy: the next one will tell
+    file.write(data, 0)  # perhaps only the CPU was busy: the next one will show
     assert disk.inline_write_bytes == sys.maxsize
     file.write(data, 0)
     assert disk.inline_write_bytes == held_up
