@@ -56,7 +56,6 @@ from dataplane.log.segments.verification import Verification
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
-    ATTRIBUTES_LOW_AT,
     COMMON_BYTES,
     SHORT_BYTES,
     Batch,
@@ -93,7 +92,13 @@ from wire.primitives.types import Buffer
 from wire.protocol import request_form
 from wire.protocol.apis import APIS, ApiKey, RequestHeader
 from wire.protocol.produce_one import Appended
-from wire.records.batches import HEADER_BYTES, TRANSACTIONAL, BatchHeader, produced_batch
+from wire.records.batches import (
+    ATTRIBUTES_LOW_AT,
+    HEADER_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    produced_batch,
+)
 
 # Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
 PIECES_PER_SLICE: Final = 8

@@ -26,7 +26,7 @@ from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Buffer
-from wire.records.batches import HEADER_BYTES, TRANSACTIONAL
+from wire.records.batches import ATTRIBUTES_LOW_AT, HEADER_BYTES, TRANSACTIONAL
 
 FIRST_WITH_ABORTABLE: Final = 11  # KIP-890: TRANSACTION_ABORTABLE
 FIRST_THAT_ADDS: Final = 12
@@ -36,7 +36,6 @@ FIRST_WITH_TOPIC_ID: Final = 13
 RETRY_S: Final = 0.02
 RETRIES_S: Final = 0.1
 
-_ATTRIBUTES_LOW_AT: Final = 22
 _unpack_producer = Struct(">qhi").unpack_from
 _PRODUCER_AT: Final = 43
 # Errors that the clients of all versions retry, if they are reported as NOT_ENOUGH_REPLICAS.
@@ -73,13 +72,13 @@ def is_transactional(records: Buffer | None) -> bool:
     return (
         records is not None
         and len(records) >= HEADER_BYTES
-        and records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL != 0
+        and records[ATTRIBUTES_LOW_AT] & TRANSACTIONAL != 0
     )
 
 
 def transaction_of(records: Buffer) -> tuple[int, int, int] | None:
     """Return what `producer_of` does for a transactional batch; None for any other."""
-    if len(records) < HEADER_BYTES or not records[_ATTRIBUTES_LOW_AT] & TRANSACTIONAL:
+    if len(records) < HEADER_BYTES or not records[ATTRIBUTES_LOW_AT] & TRANSACTIONAL:
         return None
     producer_id, epoch, sequence = _unpack_producer(records, _PRODUCER_AT)
     return producer_id, epoch, sequence

@@ -19,6 +19,7 @@ from wire.primitives.errors import ErrorCode, KafkaError, WireError
 from wire.primitives.types import Buffer
 from wire.protocol import request_form
 from wire.records.batches import (
+    ATTRIBUTES_LOW_AT,
     CODEC_MASK,
     HEADER_BYTES,
     NO_TIMESTAMP,
@@ -54,7 +55,6 @@ _BLOCKS_PER_SLICE: Final = 1000  # block sizes read per slice, a microsecond eac
 SHORT_BYTES: Final = HEADER_BYTES + INLINE_RECORDS * RECORD_MIN_BYTES
 _MAX_TIMESTAMP: Final = (1 << 63) - 1
 _RECORD_COUNT_AT: Final = 57
-ATTRIBUTES_LOW_AT: Final = 22
 
 
 class InvalidRecordsError(KafkaError):

@@ -48,6 +48,7 @@ _CODECS: Final = tuple(Codec)  # by number
 PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
 CRC_START: Final = 21  # position of the first byte that the checksum covers
 _MAGIC_AT: Final = 16
+ATTRIBUTES_LOW_AT: Final = 22  # the byte of the attributes that has all flags
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
 _ZSTD_SINCE: Final = 7  # KIP-110
