@@ -1,11 +1,13 @@
 /* The lower limit of a move of a partition between brokers: the copies, and nothing else.
  *
- *   move_limit DIR MEGABYTES MEGABYTES_PER_RESPONSE
+ *   move_limit DIR MEGABYTES MEGABYTES_PER_RESPONSE [MEGABYTES_PER_S]
  *
  * A leader has a file in the page cache. A follower sends a request of FETCH bytes, receives a head and
  * the next bytes of the file, which the leader sends with sendfile(), reads them as a checksum does,
  * and writes them to a new file with pwrite(), a megabyte at a time. Prints the seconds of CPU time per
  * gigabyte (10^9 bytes) of the leader and of the follower, and megabytes a second.
+ *
+ * With a rate the follower waits before each request, as under a throttle.
  *
  * The follower writes to memory that the page cache takes from the free memory. In a virtual machine
  * whose host takes back free memory, the first write to a page costs ten times as much: the write is
@@ -71,11 +73,26 @@ static void lead(int fd, int file, long megabytes, long per_response) {
 
 static volatile uint64_t checksum;
 
-static void follow(int fd, int file, long megabytes, long per_response) {
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+static void wait_until(double at) {
+    double left = at - now();
+    if (left <= 0) return;
+    struct timespec time = {.tv_sec = (time_t)left, .tv_nsec = (left - (time_t)left) * 1e9};
+    nanosleep(&time, NULL);
+}
+
+static void follow(int fd, int file, long megabytes, long per_response, double rate) {
     char request[FETCH] = {0};
     char *buffer = malloc(per_response * MEGABYTE + HEAD);
     off_t at = 0;
+    double began = now();
     for (long left = megabytes; left > 0; left -= per_response) {
+        if (rate > 0) wait_until(began + (megabytes - left) / rate);
         long count = left < per_response ? left : per_response;
         if (send(fd, request, FETCH, 0) != FETCH) fail("send");
         receive(fd, buffer, HEAD + count * MEGABYTE);
@@ -94,19 +111,14 @@ static double cpu_of(int who) {
     return used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
 }
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec / 1e9;
-}
-
 int main(int count, char **arguments) {
-    if (count != 4) {
-        fprintf(stderr, "usage: move_limit DIR MEGABYTES MEGABYTES_PER_RESPONSE\n");
+    if (count != 4 && count != 5) {
+        fprintf(stderr, "usage: move_limit DIR MEGABYTES MEGABYTES_PER_RESPONSE [MEGABYTES_PER_S]\n");
         return 2;
     }
     if (chdir(arguments[1])) fail(arguments[1]);
     long megabytes = atol(arguments[2]), per_response = atol(arguments[3]);
+    double rate = count == 5 ? atof(arguments[4]) : 0;
     double gigabytes = megabytes * (double)MEGABYTE / 1e9;
     int yes = 1, source = open("source", O_RDWR | O_CREAT | O_TRUNC, 0644);
     char *piece = malloc(MEGABYTE);
@@ -132,7 +144,7 @@ int main(int count, char **arguments) {
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
         int target = open("target", O_RDWR | O_CREAT | O_TRUNC, 0644);
         double before = cpu_of(RUSAGE_SELF), began = now();
-        follow(fd, target, megabytes, per_response);
+        follow(fd, target, megabytes, per_response, rate);
         double used = cpu_of(RUSAGE_SELF) - before, took = now() - began;
         waitpid(leader, NULL, 0);
         printf("%s memory: leader %.2f, follower %.2f, together %.2f s of CPU time per GB; %.0f MB/s\n",
