@@ -210,7 +210,7 @@ class PartitionLog(LocalLog):
         try:
             self._writing = True
             with segment.file.pinned() as file:
-                await disk.run(lambda: file.write(records, position))
+                await disk.write(file, records, position)
         except OSError as error:
             raise self._undo(segment, error) from error
         except BaseException:  # cancelled before the write began

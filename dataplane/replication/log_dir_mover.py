@@ -550,10 +550,12 @@ class LogDirMover:
                 return
             some = headers[first : first + APPENDED_BATCHES]
             size = sum(header.batch_bytes for header in some)
-            if size > self._disk.inline_write_bytes:
+            if size > self._disk.inline_write_bytes and not _is_copied(move, some):
                 await move.future.append_as_follower_beside(
                     self._disk, data[at : at + size], some, self._clock.now_ms()
                 )
+                if log.truncations != truncations:
+                    return
                 self._raise_log_start(move)
             else:
                 self._append(move, data[at : at + size], some)
@@ -600,10 +602,9 @@ class LogDirMover:
                 raise _SourceError(error) from error
 
     def _append(self, move: Move, data: memoryview, headers: Sequence[BatchHeader]) -> None:
-        future = move.future
-        if headers[0].base_offset < future.log_end_offset:  # read again after a truncation
+        if _is_copied(move, headers):
             return
-        future.append_as_follower(data, headers, self._clock.now_ms())
+        move.future.append_as_follower(data, headers, self._clock.now_ms())
         self._raise_log_start(move)
 
     def _raise_log_start(self, move: Move) -> None:
@@ -711,6 +712,11 @@ class LogDirMover:
         self.moved_count += 1
         logger.info("%s: moved from %s to %s", move.partition, move.source.path, move.target.path)
         return name
+
+
+def _is_copied(move: Move, headers: Sequence[BatchHeader]) -> bool:
+    """Return whether the copy has these batches: they were read again after a truncation."""
+    return headers[0].base_offset < move.future.log_end_offset
 
 
 def _is_caught_up(log: PartitionLog, future: PartitionLog) -> bool:

@@ -161,6 +161,12 @@ class Disk(Protocol):
         A call that has begun is not cancelled.
         """
 
+    async def write(self, file: File, data: Buffer, position: int) -> None:
+        """Write to the file as `File.write` does, in a worker thread: records.
+
+        Writers that wait for a device leave threads to other calls of `run`.
+        """
+
 
 class Connection(Protocol):
     """A byte stream to a peer.

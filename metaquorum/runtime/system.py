@@ -11,12 +11,12 @@ import os
 import platform
 import random
 import re
-import resource
 import select
 import shutil
 import socket
 import stat
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,6 +35,7 @@ from metaquorum.runtime.interfaces import (
     Listener,
     Runtime,
 )
+from metaquorum.runtime.write_waits import throttles_writers, waits_of_thread
 
 T = TypeVar("T")
 
@@ -64,14 +65,16 @@ _FILE_MODE: Final = 0o644
 _PRIVATE_FILE_MODE: Final = 0o600
 _PRIVATE_DIR_MODE: Final = 0o700
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-# A write that takes longer has waited: for the device, for a CPU, or for the interpreter's lock.
+# A write that takes longer has waited: for the device, a CPU, or the interpreter's lock.
 SLOW_WRITE_S: Final = 0.015
 # Time after such a write in which another one shows whether the thread gave up its CPU itself.
 WATCHED_S: Final = 10.0
 # Time after the last write that waited for the device until writes are expected not to wait again.
 HELD_UP_S: Final = 1.0
-# Linux only. Where it is missing, writes are not expected to wait.
-_RUSAGE_THREAD: Final = getattr(resource, "RUSAGE_THREAD", None)
+_UNLIMITED: Final = sys.maxsize
+# Writes of records in worker threads at a time: the other threads of trio's 40 are left to the
+# metadata log, to syncs and to reads.
+WRITER_THREADS: Final = 32
 
 
 class RealClock:
@@ -118,13 +121,13 @@ class RealFile:
 
     def write(self, data: Buffer, position: int) -> None:
         disk, began = self._owner, time.perf_counter()
-        waits = _waits_of_thread() if began < disk.watched_until else -1
+        waits = waits_of_thread() if began < disk.watched_until else -1
         written = os.pwrite(self._fd, data, position)
         ended = time.perf_counter()
         if ended - began > SLOW_WRITE_S:
             disk.write_was_slow(len(data), waits, ended)
-        elif ended > disk.held_up_until:
-            disk.write_was_fast(ended)
+        elif disk.inline_write_bytes != _UNLIMITED and ended > disk.held_up_until:
+            disk.limit_writes(ended)
         if written == len(data):
             return
         rest = memoryview(data).cast("B")[written:]
@@ -212,17 +215,14 @@ def _syncfs() -> Callable[[int], int] | None:
     return None if function is None else cast(Callable[[int], int], function)
 
 
-def _waits_of_thread() -> int:
-    """Return how often the calling thread has waited, instead of losing its CPU; -1 if unknown."""
-    return -1 if _RUSAGE_THREAD is None else resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
-
-
 class RealDisk:
-    inline_write_bytes = sys.maxsize  # see `Disk`
-    # In seconds of time.perf_counter. The first one is infinite unless writes were held up.
-    held_up_until = float("inf")
+    inline_write_bytes = _UNLIMITED  # see `Disk`
+    # In seconds of time.perf_counter.
+    held_up_until = float("-inf")
     small_held_up_until = float("-inf")
     watched_until = float("-inf")
+    _running = 0  # functions of `run`
+    _loop_thread: int | None = None
 
     def write_was_slow(self, size_bytes: int, waits: int, now: float) -> None:
         """Note a write of more than SLOW_WRITE_S; `waits` of its thread before it, -1 if unknown.
@@ -230,25 +230,25 @@ class RealDisk:
         May be called in a worker thread.
         """
         self.watched_until = now + WATCHED_S
-        if not 0 <= waits < _waits_of_thread():
+        if not 0 <= waits < waits_of_thread():
+            return
+        # Another thread may have had the interpreter's lock.
+        if self._running and not throttles_writers():
             return
         self.held_up_until = now + HELD_UP_S
-        if size_bytes <= SMALL_WRITE_BYTES and self.inline_write_bytes >= 0:
+        is_in_loop = self._loop_thread in (None, threading.get_ident())
+        if size_bytes <= SMALL_WRITE_BYTES and is_in_loop:
             self.small_held_up_until = self.held_up_until
-        self._limit_writes(now)
+        self.limit_writes(now)
 
-    def write_was_fast(self, now: float) -> None:
-        """Note a write after `held_up_until`."""
-        self.held_up_until = float("inf")
-        self._limit_writes(now)
-
-    def _limit_writes(self, now: float) -> None:
+    def limit_writes(self, now: float) -> None:
+        """Set `inline_write_bytes` to what is in force at this time."""
         if now < self.small_held_up_until:
             self.inline_write_bytes = -1
-        elif self.held_up_until < float("inf"):
+        elif now < self.held_up_until:
             self.inline_write_bytes = SMALL_WRITE_BYTES
         else:
-            self.inline_write_bytes = sys.maxsize
+            self.inline_write_bytes = _UNLIMITED
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -343,8 +343,21 @@ class RealDisk:
     def total_bytes(self, path: str) -> int:
         return shutil.disk_usage(path).total
 
+    @functools.cached_property
+    def _writers(self) -> trio.CapacityLimiter:
+        return trio.CapacityLimiter(WRITER_THREADS)
+
     async def run(self, function: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(function)
+        self._loop_thread = threading.get_ident()
+        self._running += 1
+        try:
+            return await trio.to_thread.run_sync(function)
+        finally:
+            self._running -= 1
+
+    async def write(self, file: File, data: Buffer, position: int) -> None:
+        async with self._writers:
+            await self.run(functools.partial(file.write, data, position))
 
 
 class Poller(trio.abc.Instrument):

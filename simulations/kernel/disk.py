@@ -10,9 +10,10 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
-from metaquorum.runtime.interfaces import Buffer, FileLock
+from metaquorum.runtime.interfaces import Buffer, File, FileLock
 from simulations.kernel.network import os_error
 from simulations.kernel.process import MachineStopped, Process
 from simulations.kernel.storage import Folder, Inode, Storage
@@ -366,6 +367,9 @@ class ProcessDisk:
     def total_bytes(self, path: str) -> int:
         self.process.check()
         return self.storage.total_bytes()
+
+    async def write(self, file: File, data: Buffer, position: int) -> None:
+        await self.run(partial(file.write, data, position))
 
     async def run(self, function: Callable[[], T]) -> T:
         faults, now = self.faults, self.process.timeline.now

@@ -50,6 +50,7 @@ DIR_KINDS: Final = (
 )
 MOST_FAULTS: Final = 8
 COPIES: Final = 0.5  # share of the worlds without transactions; their only faults are of copies
+HELD_UP: Final = 0.2  # share of the worlds in which disks hold up writers
 MOST_COPIES: Final = 4
 COPIES_BEGIN_S: Final = (0.6, 2.0)
 
@@ -87,6 +88,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.count("worlds with transactions", transacts)
     transactions = draw_transactions(world.stream("transactions"))
     settings = draw_settings(draw, transacts=transacts)
+    if world.stream("held up").random() < HELD_UP:
+        world.held_up = 0.02
     copies = world.stream("copies")
     is_aimed = not transacts and copies.random() < COPIES
     if is_aimed:

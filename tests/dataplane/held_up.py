@@ -2,7 +2,6 @@
 
 import os
 import threading
-from math import inf
 
 from metaquorum.runtime.interfaces import Buffer, File
 from metaquorum.runtime.system import RealDisk, RealFile
@@ -12,7 +11,10 @@ class HeldUpDisk(RealDisk):
     """This machine's disk, as if each write had waited for the device."""
 
     inline_write_bytes = -1
-    held_up_until = inf
+
+    def write_was_slow(self, size_bytes: int, waits: int, now: float) -> None: ...
+
+    def limit_writes(self, now: float) -> None: ...
 
     def __init__(self) -> None:
         self.in_loop: list[str] = []  # files of the topic t that the event loop has written

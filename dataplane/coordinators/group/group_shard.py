@@ -687,7 +687,7 @@ def _group_record(group_id: str, recorded: RecordedGeneration | None) -> Coordin
 def _size_of(request: JoinRequest) -> int:
     """Return the memory of a new member, in a group that may be new."""
     ids = (request.client_id, request.instance_id or "", request.new_member_id)
-    texts = sum(map(text_bytes, ids))
+    texts = 2 * sum(map(text_bytes, ids))  # as text, and in the head of the member's record
     return group_bytes(request.group_id) + texts + protocols_bytes(request.protocols)
 
 

@@ -64,7 +64,7 @@ LEAST_DELAY_S: Final = 0.003
 LEAST_WAIT_S: Final = 1.0
 MAX_GENERATION: Final = 2**31 - 1
 # Most members of a group: those of more would not fit one record with their assignments (by default
-# 1 MB), and a rebalance, which is one step, would hold the event loop for too long.
+# 1 MB), and the steps of a rebalance would hold the event loop for too long.
 MAX_MEMBERS: Final = 4000
 # Members whose JoinGroup or SyncGroup is answered in one step.
 ANSWERED_AT_ONCE: Final = 256

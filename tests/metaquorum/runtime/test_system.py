@@ -19,6 +19,7 @@ import trio.testing
 from metaquorum.runtime import Connection, system
 from metaquorum.runtime.interfaces import SMALL_WRITE_BYTES, Buffer
 from metaquorum.runtime.system import SLOW_WRITE_S, RealDisk, RealFile, RealNetwork
+from metaquorum.runtime.write_waits import waits_of_thread
 from tests.nodes import PATIENCE_S, needs_ipv6
 
 # Seconds that trio would sleep without a wake-up, which takes about 50 microseconds.
@@ -444,22 +445,48 @@ def test_a_disk_holds_up_writers_for_a_while_once_two_writes_have_waited(
     assert disk.inline_write_bytes == sys.maxsize
 
 
-def test_small_writes_are_tried_again_while_only_large_ones_wait(
+def test_small_writes_in_worker_threads_do_not_limit_those_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a worker thread a small write waits for the bytes that the thread wrote before."""
+    monkeypatch.setattr(system, "throttles_writers", lambda: True)
     disk, device = RealDisk(), Waiting(monkeypatch)
     file = disk.open(str(tmp_path / "f"), create=True)
     device.wait = time.sleep
-    file.write(b"small", 0)
-    file.write(b"small", 0)
-    until = disk.small_held_up_until
-    file.write(b"small", 0)
-    assert disk.small_held_up_until == until
-    assert disk.inline_write_bytes == -1
-    disk.small_held_up_until = time.perf_counter()
-    file.write(bytes(SMALL_WRITE_BYTES + 1), 0)
-    assert disk.inline_write_bytes == SMALL_WRITE_BYTES
+
+    async def main() -> None:
+        for _ in range(3):
+            await disk.write(file, b"small", 0)
+        assert disk.inline_write_bytes == SMALL_WRITE_BYTES
+        file.write(b"small", 0)
+        assert disk.inline_write_bytes == -1
+
+    trio.run(main)
+
+
+def test_a_disk_holds_up_nobody_because_threads_wait_for_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write of the loop waits for the lock that the other threads have; Linux counts that."""
+    monkeypatch.setattr(system, "throttles_writers", lambda: False)
+    monkeypatch.setattr(system, "SLOW_WRITE_S", 0.0)
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "f"), create=True)
+    waits: list[int] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(disk.run, lambda: spin(0.3))
+            await trio.sleep(0.01)
+            before = waits_of_thread()
+            for _ in range(10):
+                file.write(b"records", 0)
+                assert disk.inline_write_bytes == sys.maxsize
+            waits.append(waits_of_thread() - before)
+
+    trio.run(main)
+    assert waits[0] > 0, "the threads did not have the lock"
 
 
 def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
