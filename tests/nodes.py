@@ -227,8 +227,12 @@ class Node:
             raise
         self.bootstrap, self.cluster_id = found[2], found[3]
 
+    def log(self) -> str:
+        """Return all log lines so far; empty before the first start."""
+        return self.errors.read_text() if self.errors.exists() else ""
+
     def tail(self) -> str:
-        return self.errors.read_text()[-3000:]
+        return self.log()[-3000:]
 
     def kill(self) -> None:
         """Kill the node (SIGKILL) and wait until the process has ended."""
