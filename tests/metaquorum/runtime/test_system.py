@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -472,21 +473,30 @@ def test_a_disk_holds_up_nobody_because_threads_wait_for_the_interpreter(
     monkeypatch.setattr(system, "SLOW_WRITE_S", 0.0)
     disk = RealDisk()
     file = disk.open(str(tmp_path / "f"), create=True)
-    waits: list[int] = []
+    is_over = threading.Event()
+
+    started: list[int] = []
+
+    def keep_busy() -> None:
+        started.append(1)
+        while not is_over.is_set():
+            pass
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(2):
-                nursery.start_soon(disk.run, lambda: spin(0.3))
-            await trio.sleep(0.01)
+                nursery.start_soon(disk.run, keep_busy)
+            while len(started) < 2:
+                await trio.lowlevel.checkpoint()
             before = waits_of_thread()
-            for _ in range(10):
-                file.write(b"records", 0)
-                assert disk.inline_write_bytes == sys.maxsize
-            waits.append(waits_of_thread() - before)
+            try:
+                while waits_of_thread() < before + 3:  # the threads have the lock
+                    file.write(b"records", 0)
+                    assert disk.inline_write_bytes == sys.maxsize
+            finally:
+                is_over.set()
 
     trio.run(main)
-    assert waits[0] > 0, "the threads did not have the lock"
 
 
 def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
