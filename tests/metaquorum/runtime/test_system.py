@@ -471,7 +471,7 @@ def test_a_disk_holds_up_nobody_because_threads_wait_for_the_interpreter(
     """Each write of the loop waits for the lock that the other threads have; Linux counts that."""
     monkeypatch.setattr(system, "throttles_writers", lambda: False)
     monkeypatch.setattr(system, "SLOW_WRITE_S", 0.0)
-    disk = RealDisk()
+    disk, records = RealDisk(), bytes(4 << 20)
     file = disk.open(str(tmp_path / "f"), create=True)
     is_over = threading.Event()
 
@@ -488,10 +488,11 @@ def test_a_disk_holds_up_nobody_because_threads_wait_for_the_interpreter(
                 nursery.start_soon(disk.run, keep_busy)
             while len(started) < 2:
                 await trio.lowlevel.checkpoint()
-            before = waits_of_thread()
             try:
+                file.write(records, 0)  # from then on the waits of a write are counted
+                before = waits_of_thread()
                 while waits_of_thread() < before + 3:  # the threads have the lock
-                    file.write(b"records", 0)
+                    file.write(records, 0)
                     assert disk.inline_write_bytes == sys.maxsize
             finally:
                 is_over.set()
