@@ -24,14 +24,14 @@ def waits_of_thread() -> int:
     return -1 if _RUSAGE_THREAD is None else resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
 
 
-def throttles_writers() -> bool:
+def throttles_writers(path: str = "/proc/vmstat") -> bool:
     """Return whether Linux makes all writers wait at present; False if that is unknown."""
     try:
-        with open("/proc/vmstat", encoding="ascii") as file:
+        with open(path, encoding="ascii") as file:
             lines = [line.split() for line in file]
-    except OSError:
+        counts = {line[0]: int(line[1]) for line in lines if line and line[0] in _COUNTS}
+    except (OSError, ValueError, IndexError):  # the write itself has succeeded
         return False
-    counts = {name: int(value) for name, value in lines if name in _COUNTS}
     if counts.keys() != _COUNTS:
         return False
     dirty = counts["nr_dirty"] + counts["nr_writeback"]

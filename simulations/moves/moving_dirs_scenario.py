@@ -49,8 +49,8 @@ DIR_KINDS: Final = (
     "overtaken",
 )
 MOST_FAULTS: Final = 8
-COPIES: Final = 0.5  # share of the worlds without transactions; their only faults are of copies
 HELD_UP: Final = 0.2  # share of the worlds in which disks hold up writers
+COPIES: Final = 0.5  # share of the worlds without transactions; their only faults are of copies
 MOST_COPIES: Final = 4
 COPIES_BEGIN_S: Final = (0.6, 2.0)
 

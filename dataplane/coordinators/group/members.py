@@ -83,7 +83,6 @@ class GroupMember:
         self.heard_at = NEVER
         # Returns, at a time, until when a quota mutes, or muted, the connection.
         self.muted_until: Callable[[float], float] = never_muted
-        self._head = b""
         self.encode_head()
 
     @classmethod
