@@ -160,11 +160,12 @@ class GenerationsGrow(WatchingChecker):
     def deletion_of(self, group: str) -> Written[GroupMetadataValue] | None:
         """Return the record of the deletion in parts of a group that has begun, and has not ended.
 
-        None unless it is committed, and the last record of the group.
+        None unless it is committed, not lost, and the last record of the group.
         """
         last = next(reversed(self.records(group).groups.get(group, [])), None)
-        is_begun = last is not None and last.value is not None and last.value.is_being_deleted
-        return last if last is not None and is_begun and last.is_committed else None
+        if last is None or last.value is None or not last.value.is_being_deleted:
+            return None
+        return last if last.is_committed and not last.is_lost else None
 
     def role(self, group: str, worker_id: int) -> CoordinatorRole:
         """Return the role of the worker for the group at this moment."""

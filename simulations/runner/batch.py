@@ -62,18 +62,17 @@ class Totals:
         return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
 
     def missed_gates(self, scenario: Scenario) -> list[str]:
-        """Return the gates that no seed met: events and comparisons.
+        """Return the gates that no seed met, if they apply to so many seeds (`judges_gates`)."""
+        return self.open_gates(scenario) if self.judges_gates(scenario) else []
 
-        Gates do not apply to a run of fewer seeds than `gates.CI` has (`judges_gates`).
-        """
-        if not self.judges_gates(scenario):
-            return []
-        missed = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
+    def open_gates(self, scenario: Scenario) -> list[str]:
+        """Return the gates that no seed has met yet: events and comparisons."""
+        unmet = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
         for checker in scenario.checkers:
             name = f"{checker.invariant} {checker.__name__}"
             if is_gated(scenario.name, checker.__name__) and not self.comparisons.get(name):
-                missed.append(f"never compared: {name}")
-        return missed
+                unmet.append(f"never compared: {name}")
+        return unmet
 
     def judges_gates(self, scenario: Scenario) -> bool:
         return len(self.outcomes) >= CI[scenario.name].seeds
@@ -125,6 +124,8 @@ def run_jobs(
             process.kill()
         raise
     for process in processes:
+        assert process.stdout is not None
+        process.stdout.close()
         if process.wait() != 0:
             raise RuntimeError("a process that plays seeds has failed; its output is above")
 
@@ -172,12 +173,13 @@ def run_seeds(
     seconds: float | None = None,
     always: int = 0,
     heard: Callable[[Outcome], None] = lambda _: None,
+    totals: Totals | None = None,
 ) -> Totals:
-    """Run seeds in `jobs` processes, and return their totals. Blocking.
+    """Run seeds in `jobs` processes; add them to `totals` if given, and return them. Blocking.
 
     After `seconds`, processes start only those of the first `always` seeds that were not run yet.
     """
-    totals = Totals()
+    totals = Totals() if totals is None else totals
     every = 1 if twice else TWICE_EVERY
     work: list[Job] = []
     for number in range(jobs):
@@ -197,5 +199,5 @@ def run_seeds(
 
     began = time.monotonic()
     run_jobs(work, add, seconds)
-    totals.wall_s = time.monotonic() - began
+    totals.wall_s += time.monotonic() - began
     return totals

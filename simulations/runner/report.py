@@ -1,6 +1,7 @@
 """Output of a run of many seeds."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -28,7 +29,9 @@ class Progress:
 
 def print_totals(scenario: Scenario, totals: Totals) -> None:
     """Print the findings, all counters and comparisons, and a line of rates."""
-    print_findings(scenario, totals)
+    print_findings(scenario, totals, totals.missed_gates(scenario))
+    if totals.open_gates(scenario) and not totals.judges_gates(scenario):
+        click.echo(f"gates apply to runs of at least {CI[scenario.name].seeds} seeds")
     for name, number in sorted(totals.counts.items()):
         click.echo(f"  {name:<40} {number:>10}")
     for name, number in sorted(totals.comparisons.items()):
@@ -36,16 +39,14 @@ def print_totals(scenario: Scenario, totals: Totals) -> None:
     click.echo(summary(scenario, totals))
 
 
-def print_findings(scenario: Scenario, totals: Totals) -> None:
+def print_findings(scenario: Scenario, totals: Totals, missed: Sequence[str]) -> None:
     """Print traces that differ and missed gates; violations were printed earlier."""
     for outcome in totals.failures:
         if totals.differs(outcome.seed):
             click.echo(f"seed {outcome.seed}: its trace differs in another process")
             click.echo(f"    python -m simulations replay {scenario.name} {outcome.seed} --twice")
-    for missed in totals.missed_gates(scenario):
-        click.echo(f"missed gate: {missed}")
-    if not totals.judges_gates(scenario):
-        click.echo(f"gates apply to runs of at least {CI[scenario.name].seeds} seeds")
+    for gate in missed:
+        click.echo(f"missed gate: {gate}")
 
 
 def summary(scenario: Scenario, totals: Totals) -> str:

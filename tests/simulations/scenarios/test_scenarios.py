@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from simulations.mutants.registry import MUTANTS
 from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS
 from simulations.runner.batch import Totals
-from simulations.runner.ci import FRESH_AT_LEAST, ranges
+from simulations.runner.ci import FRESH_AT_LEAST, committed_seeds, play, ranges
 from simulations.runner.runs import Outcome, run_seed
-from simulations.scenarios.gates import CI, UNGATED, is_gated
+from simulations.scenarios.gates import CI, UNGATED, CiShare, is_gated
 from simulations.scenarios.registry import SCENARIOS
 
 KNOWN = tomllib.loads((Path(simulations.__file__).parent / "seeds.toml").read_text())["seed"]
@@ -59,7 +61,7 @@ def test_a_few_seeds_of_every_scenario_are_clean_and_one_repeats_in_another_proc
 ) -> None:
     worked = 0
     digests: list[str] = []
-    for seed in range(3):
+    for seed in range(2):  # CI plays more
         outcome, _ = run_seed(scenario, seed)
         assert not outcome.violations, (scenario, seed)
         worked += outcome.counts.get("acknowledged records", 0) + outcome.counts.get("commits", 0)
@@ -148,13 +150,26 @@ def test_ci_plays_the_committed_seeds_the_first_ones_and_fresh_ones(tmp_path: Pa
     assert done.returncode == 0, done.stdout
     totals = json.loads(path.read_text())[0]
     known = [seed["seed"] for seed in KNOWN if seed["scenario"] == "restart"]
-    first = CI["restart"].seeds
+    first = CI["restart"].first  # more of them while a gate is not met
     assert totals["seeds"] >= first + FRESH_AT_LEAST
     assert totals["missed_gates"] == []
-    assert f"seeds 0-{first - 1}, " in done.stdout
+    least, most = re.search(r"seeds 0-(\d+), ", done.stdout), CI["restart"].seeds - 1
+    assert least is not None
+    assert first - 1 <= int(least[1]) <= most
     assert all(str(seed) in done.stdout for seed in known if seed >= first)
     assert "5000000-" in done.stdout
     assert "clean: 1 scenarios" in done.stdout
+
+
+def test_ci_plays_more_of_the_first_seeds_only_while_a_gate_is_not_met() -> None:
+    restart, known = SCENARIOS["restart"], committed_seeds("restart")
+    fresh = range(5_000_000, 5_000_000 + FRESH_AT_LEAST)
+    for gates, first in ((), 2), (("fault: restart",), 2), (("never happens",), 5):
+        scenario = replace(restart, gates=gates, checkers=())
+        totals = play(scenario, CiShare(1, 5), 0.0, fresh.start, 1)
+        assert set(totals.outcomes) == {*known, *range(first), *fresh}
+        open_gates = [] if first == 2 else ["never happened: never happens"]
+        assert totals.open_gates(scenario) == open_gates
 
 
 def test_seeds_are_told_as_ranges() -> None:
