@@ -15,6 +15,7 @@ import trio
 
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.partition_log import PartitionLog
 from dataplane.log.retention import retention_start
 from dataplane.maintenance.log_cleaner import LogCleaner
 from dataplane.partition.partition import Partition
@@ -31,6 +32,9 @@ REMOVAL_LOOK_MS: Final = 1000
 # Interval at which directories with read errors are probed with a write.
 PROBE_LOOK_MS: Final = 1000
 UNUSED_QUOTAS_LOOK_MS: Final = 60_000
+# How long retention waits for an append to one partition. A device that holds the append up for
+# longer delays the others no further; its partition is tried again at the next interval.
+MOST_APPEND_WAIT_S: Final = 1.0
 LEAST_PERIOD_MS: Final = 10  # lower bound of all intervals from configs
 # Partitions that are checked without yielding to the event loop.
 SLICE_PARTITIONS: Final = 500
@@ -126,12 +130,26 @@ class BackgroundTasks:
         now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
-                if partition.appending.locked():
-                    continue  # a large append is in progress: try at the next interval
                 with self._reported(partition):
                     await self._retain_one(partition, now_ms)
 
     async def _retain_one(self, partition: Partition, now_ms: int) -> None:
+        if partition.appending.locked():
+            with trio.move_on_after(MOST_APPEND_WAIT_S) as waiting:
+                async with partition.appending:
+                    if not partition.is_hosted:
+                        return
+                    plog = self._advance_start(partition, now_ms)
+            if waiting.cancelled_caught:
+                return
+        else:
+            plog = self._advance_start(partition, now_ms)
+        # Each deleted segment takes a sync: appends continue meanwhile.
+        if count := await plog.delete_old_segments(self._disk):
+            self._worker.pending_deletes.add(partition, plog, count)
+
+    def _advance_start(self, partition: Partition, now_ms: int) -> PartitionLog:
+        """Advance the log start offset as far as retention permits, and return the log."""
         plog, config = partition.log, partition.config
         start = retention_start(
             plog.segment_spans(),
@@ -146,8 +164,7 @@ class BackgroundTasks:
         if plog.advance_log_start(start):
             partition.log_start_moved()
             log.info("%s: retention advanced the log start offset to %d", partition, start)
-        if count := await plog.delete_old_segments(self._disk):
-            self._worker.pending_deletes.add(partition, plog, count)
+        return plog
 
     async def _remove_segments(self) -> None:
         for partition, segments in self._worker.pending_deletes.take_due():

@@ -77,6 +77,54 @@ def test_retention_by_size_keeps_at_least_that_much() -> None:
     simulated(scenario)
 
 
+def test_retention_takes_its_turn_among_appends_that_follow_each_other() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=1000)
+        await client.produce("t", batch_of(b"a", b"b"))
+        partition = sim.worker.replica_manager.by_name("t", 0)
+        for _ in range(40):
+            async with partition.appending:
+                await sleep(sim, 0.5)
+        assert partition.log.log_start_offset == 2
+
+    simulated(scenario, log_retention_check_interval_ms=10_000)
+
+
+def test_an_append_that_does_not_end_holds_retention_of_others_up_for_a_second() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        for topic in ("a", "b", "c"):
+            await client.create(topic, retention_ms=1000)
+            await client.produce(topic, batch_of(b"a", b"b"))
+        async with sim.worker.replica_manager.by_name("b", 0).appending:
+            await sleep(sim, 15)
+            assert [log_of(sim, topic).log_start_offset for topic in ("a", "b", "c")] == [2, 0, 2]
+        await sleep(sim, 10)
+        assert log_of(sim, "b").log_start_offset == 2
+
+    simulated(scenario, log_retention_check_interval_ms=10_000)
+
+
+def test_retention_leaves_a_topic_alone_that_is_deleted_while_it_waits() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=1000)
+        await client.produce("t", batch_of(b"a", b"b"))
+        partition = sim.worker.replica_manager.by_name("t", 0)
+        async with trio.open_nursery() as nursery:
+            await partition.appending.acquire()
+            while not partition.appending.statistics().tasks_waiting:
+                await sleep(sim, 0.1)
+            nursery.start_soon(client.delete, "t")
+            while partition.is_hosted:
+                await sleep(sim, 0.01)
+            partition.appending.release()
+        assert partition.log.log_start_offset == 0
+
+    simulated(scenario, log_retention_check_interval_ms=10_000)
+
+
 def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
