@@ -222,8 +222,9 @@ class GroupMembers:
         return max((each.rebalance_timeout_ms for each in self.by_id.values()), default=0) / 1000
 
     def wait_join(self, member: GroupMember, join: JoinCallback) -> None:
-        """Keep a JoinGroup waiting; an earlier one of the member must be sent again."""
+        """Keep a JoinGroup waiting; earlier requests of the member must be sent again."""
         self.answer_join(member, JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        member.answer_sync(SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS))
         member.join = join
         self.joined_count += 1
 

@@ -289,8 +289,18 @@ class Rebalancing:
         self._answer_all_syncs(SyncAnswer(code))
 
     def _answer_all_syncs(self, answer: SyncAnswer) -> None:
-        for member in self._members:
-            member.answer_sync(answer)
+        """Answer the SyncGroups that wait now, in pieces."""
+        waiting = [(member, member.sync) for member in self._members if member.sync is not None]
+        self._answer_some_syncs(iter(waiting), answer, -inf)
+
+    def _answer_some_syncs(
+        self, waiting: Iterator[tuple[GroupMember, SyncCallback]], answer: SyncAnswer, now: float
+    ) -> None:
+        for member, sync in (piece := list(islice(waiting, ANSWERED_AT_ONCE))):
+            if member.sync is sync:  # not dropped, nor answered and sent again
+                member.answer_sync(answer)
+        if len(piece) == ANSWERED_AT_ONCE:
+            self._timeouts.at(-inf, partial(self._answer_some_syncs, waiting, answer))
 
     # Members
 

@@ -196,6 +196,38 @@ def test_syncs_of_a_large_group_are_refused_if_a_rebalance_begins_before_their_a
     }
 
 
+def test_syncs_of_a_large_group_are_refused_in_pieces() -> None:
+    coordinator = Coordinator()
+    joins = joined_in_a_large_group(coordinator)
+    coordinator.wait(0)
+    syncs = [coordinator.sync(each.one) for each in joins[1:]]
+    again = coordinator.sync(joins[-1].one)  # the one before is answered at once
+    late = coordinator.join()
+    assert [bool(each) for each in syncs].count(True) == ANSWERED_AT_ONCE + 1
+    assert not again
+    coordinator.wait(0)
+    refused = [*syncs, again]
+    assert {each.one.code for each in refused} == {ErrorCode.REBALANCE_IN_PROGRESS}
+    assert not late
+
+
+def test_a_sync_that_waits_is_refused_before_its_member_takes_part_in_the_next_generation() -> None:
+    coordinator = Coordinator()
+    joins = joined_in_a_large_group(coordinator)
+    coordinator.wait(0)
+    early = [coordinator.sync(each.one) for each in joins[1:]]
+    coordinator.join()  # begins a rebalance; all have joined before the last syncs are refused
+    again = [coordinator.join(each.one.member_id) for each in joins[:-1]]
+    assert not early[-1]
+    again.append(coordinator.join(joins[-1].one.member_id))
+    assert early[-1].one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    coordinator.sync(again[0].one, {})
+    next_sync = coordinator.sync(again[1].one)
+    coordinator.wait(0)
+    assert next_sync.one.code is ErrorCode.NONE
+    assert {each.one.code for each in early} == {ErrorCode.REBALANCE_IN_PROGRESS}
+
+
 def test_a_member_that_joins_later_begins_a_rebalance() -> None:
     coordinator = Coordinator()
     (first,) = coordinator.stable()
