@@ -424,11 +424,12 @@ class PartitionLog(LocalLog):
             end = self._segments.end_in(segment, end_offset)
         size = end - start
         if size > max_bytes:
-            _, first = next(segment.walk(start, HEADER_BYTES))
+            first = segment.header_at(start)
             if first.batch_bytes <= max_bytes:
                 size = max_bytes
                 if is_whole and (before := segment.batch_before(start + max_bytes)) > start:
                     size = before - start
+                    segment.note_read_end(before)
             else:
                 size = min(size, first.batch_bytes) if min_one else 0
         elif end_offset <= self.log_end_offset:

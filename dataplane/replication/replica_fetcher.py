@@ -484,23 +484,26 @@ class ReplicaFetcher:
         assert isinstance(each.row.records, bytes | memoryview)
         rest = memoryview(each.row.records)
         expected = each.want.fetch_offset if start is None else start
+        appending = partition.appending
         while True:
-            # Held by no other task while this worker follows; a new leadership waits for it.
-            async with partition.appending:
+            # Held by no other task while this worker follows; a new leadership waits for it. Other
+            # tasks have a turn between pieces, and after the row.
+            if len(rest) == len(each.row.records) and not appending.locked():
+                appending.acquire_nowait()
+            else:
+                await appending.acquire()
+            try:
                 if not self._is_followed(each) or expected != partition.log.log_end_offset:
                     return False
-                try:
-                    size_bytes = await follower_state.append_piece(
-                        partition,
-                        self._runtime.disk,
-                        rest,
-                        self._runtime.clock.now_ms(),
-                        PIECE_BATCHES,
-                    )
-                except (KafkaError, StorageError) as error:
-                    self._append_failed(each, error)
-                    return False
+                size_bytes = await follower_state.append_piece(
+                    partition, self._runtime.disk, rest, self._runtime.clock.now_ms(), PIECE_BATCHES
+                )
                 expected = partition.log.log_end_offset
+            except (KafkaError, StorageError) as error:
+                self._append_failed(each, error)
+                return False
+            finally:
+                appending.release()
             rest = rest[size_bytes:]
             if not size_bytes or not rest:
                 return self._is_followed(each)

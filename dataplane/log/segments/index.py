@@ -25,6 +25,8 @@ from metaquorum.runtime.interfaces import Disk
 MAX_BUFFERED_ENTRIES: Final = 128
 # A binary search ends with one read of at most this many entries.
 _BLOCK_ENTRIES: Final = 128
+# Entries after the last one found that are searched first: of 2 MiB of log by default.
+_NEAR_ENTRIES: Final = 512
 
 
 class SparseIndex:
@@ -34,6 +36,7 @@ class SparseIndex:
         "_buffer",
         "_disk_entries",
         "_last",
+        "_last_found",
         "file",
         "has_wrong_file",
         "is_full",
@@ -52,6 +55,7 @@ class SparseIndex:
         self._disk_entries = size_bytes // self.FORMAT.size
         self._buffer = bytearray()
         self._last: tuple[int, int] | None = None
+        self._last_found = 0  # number of entries up to the last value that was looked up
         self.is_full = self._disk_entries >= self.max_entries
 
     def __len__(self) -> int:
@@ -108,7 +112,7 @@ class SparseIndex:
         """
         self.is_kept = False
         self._buffer.clear()
-        self._disk_entries = 0
+        self._disk_entries = self._last_found = 0
         self._last = None
         self.is_full = not self.max_entries
         self.has_wrong_file = True
@@ -156,9 +160,28 @@ class SparseIndex:
         return self.entry(count - 1) if count else None
 
     def last_upto(self, value: int) -> tuple[int, int] | None:
-        """Return the last entry with a value ≤ `value`, or None; the values must ascend."""
-        count = self.count_upto(value, 1)
+        """Return the last entry with a value ≤ `value`, or None; the values must ascend.
+
+        A larger value than that of the lookup before is found by one read, if few entries are
+        between them: replicas that catch up look up ascending positions.
+        """
+        if (found := self._next_upto(value)) is not None:
+            return found
+        count = self._last_found = self.count_upto(value, 1)
         return self.entry(count - 1) if count else None
+
+    def _next_upto(self, value: int) -> tuple[int, int] | None:
+        """Return the last entry with a value ≤ `value` if it is near the last one found."""
+        first = self._last_found - 1
+        entries = min(_NEAR_ENTRIES, self._disk_entries - first)
+        if first < 0 or entries < 2:
+            return None
+        data = self._read(first, entries)
+        count = self._bisect(data, value, 1)
+        if not 0 < count < entries:
+            return None
+        self._last_found = first + count
+        return self._unpack(data, (count - 1) * self.FORMAT.size)
 
     def first_from(self, value: int) -> tuple[int, int] | None:
         """Return the first entry with a value ≥ `value`, or None; the values must ascend."""
@@ -183,6 +206,7 @@ class SparseIndex:
             self.file.get().truncate(count * size)
             self._disk_entries = count
         self._last = None
+        self._last_found = min(self._last_found, count)
         self.is_full = len(self) >= self.max_entries
 
 

@@ -63,6 +63,8 @@ class Segment:
         "_index_bytes",
         "_max_timestamp",
         "_max_timestamp_offset",
+        "_read_end",
+        "_read_end_header",
         "_time_index_bytes",
         "_times",
         "base_offset",
@@ -94,6 +96,8 @@ class Segment:
         self.created_ms = now_ms
         self.bytes_since_index = 0
         self.indexes_full = False
+        self._read_end = -1
+        self._read_end_header: BatchHeader | None = None
         name = file_name(state.base_offset, LOG) + ending
         self.file = LogFile(files, folder, name, create=create)
         self._aborted: AbortedIndex | None = None
@@ -326,6 +330,8 @@ class Segment:
 
     def locate(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return position and header of the first batch that ends at or after `offset`, or None."""
+        if self._read_end >= 0 and (found := self._at_read_end(offset)) is not None:
+            return found
         try:
             entry = self.index.floor(offset - self.base_offset) if self.size_bytes else None
             if entry is not None:
@@ -341,6 +347,28 @@ class Segment:
         else:
             self._retry_removal()
         return self._locate_from(0, offset, None)
+
+    def note_read_end(self, position: int) -> None:
+        """Cache where a read ended before a batch: `locate` finds the offset of that batch there.
+
+        A replica that catches up reads on from there, and needs no search in the index.
+        """
+        self._read_end, self._read_end_header = position, None
+
+    def _at_read_end(self, offset: int) -> tuple[int, BatchHeader] | None:
+        with suppress(StorageError):  # damage, which a search from an index entry reports
+            found = next(self.walk(self._read_end, HEADER_BYTES), None)
+            if found is not None and found[1].base_offset == offset:
+                self._read_end_header = found[1]
+                return found
+        return None
+
+    def header_at(self, position: int) -> BatchHeader:
+        """Return the header of the batch at `position`, before the end. Raises StorageError."""
+        if position == self._read_end and self._read_end_header is not None:
+            return self._read_end_header
+        _, header = next(self.walk(position, HEADER_BYTES))
+        return header
 
     def _locate_from(
         self, position: int, offset: int, first_last_offset: int | None
@@ -444,6 +472,7 @@ class Segment:
         if found is None:
             return self.end_offset()
         position, header = found
+        self.note_read_end(-1)  # may be within a batch that is appended later
         self.file.get().truncate(position)
         self.size_bytes = position
         self.index.truncate_to(header.base_offset - self.base_offset)

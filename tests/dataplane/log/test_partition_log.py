@@ -135,6 +135,45 @@ def test_a_read_of_whole_batches_truncates_none_that_the_index_has(tmp_path: Pat
     assert small.read(0, size + 9, 3, is_whole=True).size_bytes == size + 9
 
 
+def test_a_replica_that_reads_on_searches_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=150))
+    size = len(make_batch(1, value=b"x" * 300))
+    for _ in range(300):
+        append(log, make_batch(1, value=b"x" * 300))
+    offset = log.read(0, 5 * size + 9, 300, is_whole=True).size_bytes // size
+    searched: list[SparseIndex] = []
+    floor = SparseIndex.floor
+    monkeypatch.setattr(
+        SparseIndex, "floor", lambda index, key: searched.append(index) or floor(index, key)
+    )
+    while 0 < offset < 160:
+        piece = log.read(offset, 5 * size + 9, 300, is_whole=True)
+        assert (piece.position, piece.size_bytes) == (offset * size, 5 * size)
+        offset += 5
+    assert offset == 160
+    assert not searched
+    assert log.read(7, 5 * size, 300, is_whole=True).position == 7 * size
+    assert searched
+
+
+def test_the_end_of_a_read_is_forgotten_when_its_batch_is_truncated(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=150))
+    size = len(make_batch(1, value=b"x" * 300))
+    for _ in range(5):
+        append(log, make_batch(1, value=b"x" * 300))
+    assert log.read(0, 2 * size + 9, 5, is_whole=True).size_bytes == 2 * size
+    log.truncate_to(1)
+    # Where the read ended, this batch has bytes that look like a batch with a later offset.
+    fake, place = bytes(make_batch(1, base_offset=3)), make_batch(1, value=b"v" * 300).index(b"vvv")
+    append(log, make_batch(1, value=b"x" * (size - place) + fake + b"x" * (400 - len(fake))))
+    with log.read(1, 1000, 2).pinned() as file:
+        assert file.read(len(fake), 2 * size) == fake
+    append_many(log, 300, records=1)  # more than the positions of the latest batches
+    assert headers_of(log.read(3, 1 << 20, 302).read())[0].base_offset == 3
+
+
 def test_a_tail_read_searches_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
     append_many(log, 400)

@@ -1,12 +1,13 @@
 from bisect import bisect_right
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.segments.files import OpenFiles
 from dataplane.log.segments.index import MAX_BUFFERED_ENTRIES, OffsetIndex, TimeIndex
-from metaquorum.runtime.system import RealDisk
+from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.log.logs import log_file
 
 
@@ -40,6 +41,60 @@ def test_floor_is_the_last_entry_at_or_below(
     again = OffsetIndex(log_file(files, folder, "i"), 1 << 20, 8 * (len(keys) + 1))
     assert [again.entry(n)[0] for n in range(len(again))] == [*keys, 5000]
     files.close()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.integers(1, 700)),
+            st.tuples(st.just("find"), st.integers(-5, 6000)),
+            st.tuples(st.just("truncate"), st.integers(0, 2000)),
+            st.tuples(st.just("write"), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_the_last_entry_up_to_a_value_is_found_whatever_was_looked_up_before(
+    tmp_path_factory,  # type: ignore[no-untyped-def]
+    steps: list[tuple[str, int]],
+) -> None:
+    folder = tmp_path_factory.mktemp("index")
+    files = OpenFiles(RealDisk(), str(folder))
+    index = OffsetIndex(log_file(files, folder, "i"), 1 << 20, 0)
+    count = 0  # entries: (n, 3 n)
+    for step, number in steps:
+        if step == "append":
+            for key in range(count, count + number):
+                index.append(key, 3 * key)
+            count += number
+        elif step == "find":
+            last = min(number // 3, count - 1)
+            assert index.last_upto(number) == ((last, 3 * last) if last >= 0 else None)
+        elif step == "truncate":
+            count = min(count, number)
+            index.truncate_to(count)
+        else:
+            index.write_buffer()
+    files.close()
+
+
+def test_ascending_values_are_found_by_one_read_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = OffsetIndex(log_file(OpenFiles(RealDisk(), str(tmp_path)), tmp_path, "i"), 1 << 20, 0)
+    for key in range(50_000):
+        index.append(key, 3 * key)
+    index.write_buffer()
+    assert index.last_upto(1000) == (333, 999)
+    reads: list[int] = []
+    read = RealFile.read
+    monkeypatch.setattr(
+        RealFile, "read", lambda file, size, at: reads.append(size) or read(file, size, at)
+    )
+    for value in range(1200, 140_000, 1000):
+        assert index.last_upto(value) == (value // 3, value // 3 * 3)
+        assert len(reads) == 1
+        reads.clear()
 
 
 def test_entries_held_in_memory_are_bounded(tmp_path: Path) -> None:
