@@ -216,7 +216,11 @@ class Connection(Protocol):
         """
 
     def send_nowait(self, data: Buffer) -> int:
-        """Send a prefix of `data` without waiting; return its size in bytes, which may be 0."""
+        """Send a prefix of `data` without waiting; return its size in bytes, which may be 0.
+
+        Within a step, few bytes may be sent only after the steps of other connections that can
+        receive now. If sending them fails then, the next receive tells that the stream has ended.
+        """
 
     async def send(self, data: Buffer) -> None:
         """Send all of `data`; return when the operating system has accepted it."""

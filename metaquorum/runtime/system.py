@@ -47,6 +47,12 @@ MAX_STEPS_PER_TURN: Final = 64
 # Time limit of each phase: steps requested by `call_soon`, and steps of readable connections. The
 # remaining steps come first after the next check for work of trio.
 MAX_STEPS_S: Final = 0.005
+# Bytes sent by a step are held until the steps of other readable connections have been called, but
+# at most so many bytes of one connection, and of so many connections. A send that wakes an idle
+# peer on another CPU costs several times one that does not: responses that follow each other at
+# once find the peer at work on the first.
+MAX_HELD_BYTES: Final = 4096
+MAX_HOLDING: Final = 16
 # A larger sendfile would block the event loop for long if the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -386,6 +392,7 @@ class Poller(trio.abc.Instrument):
         self._blocked: dict[int, Callable[[], bool]] = {}
         self._readable: deque[int] = deque()  # descriptors whose steps are still to be called
         self._stepping = -1  # descriptor whose step is being called
+        self._holding: list[RealConnection] = []  # connections that hold bytes until the turn ends
         self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
             None  # set if that step has cancelled its own task
         )
@@ -423,6 +430,9 @@ class Poller(trio.abc.Instrument):
         if fd in self._steps:
             self._soon[fd] = step
 
+    def is_blocked(self, fd: int) -> bool:
+        return fd in self._blocked
+
     def call_when_writable(self, fd: int, step: Callable[[], bool]) -> bool:
         if fd not in self._steps:
             return False
@@ -430,6 +440,21 @@ class Poller(trio.abc.Instrument):
         self._epoll.modify(fd, select.EPOLLOUT)
         self._blocked[fd] = step
         return True
+
+    def holds(self, connection: "RealConnection") -> bool:
+        """Return whether the connection may hold bytes: other steps follow in this turn.
+
+        Then `RealConnection.send_held` is called soon, before any task runs.
+        """
+        if self._stepping < 0 or not self._readable:
+            return False
+        self._holding.append(connection)
+        return True
+
+    def _send_held(self) -> None:
+        holding, self._holding = self._holding, []
+        for connection in holding:
+            connection.send_held()
 
     def forget(self, fd: int) -> None:
         """Unregister a descriptor before its task closes it; no task may be waiting for it."""
@@ -514,11 +539,15 @@ class Poller(trio.abc.Instrument):
             if waiting is None:  # its pump has ended since the poll
                 continue
             self._call(fd, self._unblocked(fd) if fd in self._blocked else waiting[0])
+            if len(self._holding) >= MAX_HOLDING:
+                self._send_held()
             if readable:
                 now = time.monotonic()
                 until = until or now + MAX_STEPS_S
                 if now >= until:
                     break
+        if self._holding:
+            self._send_held()
 
     def _unblocked(self, fd: int) -> Callable[[], bool]:
         """Return the step of a descriptor that has become writable, and poll it for reading."""
@@ -549,10 +578,11 @@ def _nothing() -> None:
 class RealConnection:
     """A connected, non-blocking TCP socket; trio's SocketStream would cost 10 µs a request."""
 
-    __slots__ = ("_poller", "_socket", "peer")
+    __slots__ = ("_held", "_poller", "_socket", "peer")
 
     def __init__(self, sock: socket.socket, poller: Poller) -> None:
         self._poller = poller
+        self._held = b""  # accepted by `send_nowait`, and not sent yet
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
@@ -580,6 +610,8 @@ class RealConnection:
         return bool(poller.poll(0))
 
     async def pump(self, step: Callable[[], bool]) -> None:
+        if self._held:
+            await self.send(b"")
         await self._poller.call_when_readable(self._socket.fileno(), step)
 
     def call_soon(self, step: Callable[[], bool]) -> None:
@@ -589,12 +621,44 @@ class RealConnection:
         return self._poller.call_when_writable(self._socket.fileno(), step)
 
     def send_nowait(self, data: Buffer) -> int:
+        if self._held and not self._sends_held():
+            return 0
+        if len(data) <= MAX_HELD_BYTES and self._poller.holds(self):
+            self._held = bytes(data)
+            return len(data)
         try:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
 
+    def _sends_held(self) -> bool:
+        """Send held bytes; return whether none are left. Raises OSError."""
+        try:
+            self._held = self._held[self._socket.send(self._held) :]
+        except BlockingIOError:
+            return False
+        return not self._held
+
+    def send_held(self) -> None:
+        """Send held bytes at the end of a turn; what the peer does not take follows later."""
+        try:
+            if not self._held or self._sends_held():
+                return
+        except OSError:
+            self._held = b""
+            with contextlib.suppress(OSError):  # then the next receive tells that the stream ended
+                self._socket.shutdown(socket.SHUT_RDWR)
+            return
+        if not self._poller.is_blocked(self._socket.fileno()):  # else that step sends them first
+            self.call_when_writable(self._resume)
+
+    def _resume(self) -> bool:
+        """Send held bytes, before the next step, when the peer takes bytes again."""
+        return self._sends_held() or self.call_when_writable(self._resume)
+
     async def send(self, data: Buffer) -> None:
+        while self._held and not self._sends_held():
+            await trio.lowlevel.wait_writable(self._socket)
         rest = memoryview(data).cast("B")
         while True:
             rest = rest[self.send_nowait(rest) :]
@@ -616,6 +680,8 @@ class RealConnection:
 
     def send_file_nowait(self, file: File, position: int, size: int) -> int:
         assert isinstance(file, RealFile)
+        if self._held and not self._sends_held():
+            return 0
         try:
             sent = os.sendfile(self._socket.fileno(), file.fileno(), position, size)
         except BlockingIOError:

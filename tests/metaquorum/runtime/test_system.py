@@ -1,6 +1,7 @@
 """The real network: the poller that calls steps while trio waits."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -351,6 +352,140 @@ def test_a_step_is_called_when_the_socket_takes_bytes_again() -> None:
         other.close()
 
     trio.run(main)
+
+
+def _held_back(other: socket.socket) -> bool:
+    """Return whether nothing has arrived."""
+    try:
+        return not other.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+
+
+def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held() -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(system.MAX_HOLDING + 3)]
+        held: list[int] = []  # responses that had not been sent, when each step was called
+
+        def step(number: int) -> bool:
+            held.append(sum(_held_back(other) for _, other in pairs))
+            ours, _ = pairs[number]
+            assert ours.receive_nowait(bytearray(10)) > 0
+            return ours.send_nowait(b"response") == 8
+
+        async with trio.open_nursery() as nursery:
+            for number, (ours, _) in enumerate(pairs):
+                nursery.start_soon(ours.pump, functools.partial(step, number))
+            await trio.testing.wait_all_tasks_blocked()
+            for _, other in pairs:
+                other.send(b"request")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            most = len(pairs)
+            assert held == [most] * system.MAX_HOLDING + [most - system.MAX_HOLDING] * 3
+            assert [other.recv(100) for _, other in pairs] == [b"response"] * most
+            nursery.cancel_scope.cancel()
+        for ours, other in pairs:
+            ours.close()
+            other.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_pumping", [True, False])
+def test_held_bytes_that_the_peer_does_not_take_follow_in_their_order(is_pumping: bool) -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(2)]
+        sent, called = 0, []
+
+        def step(number: int) -> bool:
+            nonlocal sent
+            ours, _ = pairs[number]
+            called.append(number)
+            ours.receive_nowait(bytearray(10))
+            if len(called) > 1:
+                return True
+            while count := ours.send_nowait(bytes(1 << 20)):
+                sent += count
+            assert ours.send_nowait(b"held") == 4
+            assert ours.send_nowait(b"more") == 0  # held bytes are sent before all others
+            return is_pumping
+
+        async def pump(number: int) -> None:
+            await pairs[number][0].pump(functools.partial(step, number))
+            await pairs[number][0].send(b"end")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(pump, number)
+            await trio.testing.wait_all_tasks_blocked()
+            for _, other in pairs:
+                other.send(b"request")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            first, second = called
+            ours, other = pairs[first]
+            other.send(b"another")  # not looked at before the peer has taken the held bytes
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert called == [first, second]
+            expected = bytes(sent) + b"held" + (b"" if is_pumping else b"end")
+            received = b""
+            while len(received) < len(expected):
+                received += await trio.to_thread.run_sync(other.recv, 1 << 20)
+            assert received == expected
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert called == [first, second, *([first] if is_pumping else [])]
+            nursery.cancel_scope.cancel()
+        for ours, other in pairs:
+            ours.close()
+            other.close()
+
+    trio.run(main)
+
+
+def test_a_stream_that_fails_while_its_bytes_are_held_has_ended() -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(2)]
+        called: list[int] = []
+        ends: list[int] = []
+
+        def step(number: int) -> bool:
+            ours, other = pairs[number]
+            called.append(number)
+            count = ours.receive_nowait(bytearray(10))
+            if len(called) == 1:
+                assert ours.send_nowait(b"held") == 4
+                _reset(other)
+            elif number == called[0]:
+                ends.append(count)
+            return not ends
+
+        async def pump(number: int) -> None:
+            try:
+                await pairs[number][0].pump(functools.partial(step, number))
+            except ConnectionError:
+                ends.append(0)
+            nursery.cancel_scope.cancel()
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for number in range(2):
+                    nursery.start_soon(pump, number)
+                await trio.testing.wait_all_tasks_blocked()
+                for _, other in pairs:
+                    other.send(b"request")
+        assert ends == [0]
+        for ours, other in pairs:
+            ours.close()
+            other.close()
+
+    trio.run(main)
+
+
+def _reset(other: socket.socket) -> None:
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()
 
 
 def test_a_pump_that_waits_for_a_full_socket_may_be_cancelled_and_started_again() -> None:
