@@ -58,6 +58,8 @@ _PARTITION_COLUMNS = (
     Column("start_offset"),
     Column("end_offset"),
 )
+# Of a partition that moves.
+_MOVE_COLUMNS = (Column("adding"), Column("removing"))
 
 
 @click.group("topics", short_help="List, describe, create, alter and delete topics.")
@@ -237,6 +239,8 @@ def _describe(session: Session, topic: Topic, *, offsets: bool) -> Row:
                 "replicas": list(partition.replicas),
                 "isr": list(partition.isr),
                 "offline": list(partition.offline),
+                "adding": list(partition.adding),
+                "removing": list(partition.removing),
                 "start_offset": starts.get(partition.index),
                 "end_offset": ends.get(partition.index),
             }
@@ -271,7 +275,8 @@ def _show(data: Row) -> None:
         ]
     )
     click.echo()
-    show_table(data["partitions"], _PARTITION_COLUMNS)
+    is_moving = any(row["adding"] or row["removing"] for row in data["partitions"])
+    show_table(data["partitions"], _PARTITION_COLUMNS + (_MOVE_COLUMNS if is_moving else ()))
 
 
 @command.command("create")

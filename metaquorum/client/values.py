@@ -74,8 +74,8 @@ class Topic:
 
     @property
     def replication_factor(self) -> int:
-        """Largest number of replicas of a partition."""
-        return max((len(partition.replicas) for partition in self.partitions), default=0)
+        """Largest number of replicas of a partition, except those that a move adds."""
+        return max((len(each.replicas) - len(each.adding) for each in self.partitions), default=0)
 
     @property
     def under_replicated(self) -> int:

@@ -61,6 +61,7 @@ _NEXT: Final = {
     "`mq-admin topics describe` shows the ISR of each partition",
     ErrorCode.LEADER_NOT_AVAILABLE: "a node is down, or its log directory failed: `mq-admin topics "
     "describe NAME --health` shows the partitions without a leader, and the reason",
+    ErrorCode.LOG_DIR_NOT_FOUND: "`mq-admin log-dirs` shows the log directories of each node",
     ErrorCode.POLICY_VIOLATION: "configs forbid it: `mq-admin configs describe topic NAME`",
     ErrorCode.TOPIC_DELETION_DISABLED: "the worker config delete.topic.enable forbids it",
     ErrorCode.INVALID_RECORD: "each record of a compacted topic needs a key",

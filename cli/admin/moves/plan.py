@@ -16,6 +16,7 @@ from metaquorum.moves.balance import Goal
 from metaquorum.moves.cluster_state import ClusterState
 from metaquorum.moves.plan import Plan, PlanError, read_topics, write_plan
 from metaquorum.runtime.whole_numbers import whole_number
+from wire.protocol.apis import ApiKey
 
 _GOALS: Final = {goal.value: goal for goal in Goal}
 _WORKER_ID: Final = click.IntRange(0, INT32_MAX)
@@ -118,7 +119,10 @@ def plan_command(
     shown_plan.note_warnings(session, made, drain)
     if plan_file is not None and made.plan.moves:
         session.say("")
-        session.say(f"`mq-admin moves start {plan_file}` carries out the plan")
+        tools = f"`kafka-reassign-partitions --execute --reassignment-json-file {plan_file}`"
+        if any(api.key == ApiKey.START_MOVE_PLAN for api in session.admin.apis()):
+            tools = f"`mq-admin moves start {plan_file}`"
+        session.say(f"{tools} carries out the plan")
 
 
 def _worker_ids(text: str) -> set[int]:

@@ -49,7 +49,8 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
     if plan.has_ended:
         yield wait(
             f"plan {plan.plan_id} is {plan.state}: {plan.done} of {plan.moves} moves are done,"
-            f" {plan.stopped} were cancelled or given up{_unnamed(plan)}"
+            f" {plan.stopped} {_number(plan.stopped, 'was', 'were')} cancelled or given up"
+            f"{_unnamed(plan)}"
         )
     elif plan.state == "loading":
         yield wait("the moves of the plan are being sent; it has not started")
@@ -57,7 +58,7 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
         yield wait("the plan is paused, but all its moves have begun")
     elif plan.state == "paused":
         yield wait(
-            f"{waiting} moves wait because the plan is paused: 'mq-admin moves resume"
+            f"{_waiting(waiting)} because the plan is paused: 'mq-admin moves resume"
             f" {plan.plan_id}' continues it",
             is_problem=True,
         )
@@ -69,11 +70,21 @@ def _of_plan(plan: MovePlan) -> Iterator[Wait]:
             )
     elif waiting:
         yield wait(
-            f"{waiting} moves wait for their turn: {plan.moving_count} partitions move, of at most"
+            f"{_waiting(waiting)} for {_number(waiting, 'its', 'their')} turn: {plan.moving_count}"
+            f" {_number(plan.moving_count, 'partition moves', 'partitions move')}, of at most"
             f" {plan.batch_size} at the same time"
         )
     if plan.stopped and not plan.has_ended:
-        yield wait(f"{plan.stopped} moves were cancelled or given up{_unnamed(plan)}")
+        moves_were = _number(plan.stopped, "move was", "moves were")
+        yield wait(f"{plan.stopped} {moves_were} cancelled or given up{_unnamed(plan)}")
+
+
+def _number(count: int, singular: str, plural: str) -> str:
+    return singular if count == 1 else plural
+
+
+def _waiting(count: int) -> str:
+    return f"{count} {_number(count, 'move waits', 'moves wait')}"
 
 
 def _unnamed(plan: MovePlan) -> str:

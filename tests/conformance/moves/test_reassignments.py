@@ -209,7 +209,7 @@ def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
         for side, worker in (("leader", 1), ("follower", 3))
     ]
     wait_until(lambda: all(text in admin("moves", "explain", plan_id) for text in throttled))
-    assert "1 moves wait for their turn: 1 partitions move" in admin("moves", "explain", plan_id)
+    assert "1 move waits for its turn: 1 partition moves" in admin("moves", "explain", plan_id)
     at = ("--bootstrap-server", cluster[2].bootstrap)
     told = kafka_tool("reassign-partitions", *at, "--verify", "--reassignment-json-file", plan)
     assert f"Reassignment of partition {topic}-0 is still in progress." in told.stdout, told

@@ -44,12 +44,22 @@ def test_a_replica_that_lags_is_named_with_the_throttles_and_whose_they_are() ->
     assert texts(FACTS) == [
         "worker 3 is 50 records behind leader 1; throttled to 500 B/s as leader on worker 1 by plan"
         " 7 and throttled to 500 B/s as follower on worker 3 by plan 7",
-        "6 moves wait for their turn: 1 partitions move, of at most 2 at the same time",
+        "6 moves wait for their turn: 1 partition moves, of at most 2 at the same time",
     ]
     throttles = {(1, "leader"): 100, (3, "follower"): 9000}
     (first, _) = texts(replace(FACTS, throttles=throttles))
     assert "throttled to 100 B/s as leader on worker 1 by an operator's config" in first
     assert "throttled to 500 B/s as follower on worker 3 by plan 7" in first
+
+
+def test_one_move_is_named_in_the_singular() -> None:
+    plan = FACTS.plan
+    one_waits = replace(FACTS, plan=replace(plan, moves=plan.begun + 1))
+    assert texts(one_waits)[-1].startswith("1 move waits for its turn: 1 partition moves, of")
+    paused = replace(one_waits, plan=replace(one_waits.plan, state="paused"))
+    assert "1 move waits because the plan is paused" in " ".join(texts(paused))
+    ended = replace(plan, state="cancelled", moves=3, done=2, stopped=1, moving=())
+    assert "1 was cancelled or given up" in " ".join(texts(replace(FACTS, plan=ended)))
 
 
 def test_a_throttle_of_0_is_a_problem_because_the_move_never_ends() -> None:
