@@ -164,6 +164,36 @@ def test_who_was_added_and_removed_again_needs_another_fetch() -> None:
     assert leadership.propose(4, 10, 21.0 + LAG_S, anybody) is None
 
 
+def test_who_is_removed_soon_after_it_joined_needs_another_fetch() -> None:
+    """The controller may remove it, as its worker is fenced, while its last fetch is recent."""
+    leadership = left_alone()
+    fetch(leadership, 2, 4, 10, 20.0, high=4)
+    assert leadership.propose(4, 10, 20.0, anybody) is not None
+    assert leadership.assign((1, 2, 3), (1, 2), 9, 20.0)
+    assert leadership.assign((1, 2, 3), (1,), 10, 21.0)
+    assert leadership.propose(4, 10, 21.0, anybody) is None
+    fetch(leadership, 2, 4, 10, 22.0, high=4)
+    assert leadership.propose(4, 10, 22.0, anybody) is not None
+
+
+def test_a_replica_that_may_not_join_does_not_hold_the_high_watermark() -> None:
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 10, 10, 1.0)
+    assert leadership.committed(10, 12, 1, 2.0, anybody) == 10
+    assert leadership.committed(10, 12, 1, 2.0, nobody) == 12
+
+
+def test_a_replica_whose_log_is_lost_is_not_waited_for_and_not_proposed() -> None:
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 10, 10, 1.0, high=10)
+    leadership.forget(2)
+    assert leadership.committed(10, 12, 1, 2.0, anybody) == 12
+    assert leadership.propose(10, 10, 2.0, anybody) is None
+    follower = leadership.follower(2)
+    assert follower is not None
+    assert follower.log_end_offset == UNKNOWN
+
+
 def test_a_fetch_of_the_time_when_a_replica_was_fenced_does_not_count() -> None:
     leadership = left_alone()
     assert leadership.fetched(2, 102, 4, 0, 10, 20.0)

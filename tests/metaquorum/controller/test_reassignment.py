@@ -94,6 +94,23 @@ def test_the_target_comes_first_and_then_what_is_needed_until_it_is_in_sync(
     assert requested(state, numbers(target), everybody, 2) is None, "the same request again"
 
 
+@pytest.mark.parametrize(
+    "moving",
+    [
+        partition("321", "", NO_LEADER, elr="3", adding="3", removing="1"),
+        replace(partition("321", "", NO_LEADER, adding="3", removing="1"), last_leader=3),
+    ],
+)
+def test_a_new_target_keeps_the_only_replica_with_all_committed_records(
+    moving: PartitionImage,
+) -> None:
+    """Replica 3 is of an earlier target, and no replica is in sync until it is back."""
+    state = requested(moving, numbers("42"), everybody, 2)
+    assert told(state) == ("4231", "", "43", "31", NO_LEADER, 5)
+    assert state is not None
+    assert (state.elr, state.last_leader) == (moving.elr, moving.last_leader)
+
+
 def test_a_move_is_complete_with_the_record_in_which_the_whole_target_is_in_sync() -> None:
     moving = partition("3412", "12", adding="34", removing="12", offline="2")
     one = with_isr(moving, numbers("312"), 2, everybody)
@@ -198,6 +215,21 @@ def test_a_move_is_not_cancelled_if_records_would_be_lost() -> None:
     with pytest.raises(KafkaError) as refused:
         cancelled(partition("12", "12"), everybody, 2)
     assert refused.value.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+def test_a_replica_that_leaves_is_no_longer_blank() -> None:
+    moving = partition("321", "21", adding="3", removing="1", blank="3")
+    after = requested(moving, numbers("42"), everybody, 2)
+    assert after is not None
+    assert (after.replicas, after.blank) == ((4, 2, 1), ())
+
+
+def test_a_move_to_another_target_is_no_longer_part_of_its_plan() -> None:
+    planned = replace(partition("312", "12", adding="3", removing="2"), plan=4)
+    other = requested(planned, numbers("41"), everybody, 2)
+    assert other is not None
+    assert other.plan == 0
+    assert requested(planned, numbers("31"), everybody, 2) is None, "the target of the plan"
 
 
 # Requests
