@@ -58,7 +58,7 @@ _PARTITION_COLUMNS = (
     Column("start_offset"),
     Column("end_offset"),
 )
-# Of a partition that moves.
+# Shown while a partition moves.
 _MOVE_COLUMNS = (Column("adding"), Column("removing"))
 
 

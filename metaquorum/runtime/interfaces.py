@@ -219,7 +219,7 @@ class Connection(Protocol):
         """Send a prefix of `data` without waiting; return its size in bytes, which may be 0.
 
         Within a step, few bytes may be sent only after the steps of other connections that can
-        receive now. If sending them fails then, the next receive tells that the stream has ended.
+        receive now. If sending them fails then, the next receive returns 0.
         """
 
     async def send(self, data: Buffer) -> None:

@@ -48,7 +48,7 @@ MAX_STEPS_PER_TURN: Final = 64
 # remaining steps come first after the next check for work of trio.
 MAX_STEPS_S: Final = 0.005
 # Bytes sent by a step are held until the steps of other readable connections have been called, but
-# at most so many bytes of one connection, and of so many connections. A send that wakes an idle
+# at most MAX_HELD_BYTES of each of MAX_HOLDING connections. A send that wakes an idle
 # peer on another CPU costs several times one that does not: responses that follow each other at
 # once find the peer at work on the first.
 MAX_HELD_BYTES: Final = 4096
@@ -646,7 +646,7 @@ class RealConnection:
                 return
         except OSError:
             self._held = b""
-            with contextlib.suppress(OSError):  # then the next receive tells that the stream ended
+            with contextlib.suppress(OSError):  # the next receive then returns 0
                 self._socket.shutdown(socket.SHUT_RDWR)
             return
         if not self._poller.is_blocked(self._socket.fileno()):  # else that step sends them first

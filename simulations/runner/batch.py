@@ -62,7 +62,7 @@ class Totals:
         return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
 
     def missed_gates(self, scenario: Scenario) -> list[str]:
-        """Return the gates that no seed met, if they apply to so many seeds (`judges_gates`)."""
+        """Return the gates that no seed met, if there are enough seeds (`judges_gates`)."""
         return self.open_gates(scenario) if self.judges_gates(scenario) else []
 
     def open_gates(self, scenario: Scenario) -> list[str]:

@@ -2,8 +2,8 @@
 
 A *gate* is an event that must have happened, or a checker that must have compared something, in at
 least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. Gates
-apply to runs of at least `CI[scenario].seeds` seeds; CI plays so many, even if the time is over,
-unless all gates are met by fewer.
+apply to runs of at least `CI[scenario].seeds` seeds; CI plays that number, even if the time is
+over, unless all gates are met by fewer.
 `python -m simulations gates` prints the table.
 
 The rarest gates are met by about 4 of 100 seeds with several machines, and by 5 to 20 with one
