@@ -47,6 +47,7 @@ def status_command(session: Session, plan: int | None, watch: bool, interval_s: 
     `copied` are bytes in the logs of the receiving workers; `rate` is their mean rate, with --watch
     that since the update before. `left` follows from it. `estimate` is the time for the whole plan
     that was computed from its throttle when it started, without the records that producers write.
+    `throttle` is that of the plan, and the lowest of an operator that limits one of its moves.
 
     \b
     Examples:
@@ -82,7 +83,7 @@ def _show(session: Session, found: list[Progress], before: dict[int, Progress]) 
 
 
 def _data(progress: Progress, before: Progress | None) -> Row:
-    plan = progress.plan
+    plan, operator = progress.plan, progress.operator
     rate = _rate(progress, before)
     return {
         "plan": plan.plan_id,
@@ -100,6 +101,12 @@ def _data(progress: Progress, before: Progress | None) -> Row:
         "estimate_s": plan.estimate_s,
         "left_s": _rounded(progress.left_s(rate)),
         "throttle_bytes_per_s": plan.rate_bytes_per_s,
+        "operator_throttle": operator
+        and {
+            "worker": operator.worker_id,
+            "side": operator.side,
+            "bytes_per_s": operator.rate_bytes_per_s,
+        },
         "owner": plan.owner,
         "client_id": plan.client_id,
         "created_ms": plan.created_ms,
@@ -141,8 +148,18 @@ def _row(data: Row) -> Row:
         "elapsed": duration(data["elapsed_s"]),
         "estimate": None if data["estimate_s"] is None else duration(data["estimate_s"]),
         "left": None if data["left_s"] is None else duration(data["left_s"]),
-        "throttle": "none" if limit is None else f"{size_text(limit)}/s",
+        "throttle": _throttle(limit, data["operator_throttle"]),
     }
+
+
+def _throttle(limit: int | None, operator: Row | None) -> str:
+    shown = [] if limit is None else [f"{size_text(limit)}/s"]
+    if operator is not None:
+        shown.append(
+            f"{size_text(operator['bytes_per_s'])}/s of an operator ({operator['side']} on worker"
+            f" {operator['worker']})"
+        )
+    return ", ".join(shown) or "none"
 
 
 def bar(done: int, whole: int) -> str:

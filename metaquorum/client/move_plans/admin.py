@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import ceil, isfinite
-from typing import Final
 
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
+from metaquorum.client.move_plans.explanation import SIDES, lowest_operator_throttle
 from metaquorum.client.move_plans.values import (
     CopyOnDisk,
     MovePlan,
@@ -25,8 +25,6 @@ from metaquorum.moves.estimate import worker_traffic
 from metaquorum.moves.plan import PartitionMove, Plan
 from wire.messages.describe_move_plans import DescribedMovePlan, DescribeMovePlansResponse
 from wire.primitives.errors import ErrorCode
-
-_SIDES: Final = ("leader", "follower")
 
 
 class MoveAdmin:
@@ -105,11 +103,17 @@ class MoveAdmin:
         return [_plan(row, response.now_ms) for row in response.plans]
 
     async def progress(self, plan_ids: Collection[int] | None = None) -> list[Progress]:
-        """Return these plans (None: all) with the bytes that each has copied."""
+        """Return these plans (None: all) with the bytes that each has copied, and its throttles."""
         plans = await self.describe(plan_ids, include_moving=True)
         moving = [each for plan in plans for each in plan.moving]
-        sizes = await self._sizes({each.topic for each in moving}, _receivers(moving))
-        return [Progress(plan, _copied(plan, sizes)) for plan in plans]
+        topics = {each.topic for each in moving}
+        sizes = await self._sizes(topics, _receivers(moving))
+        live = await self.cluster.live_nodes() if moving else []
+        throttles, lists = await self._operator_throttles(_involved(moving) & {*live}, topics)
+        return [
+            Progress(plan, _copied(plan, sizes), lowest_operator_throttle(plan, throttles, lists))
+            for plan in plans
+        ]
 
     async def facts(self, plan_id: int) -> PlanFacts:
         """Return what is known about the moves of a plan. Raises BrokerError if it is unknown."""
@@ -127,27 +131,36 @@ class MoveAdmin:
         ]
         views = await describe_replicas(self.cluster, asked)
         involved = {
-            worker_id
-            for each in plan.moving
-            for worker_id in (*each.adding, each.leader)
-            if worker_id is not None and worker_id in workers and not workers[worker_id].is_fenced
+            each
+            for each in _involved(plan.moving)
+            if each in workers and not workers[each].is_fenced
         }
+        topics = {each.topic for each in plan.moving}
+        throttles, lists = await self._operator_throttles(involved, topics)
+        others = [each for each in plans.values() if not each.has_ended]
+        receivers = [each for each in _receivers(plan.moving) if each in involved]
+        copies = await self._copies(topics, receivers)
+        return PlanFacts(plan, workers, views, throttles, lists, others, copies)
+
+    async def _operator_throttles(
+        self, workers: Collection[int], topics: Collection[str]
+    ) -> tuple[dict[tuple[int, str], int], dict[tuple[str, str], str]]:
+        """Return an operator's rates and lists of throttled replicas, as in `PlanFacts`.
+
+        Workers that fail are left out.
+        """
         throttles: dict[tuple[int, str], int] = {}
         lists: dict[tuple[str, str], str] = {}
-        topics = sorted({each.topic for each in plan.moving})
-        for side in _SIDES:
-            for worker_id in sorted(involved):
+        for side in SIDES if workers else ():
+            for worker_id in sorted(workers):
                 rate = await self._operator_rate(worker_id, side)
                 if rate is not None:
                     throttles[worker_id, side] = rate
             found = await topic_config(
-                self.cluster, topics, f"{side}.replication.throttled.replicas"
+                self.cluster, sorted(topics), f"{side}.replication.throttled.replicas"
             )
             lists |= {(topic, side): value for topic, value in found.items()}
-        others = [each for each in plans.values() if not each.has_ended]
-        receivers = [each for each in _receivers(plan.moving) if each in involved]
-        copies = await self._copies(set(topics), receivers)
-        return PlanFacts(plan, workers, views, throttles, lists, others, copies)
+        return throttles, lists
 
     async def _operator_rate(self, worker_id: int, side: str) -> int | None:
         name = f"{side}.replication.throttled.rate"
@@ -238,6 +251,12 @@ def _estimate_s(state: ClusterState, plan: Plan, rate_bytes_per_s: int | None) -
     traffic = worker_traffic(state, plan).values()
     time_s = max((each.time_s(rate_bytes_per_s) for each in traffic), default=0.0)
     return ceil(time_s) if isfinite(time_s) else -1
+
+
+def _involved(moving: Sequence[MovingPartition]) -> set[int]:
+    """Return the workers that send or receive copies."""
+    workers = {worker_id for each in moving for worker_id in (*each.adding, each.leader)}
+    return {worker_id for worker_id in workers if worker_id is not None}
 
 
 def _receivers(moving: Sequence[MovingPartition]) -> list[int]:

@@ -10,10 +10,16 @@ its turn                         `batch_size` others move, or the plan is paused
 The last moves that were stopped are named as well, with the reason.
 """
 
-from collections.abc import Iterator
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from operator import attrgetter, itemgetter
 
-from metaquorum.client.move_plans.values import MovePlan, MovingPartition, PlanFacts, StoppedMove
+from metaquorum.client.move_plans.values import (
+    MovePlan,
+    MovingPartition,
+    OperatorThrottle,
+    PlanFacts,
+    StoppedMove,
+)
 from metaquorum.config.throttled_replicas import ThrottledReplicas
 from wire.primitives.frozen import frozen
 
@@ -39,6 +45,44 @@ def explain(facts: PlanFacts) -> list[Wait]:
     waits += [_of_stop(stop) for stop in facts.plan.stops]
     waits += _of_plan(facts.plan)
     return waits
+
+
+def lowest_operator_throttle(
+    plan: MovePlan,
+    throttles: Mapping[tuple[int, str], int],
+    lists: Mapping[tuple[str, str], str],
+) -> OperatorThrottle | None:
+    """Return the lowest throttle of an operator that limits a move of the plan.
+
+    `throttles` and `lists`: as in `PlanFacts`.
+    """
+    found = [
+        OperatorThrottle(worker_id, side, throttles[worker_id, side])
+        for partition in plan.moving
+        for replica in partition.adding
+        for side, worker_id in zip(SIDES, (partition.leader, replica), strict=True)
+        if worker_id is not None
+        and (worker_id, side) in throttles
+        and _is_throttled(plan, lists, partition, side, worker_id, replica)
+    ]
+    return min(found, key=attrgetter("rate_bytes_per_s", "worker_id", "side"), default=None)
+
+
+def _is_throttled(
+    plan: MovePlan,
+    lists: Mapping[tuple[str, str], str],
+    partition: MovingPartition,
+    side: str,
+    worker_id: int,
+    replica: int,
+) -> bool:
+    """Return whether an operator's list names the replica of that worker, or the plan limits it."""
+    listed = ThrottledReplicas.of(
+        [each for each in lists.get((partition.topic, side), "").split(",") if each]
+    )
+    if listed is not None and listed.has(partition.partition, worker_id):
+        return True
+    return plan.rate_bytes_per_s is not None and replica in partition.adding
 
 
 def _of_plan(plan: MovePlan) -> Iterator[Wait]:
@@ -165,12 +209,7 @@ def _throttle(
     facts: PlanFacts, partition: MovingPartition, side: str, worker_id: int, replica: int
 ) -> tuple[int, str] | None:
     """Return the throttle of that worker on that side, with a text of whose it is."""
-    listed = ThrottledReplicas.of(
-        [each for each in facts.lists.get((partition.topic, side), "").split(",") if each]
-    )
-    is_listed = listed is not None and listed.has(partition.partition, worker_id)
-    is_planned = facts.plan.rate_bytes_per_s is not None and replica in partition.adding
-    if not is_listed and not is_planned:
+    if not _is_throttled(facts.plan, facts.lists, partition, side, worker_id, replica):
         return None
     # All throttled replicas of a side of a worker share one rate, the lowest.
     rates = [

@@ -88,6 +88,15 @@ class MovePlan:
 
 
 @frozen
+class OperatorThrottle:
+    """An operator's throttle of one side ("leader" or "follower") of a worker."""
+
+    worker_id: int
+    side: str
+    rate_bytes_per_s: int
+
+
+@frozen
 class Progress:
     """Bytes that a plan has copied, counted in the log directories of the receiving workers.
 
@@ -96,6 +105,7 @@ class Progress:
 
     plan: MovePlan
     copied_bytes: int | None
+    operator: "OperatorThrottle | None" = None  # the lowest that limits a move of the plan
 
     @property
     def rate_bytes_per_s(self) -> float | None:

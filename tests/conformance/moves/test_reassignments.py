@@ -244,6 +244,14 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     admin("moves", "start", plan, code=1)
     assert f"Partition {topic}-0 is part of plan {plan_id}, which has not ended" in admin.errors
     wait_until(lambda: status(admin, plan_id)["moving"] == 1)
+    rate, operator = "follower.replication.throttled.rate", "operator_throttle"
+    admin("configs", "set", "broker", 3, f"{rate}=10")
+    lower = {"worker": 3, "side": "follower", "bytes_per_s": 10}
+    wait_until(lambda: status(admin, plan_id)[operator] == lower)
+    shown = admin("moves", "status", plan_id)
+    assert "20 B/s, 10 B/s of an operator (follower on worker 3)" in shown
+    admin("configs", "unset", "broker", 3, rate)
+    wait_until(lambda: status(admin, plan_id)[operator] != lower)
     assert "plan" in admin("moves", "cancel", plan_id, "--yes")
     wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
     wait_until(lambda: replicas(cluster, topic) == {0: ([2, 1], [1, 2])})

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.move_plans.explanation import explain
+from metaquorum.client.move_plans.explanation import explain, lowest_operator_throttle
 from metaquorum.client.move_plans.measuring import free_bytes
 from metaquorum.client.move_plans.values import (
     CopyOnDisk,
     MovePlan,
     MovingPartition,
+    OperatorThrottle,
     PlanFacts,
     Progress,
     StoppedMove,
@@ -50,6 +51,22 @@ def test_a_replica_that_lags_is_named_with_the_throttles_and_whose_they_are() ->
     (first, _) = texts(replace(FACTS, throttles=throttles))
     assert "throttled to 100 B/s as leader on worker 1 by an operator's config" in first
     assert "throttled to 500 B/s as follower on worker 3 by plan 7" in first
+
+
+def test_the_lowest_throttle_of_an_operator_that_limits_a_move_is_found() -> None:
+    rates = {(1, "leader"): 900, (3, "follower"): 700, (2, "leader"): 1, (3, "leader"): 2}
+    lowest = OperatorThrottle(3, "follower", 700)
+    assert lowest_operator_throttle(PLAN, rates, {}) == lowest
+    assert lowest_operator_throttle(PLAN, {}, {("t", "leader"): "*"}) is None
+    # Without a throttle of the plan, only replicas in an operator's lists are limited.
+    unlimited = replace(PLAN, rate_bytes_per_s=None)
+    assert lowest_operator_throttle(unlimited, rates, {}) is None
+    lists = {("t", "leader"): "0:1", ("u", "follower"): "*", ("t", "follower"): "0:2,1:3"}
+    leading = OperatorThrottle(1, "leader", 900)
+    assert lowest_operator_throttle(unlimited, rates, lists) == leading
+    leaderless = replace(PLAN, moving=(replace(MOVING, leader=None),))
+    assert lowest_operator_throttle(leaderless, rates, {}) == lowest
+    assert lowest_operator_throttle(replace(PLAN, moving=()), rates, {}) is None
 
 
 def test_one_move_is_named_in_the_singular() -> None:
