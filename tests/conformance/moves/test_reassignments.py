@@ -255,7 +255,7 @@ def test_a_plan_of_mq_admin_is_cancelled_and_mistakes_get_a_sentence(
     assert "plan" in admin("moves", "cancel", plan_id, "--yes")
     wait_until(lambda: status(admin, plan_id)["state"] == "cancelled")
     wait_until(lambda: replicas(cluster, topic) == {0: ([2, 1], [1, 2])})
-    assert "1 were cancelled or given up" in admin("moves", "explain", plan_id)
+    assert "1 was cancelled or given up" in admin("moves", "explain", plan_id)
     admin("moves", "resume", plan_id, code=1)
     assert f"Plan {plan_id} is cancelled" in admin.errors
     admin("moves", "status", 999, code=1)
