@@ -364,7 +364,11 @@ def _held_back(other: socket.socket) -> bool:
         return True
 
 
-def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held() -> None:
+def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system, "MAX_STEPS_S", PATIENCE_S)  # a busy machine ends no turn early
+
     async def main() -> None:
         network = RealNetwork()
         pairs = [await _pair(network) for _ in range(system.MAX_HOLDING + 3)]
