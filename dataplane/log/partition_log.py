@@ -427,9 +427,10 @@ class PartitionLog(LocalLog):
             first = segment.header_at(start)
             if first.batch_bytes <= max_bytes:
                 size = max_bytes
-                if is_whole and (before := segment.batch_before(start + max_bytes)) > start:
-                    size = before - start
-                    segment.note_read_end(before)
+                before = segment.batch_before(start + max_bytes) if is_whole else None
+                if before is not None and before[0] > start:
+                    size = before[0] - start
+                    segment.note_read_end(*before)
             else:
                 size = min(size, first.batch_bytes) if min_one else 0
         elif end_offset <= self.log_end_offset:

@@ -65,6 +65,7 @@ class Segment:
         "_max_timestamp_offset",
         "_read_end",
         "_read_end_header",
+        "_read_end_last",
         "_time_index_bytes",
         "_times",
         "base_offset",
@@ -96,7 +97,7 @@ class Segment:
         self.created_ms = now_ms
         self.bytes_since_index = 0
         self.indexes_full = False
-        self._read_end = -1
+        self._read_end = self._read_end_last = -1
         self._read_end_header: BatchHeader | None = None
         name = file_name(state.base_offset, LOG) + ending
         self.file = LogFile(files, folder, name, create=create)
@@ -348,17 +349,24 @@ class Segment:
             self._retry_removal()
         return self._locate_from(0, offset, None)
 
-    def note_read_end(self, position: int) -> None:
-        """Cache where a read ended before a batch: `locate` finds the offset of that batch there.
+    def note_read_end(self, position: int, last_offset: int) -> None:
+        """Cache where a read ended before a batch: `locate` finds the first offset of it there.
 
-        A replica that catches up reads on from there, and needs no search in the index.
+        Both are of an index entry. A replica that catches up reads on from there, and needs no
+        search in the index.
         """
-        self._read_end, self._read_end_header = position, None
+        self._read_end, self._read_end_last = position, last_offset
+        self._read_end_header = None
 
     def _at_read_end(self, offset: int) -> tuple[int, BatchHeader] | None:
         with suppress(StorageError):  # damage, which a search from an index entry reports
             found = next(self.walk(self._read_end, HEADER_BYTES), None)
-            if found is not None and found[1].base_offset == offset:
+            # The disk may have changed the entry: then these may be bytes of a record.
+            if (
+                found is not None
+                and found[1].base_offset == offset
+                and found[1].last_offset == self._read_end_last
+            ):
                 self._read_end_header = found[1]
                 return found
         return None
@@ -393,16 +401,16 @@ class Segment:
             return None
         return None if entry is None else self.base_offset + entry[0]
 
-    def batch_before(self, position: int) -> int:
-        """Return where the last batch in the offset index begins that begins at or before that.
+    def batch_before(self, position: int) -> tuple[int, int] | None:
+        """Return position and last offset of the last batch that begins at or before `position`.
 
-        0 if the index has none, or cannot be read.
+        Of the batches in the offset index. None if it has no such batch, or cannot be read.
         """
         try:
             entry = self.index.last_upto(position)
         except (OSError, EOFError):  # a lookup by offset finds the damage and reports it
-            return 0
-        return 0 if entry is None else entry[1]
+            return None
+        return None if entry is None else (entry[1], self.base_offset + entry[0])
 
     def _distrust_indexes(self) -> None:
         for index in (self.index, self.times):
@@ -472,7 +480,7 @@ class Segment:
         if found is None:
             return self.end_offset()
         position, header = found
-        self.note_read_end(-1)  # may be within a batch that is appended later
+        self.note_read_end(-1, -1)  # may be within a batch that is appended later
         self.file.get().truncate(position)
         self.size_bytes = position
         self.index.truncate_to(header.base_offset - self.base_offset)

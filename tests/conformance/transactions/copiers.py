@@ -134,6 +134,14 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
+    def where(self) -> str:
+        """Return the position of each partition, and its first and last offset."""
+        return ", ".join(
+            f"{each.topic}-{each.partition}: read to {each.offset}"
+            f" of {self._consumer.get_watermark_offsets(each, 25)}"
+            for each in self._consumer.position(self._consumer.assignment())
+        )
+
     def read(self) -> Counter[str]:
         """Return the values read so far, and how often each was read."""
         for message in self._consumer.consume(1000, 0.2):

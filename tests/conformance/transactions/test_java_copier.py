@@ -109,12 +109,29 @@ def test_a_killed_copier_is_replaced(
         program.start(*more)
         program.wait()
         assert killed > 1
-        assert_copied(reader, sent)
+        assert_copied(reader, sent, program)
 
 
-def assert_copied(reader: Reader, sent: Counter[str]) -> None:
-    wait_until(lambda: set(reader.read()) == set(sent), what="all records copied")
+def assert_copied(reader: Reader, sent: Counter[str], program: JavaCopier) -> None:
+    wait_until(lambda: set(reader.read()) == set(sent), what=Copied(reader, sent, program))
     assert reader.read() == sent
+
+
+class Copied:
+    """What says in a failure which records are missing, how far the reader is, what the copier said."""
+
+    def __init__(self, reader: Reader, sent: Counter[str], program: JavaCopier) -> None:
+        self._reader = reader
+        self._sent = sent
+        self._program = program
+
+    def __str__(self) -> str:
+        missing = sorted((self._sent - self._reader.read()).elements(), key=lambda each: len(each))
+        said = Path(self._program.log).read_text()
+        return (
+            f"all records copied; {len(missing)} of {self._sent.total()} missing, first"
+            f" {missing[:20]}; {self._reader.where()}; the copier: {said[:500]} ... {said[-1500:]}"
+        )
 
 
 def test_nodes_and_copiers_are_killed(
@@ -136,4 +153,4 @@ def test_nodes_and_copiers_are_killed(
             three_nodes.restart(number)
         program.start("--use-group-metadata")
         program.wait()
-        assert_copied(reader, sent)
+        assert_copied(reader, sent, program)

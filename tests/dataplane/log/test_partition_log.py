@@ -174,6 +174,28 @@ def test_the_end_of_a_read_is_forgotten_when_its_batch_is_truncated(tmp_path: Pa
     assert headers_of(log.read(3, 1 << 20, 302).read())[0].base_offset == 3
 
 
+def test_the_end_of_a_read_that_a_changed_index_puts_within_a_batch_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    """A producer may have made the bytes there look like the batch that a replica asks for next."""
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
+    fake, place = bytes(make_batch(9, base_offset=3)), make_batch(1, value=b"v" * 300).index(b"vvv")
+    append_many(log, 3, records=1)
+    append(log, make_batch(1, value=fake + b"x" * 400))
+    append_many(log, 300, records=1)  # more than the positions of the latest batches
+    begin = log.read(3, 1 << 20, 304).position
+    trio.run(close_clean, log)
+    (path,) = tmp_path.glob("*.index")
+    entries = bytearray(path.read_bytes())
+    at = [key for key, _ in struct.iter_unpack(">ii", entries)].index(3)
+    struct.pack_into(">ii", entries, at * 8, 3, begin + place)
+    path.write_bytes(entries)
+    log = open_log(tmp_path, clean=True, recovery_point=304)
+    piece = log.read(0, begin + place + 9, 304, is_whole=True)
+    assert piece.size_bytes == begin + place  # the replica drops the partial batch, and asks for 3
+    assert log.read(3, 1 << 20, 304).position == begin
+
+
 def test_a_tail_read_searches_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
     append_many(log, 400)
