@@ -1,15 +1,18 @@
 """DescribeConfigs: the effective values, and the values of each layer. ListConfigResources."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from dataplane.network.worker_addresses import live_worker_ids
+from dataplane.quotas.replication_quota import PlanLimits
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.capabilities import HasImage, HasLayers, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from metaquorum.config.definition import ConfigType, Scope, to_text
+from metaquorum.config.plan_limit import FOLLOWER, LEADER, plan_limit
 from metaquorum.config.registry import is_of_listener, shown_keys
-from metaquorum.config.resolution import Configs, ConfigSource, Resolved
+from metaquorum.config.resolution import Configs, ConfigSource, Resolved, Synonym
 from metaquorum.controller.config_changes import ALL_WORKERS
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.runtime.whole_numbers import whole_number
@@ -47,6 +50,10 @@ class ResolvesConfigs(HasImage, HasLayers, HasWorkerId, Protocol):
 class DescribesConfigs(ResolvesConfigs, HasSlicer, Protocol):
     """`ResolvesConfigs`, for any number of resources in a request."""
 
+    @property
+    def plan_limits(self) -> Sequence[PlanLimits]:
+        """Rates at which plans of moves limit this worker now."""
+
 
 def handle_describe_configs(
     worker: DescribesConfigs, request: Request, message: DescribeConfigsRequest
@@ -74,7 +81,7 @@ def handle_describe_configs(
 
 
 def _describe(
-    worker: ResolvesConfigs,
+    worker: DescribesConfigs,
     message: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
     wanted: frozenset[str] | None,
@@ -98,7 +105,7 @@ def _describe(
     return result
 
 
-def _resolved(worker: ResolvesConfigs, resource: DescribeConfigsResource) -> Iterator[Resolved]:
+def _resolved(worker: DescribesConfigs, resource: DescribeConfigsResource) -> Iterator[Resolved]:
     name = resource.resource_name
     if config_scope(resource.resource_type) is Scope.TOPIC:
         check_topic_name(name)
@@ -117,7 +124,20 @@ def _resolved(worker: ResolvesConfigs, resource: DescribeConfigsResource) -> Ite
             f"Unexpected broker id, expected {worker.worker_id} or empty string, but received"
             f" {name}",
         )
-    return resolve_all(worker.configs)
+    return chain(resolve_all(worker.configs), _plan_limits(worker.plan_limits))
+
+
+def _plan_limits(plans: Sequence[PlanLimits]) -> Iterator[Resolved]:
+    """Yield the rates of the plans, under names of their own.
+
+    So a client that sets a throttle where none is set, and removes it later, is not misled.
+    """
+    for plan in plans:
+        for side, rate in ((LEADER, plan.leader_rate), (FOLLOWER, plan.follower_rate)):
+            if rate is not None:
+                key = plan_limit(plan.plan_id, plan.owner, side)
+                synonym = Synonym(key.name, to_text(rate), ConfigSource.DYNAMIC_WORKER)
+                yield Resolved(key, rate, (synonym,))
 
 
 def config_scope(resource_type: int) -> Scope:

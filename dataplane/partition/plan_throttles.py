@@ -11,7 +11,8 @@ A replica that is being added may lead, once it is in sync and others of the tar
 
 and this worker's rate on a side is the lowest of the operator's and those of the plans that
 throttle a replica there. No config is written: the throttle ends with the metadata record that ends
-the move of the last such partition. An operator's lists and rates stay as they are.
+the move of the last such partition. An operator's lists and rates stay as they are. DescribeConfigs
+shows the rates of the plans next to them.
 """
 
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 import trio
 
 from dataplane.partition.partition import Partition, ReplicaContext
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
+from dataplane.quotas.replication_quota import UNLIMITED, PlanLimits, ReplicationQuotas
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, MovePlanImage
 
 
@@ -36,7 +37,7 @@ class PlanThrottles:
             return
         rates: dict[int, int] = {}
         topic_ids: set[bytes] = set()
-        leader_rate = follower_rate = UNLIMITED
+        limits: list[PlanLimits] = []
         for plan_id, plan in image.plans.items():
             rate = plan.header.rate_bytes_per_s
             if rate is None or not plan.moving:
@@ -44,12 +45,23 @@ class PlanThrottles:
             rates[plan_id] = rate
             topic_ids.update([topic_id for topic_id, _ in plan.moving])
             sends, receives = sides(image, plan, self._context.worker_id)
-            leader_rate = min(leader_rate, rate) if sends else leader_rate
-            follower_rate = min(follower_rate, rate) if receives else follower_rate
+            if sends or receives:
+                sides_rates = rate if sends else None, rate if receives else None
+                limits.append(PlanLimits(plan_id, plan.header.owner, *sides_rates))
             await trio.lowlevel.checkpoint()
         self._topic_ids = frozenset(topic_ids)
         self._context.plan_rates = rates
-        self._quotas.limit_plans(leader_rate, follower_rate)
+        self._quotas.plan_limits = tuple(limits)
+        self._quotas.limit_plans(
+            min(
+                (each.leader_rate for each in limits if each.leader_rate is not None),
+                default=UNLIMITED,
+            ),
+            min(
+                (each.follower_rate for each in limits if each.follower_rate is not None),
+                default=UNLIMITED,
+            ),
+        )
 
 
 def sides(image: MetadataImage, plan: MovePlanImage, worker_id: int) -> tuple[bool, bool]:

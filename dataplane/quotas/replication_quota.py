@@ -19,7 +19,7 @@ Plain state: `now` is monotonic seconds.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from dataplane.quotas.rate_window import DEFAULT_SAMPLE_S, DEFAULT_SAMPLES, RateWindow
 from metaquorum.config.definition import LONG_MAX
@@ -97,6 +97,18 @@ class ReplicationQuota:
         self._leaked_at = now
 
 
+class PlanLimits(NamedTuple):
+    """Rates in bytes per second at which a plan of moves limits a worker; None: not on that side.
+
+    `owner`: who started the plan.
+    """
+
+    plan_id: int
+    owner: str
+    leader_rate: int | None
+    follower_rate: int | None
+
+
 class ReplicationQuotas:
     """The replication quotas of one worker."""
 
@@ -110,6 +122,7 @@ class ReplicationQuotas:
         self.follower: Final = ReplicationQuota(samples, sample_s)
         # Copies between the log directories of the worker.
         self.alter_log_dirs: Final = ReplicationQuota(moves_samples, float(moves_sample_s))
+        self.plan_limits: tuple[PlanLimits, ...] = ()  # to show them; `limit_plans` applies them
         self._plan_rates = UNLIMITED, UNLIMITED  # as leader, as follower
         self._operator_rates = UNLIMITED, UNLIMITED
         self.limit(configs)

@@ -21,6 +21,7 @@ from dataplane.network.delayed import Timers
 from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.quotas.replication_quota import PlanLimits
 from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
@@ -175,6 +176,11 @@ class Worker:
     @property
     def isr_manager(self) -> IsrManager:
         return self.replica_manager.replication
+
+    @property
+    def plan_limits(self) -> tuple[PlanLimits, ...]:
+        """Rates at which plans of moves limit this worker now."""
+        return self.isr_manager.quotas.plan_limits
 
     @property
     def configs(self) -> Configs:

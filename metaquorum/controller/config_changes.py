@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Final
 
 from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse
+from metaquorum.config.plan_limit import plan_named
 from metaquorum.config.registry import COMPACTION_LAGS, check_topic_values, find_key, key_named
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import MIN_ISR, check_configs, reconfigured
@@ -157,6 +158,14 @@ def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]
 
 
 def _check_dynamic(resource: ResourceChange) -> None:
+    for change in resource.changes:
+        # Also to delete it: clients see it in DescribeConfigs.
+        if resource.scope is Scope.WORKER and (plan := plan_named(change.name)) is not None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{change.name} is the limit of plan {plan}, which ends with its moves: change it"
+                f" by `mq-admin moves throttle {plan} RATE`.",
+            )
     fixed = [
         change.name
         for change in resource.changes

@@ -214,6 +214,11 @@ def test_a_plan_of_mq_admin_keeps_its_throttle_when_kafkas_tool_verifies(
     told = kafka_tool("reassign-partitions", *at, "--verify", "--reassignment-json-file", plan)
     assert f"Reassignment of partition {topic}-0 is still in progress." in told.stdout, told
     assert all(text in admin("moves", "explain", plan_id) for text in throttled)
+    name = f"plan.{plan_id}.leader.replication.throttled.rate"
+    of_worker = ("configs", *at, "--entity-type", "brokers", "--entity-name", "1")
+    assert f"{name}=20 " in kafka_tool(*of_worker, "--describe").stdout
+    refused = kafka_tool(*of_worker, "--alter", "--delete-config", name)
+    assert f"{name} is the limit of plan {plan_id}" in refused.stdout + refused.stderr, refused
     admin("moves", "pause", plan_id)
     assert "because the plan is paused" in admin("moves", "explain", plan_id)
     admin("moves", "resume", plan_id)

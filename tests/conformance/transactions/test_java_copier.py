@@ -118,7 +118,7 @@ def assert_copied(reader: Reader, sent: Counter[str], program: JavaCopier) -> No
 
 
 class Copied:
-    """What says in a failure which records are missing, how far the reader is, what the copier said."""
+    """Text of a failure: the missing records, the reader's position, the copier's output."""
 
     def __init__(self, reader: Reader, sent: Counter[str], program: JavaCopier) -> None:
         self._reader = reader

@@ -8,6 +8,7 @@ from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.move_plans import add_move_plans
 from dataplane.prometheus.slices import Slices
 from dataplane.quotas.replication_quota import UNLIMITED
+from metaquorum.config.resolution import ConfigSource
 from metaquorum.controller import features
 from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE, NewMovePlan
 from metaquorum.metadata.image import MovePlanImage
@@ -39,6 +40,7 @@ from wire.messages.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from wire.messages.describe_move_plans import DescribeMovePlansRequest
 from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
 from wire.primitives.errors import ErrorCode
@@ -195,6 +197,58 @@ def test_the_throttle_of_an_operator_stays_and_the_lower_rate_holds() -> None:
         image = cluster.worker(3).image
         assert image.worker_configs(3) == {"follower.replication.throttled.rate": str(5 * RATE)}
         assert image.topic_configs("a") == lists
+
+    together(scenario, **SMALL)
+
+
+async def throttles_of(client: RawClient, worker_id: int) -> dict[str, tuple[str, int, bool]]:
+    """Return value, source and read-only flag of the configs of throttled rates, by name."""
+    row = DescribeConfigsResource(
+        resource_type=BROKER, resource_name=str(worker_id), configuration_keys=None
+    )
+    request = DescribeConfigsRequest(resources=[row], include_documentation=True)
+    (result,) = (await client.call(ApiKey.DESCRIBE_CONFIGS, request)).results
+    assert result.error_code == ErrorCode.NONE
+    return {
+        each.name: (each.value, each.config_source, each.read_only)
+        for each in result.configs
+        if each.name.endswith("throttled.rate")
+    }
+
+
+def test_describe_configs_shows_the_throttles_of_plans_beside_that_of_an_operator() -> None:
+    async def scenario(cluster: Together) -> None:
+        client = await filled(cluster, "a", "b")
+        clients = {worker_id: await cluster.connect(worker_id) for worker_id in (1, 3)}
+        for worker_id in (1, 3):
+            assert await throttles_of(clients[worker_id], worker_id) == {}
+        limit = {"leader.replication.throttled.rate": "5000"}
+        assert await change(clients[1], BROKER, "1", limit) == ErrorCode.NONE
+        await started(client, ("a", [3, 2]), rate_bytes_per_s=100)
+        await started(client, ("b", [3, 2]), rate_bytes_per_s=200)
+        await cluster.until(lambda: len(cluster.worker(1).plan_limits) == 2)
+        await cluster.until(lambda: len(cluster.worker(3).plan_limits) == 2)
+        set_by = ConfigSource.DYNAMIC_WORKER
+        leading = {
+            "leader.replication.throttled.rate": ("5000", set_by, False),
+            "plan.1.leader.replication.throttled.rate": ("100", set_by, True),
+            "plan.2.leader.replication.throttled.rate": ("200", set_by, True),
+        }
+        assert await throttles_of(clients[1], 1) == leading
+        assert await throttles_of(clients[3], 3) == {
+            "plan.1.follower.replication.throttled.rate": ("100", set_by, True),
+            "plan.2.follower.replication.throttled.rate": ("200", set_by, True),
+        }
+        for names in (
+            {"plan.1.leader.replication.throttled.rate": None},
+            {**limit, "plan.1.leader.replication.throttled.rate": "7"},
+        ):
+            assert await change(clients[1], BROKER, "1", names) == ErrorCode.INVALID_REQUEST
+        assert await throttles_of(clients[1], 1) == leading
+        assert await altered(client, 1, "cancel") is None
+        await cluster.until(lambda: len(cluster.worker(1).plan_limits) == 1)
+        del leading["plan.1.leader.replication.throttled.rate"]
+        assert await throttles_of(clients[1], 1) == leading
 
     together(scenario, **SMALL)
 
