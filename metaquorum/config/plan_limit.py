@@ -4,8 +4,8 @@
     plan.<id>.follower.replication.throttled.rate
 
 They are not configs that can be set: the plan's records hold the rate, and the end of its moves
-ends it. An operator's `leader|follower.replication.throttled.rate` is shown, too; the lowest rate is
-in force.
+ends it. An operator's `leader|follower.replication.throttled.rate` is shown, too; the lowest rate
+is in force.
 """
 
 import re

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from tests.conformance.clients import Librdkafka, Record
 from tests.conformance.groups.members import LIMIT_S, Member
@@ -108,16 +108,27 @@ def send(bootstrap: str, topic: str, partitions: int, each: int, start: int = 0)
     return sent
 
 
+# The client's position is none that a log had which keeps committed records.
+_LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION)
+
+
 class Reader:
-    """Reads all partitions of a topic from their start on."""
+    """Reads all partitions of a topic from their start on.
+
+    Never skips records: a position that the log does not have, or that it has truncated, is an
+    AssertionError of `read`.
+    """
 
     def __init__(self, bootstrap: str, topic: str, *, committed: bool = True) -> None:
+        self.bootstrap: Final = bootstrap
+        self.topic: Final = topic
         isolation = "read_committed" if committed else "read_uncommitted"
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
                 "group.id": "unused",
                 "enable.auto.commit": False,
+                "auto.offset.reset": "error",
                 "isolation.level": isolation,
                 "log_level": 2,
             }
@@ -135,7 +146,7 @@ class Reader:
         self._consumer.close()
 
     def where(self) -> str:
-        """Return the position of each partition, and its first and last offset."""
+        """Return the position of each partition, and its first offset and high watermark."""
         return ", ".join(
             f"{each.topic}-{each.partition}: read to {each.offset}"
             f" of {self._consumer.get_watermark_offsets(each, 25)}"
@@ -145,7 +156,9 @@ class Reader:
     def read(self) -> Counter[str]:
         """Return the values read so far, and how often each was read."""
         for message in self._consumer.consume(1000, 0.2):
-            if message.error() is None:
+            error = message.error()
+            assert error is None or error.code() not in _LOST, error
+            if error is None:
                 value = message.value()
                 assert isinstance(value, bytes)
                 self._read[value.decode()] += 1

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,11 +127,21 @@ class Copied:
         self._program = program
 
     def __str__(self) -> str:
-        missing = sorted((self._sent - self._reader.read()).elements(), key=lambda each: len(each))
         said = Path(self._program.log).read_text()
+        text = f"all records copied; {self._missing(self._reader)}"
+        for committed in (True, False):  # shows whether it is the reader's, or an open transaction
+            with Reader(self._reader.bootstrap, self._reader.topic, committed=committed) as other:
+                until = time.monotonic() + 10
+                while time.monotonic() < until:
+                    other.read()
+                text += f"; another reader, committed {committed}: {self._missing(other)}"
+        return f"{text}; the copier: {said[:500]} ... {said[-1500:]}"
+
+    def _missing(self, reader: Reader) -> str:
+        missing = sorted((self._sent - reader.read()).elements())
         return (
-            f"all records copied; {len(missing)} of {self._sent.total()} missing, first"
-            f" {missing[:20]}; {self._reader.where()}; the copier: {said[:500]} ... {said[-1500:]}"
+            f"{len(missing)} of {self._sent.total()} missing, first {missing[:20]},"
+            f" {reader.where()}"
         )
 
 
