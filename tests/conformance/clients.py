@@ -321,10 +321,18 @@ def create(
     config: dict[str, str] | None = None,
     replicas: int = 1,
 ) -> str:
-    """Create the topic, and wait until every partition has a leader that accepts records."""
+    """Create the topic. Other nodes than the one that answers may list it a little later."""
     wanted = NewTopic(topic, partitions, replicas, config=config or {})
     admin(bootstrap).create_topics([wanted])[topic].result(TIMEOUT_S)
     return topic
+
+
+def partitions_of(consumer: confluent_kafka.Consumer, topic: str) -> list[int]:
+    """Return the partitions of the topic, once the node that the client asks lists it."""
+    return wait_until(
+        lambda: list(consumer.list_topics(topic, TIMEOUT_S).topics[topic].partitions),
+        what=f"{topic} is listed",
+    )
 
 
 def sent_as(records: Sequence[Record], stored: Sequence[Stored]) -> list[Record]:

@@ -5,6 +5,7 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.conformance.clients import partitions_of
 from tests.nodes import PATIENCE_S, unique
 
 RECORDS: Final = 200
@@ -40,7 +41,7 @@ def read_all(bootstrap: str, topic: str, count: int = RECORDS) -> list[int]:
             "enable.auto.commit": False,
         }
     )
-    partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
+    partitions = partitions_of(consumer, topic)
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     found: list[int] = []
     while len(found) < count:

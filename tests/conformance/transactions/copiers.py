@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from tests.conformance.clients import Librdkafka, Record
+from tests.conformance.clients import Librdkafka, Record, partitions_of
 from tests.conformance.groups.members import LIMIT_S, Member
 from tests.conformance.other_languages.test_admin import go_program
 from tests.nodes import wait_until
@@ -133,7 +133,7 @@ class Reader:
                 "log_level": 2,
             }
         )
-        partitions = self._consumer.list_topics(topic, 25).topics[topic].partitions
+        partitions = partitions_of(self._consumer, topic)
         self._consumer.assign(
             [TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions]
         )
