@@ -124,6 +124,7 @@ def _check_resource(image: MetadataImage, resource: ResourceChange) -> None:
             ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}"
         )
     if resource.scope is Scope.WORKER:
+        _check_limits_of_plans(image, resource)
         return
     if not resource.name:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
@@ -134,6 +135,23 @@ def _check_resource(image: MetadataImage, resource: ResourceChange) -> None:
         )
 
 
+def _check_limits_of_plans(image: MetadataImage, resource: ResourceChange) -> None:
+    """Raise KafkaError if the limit of a plan would be set or deleted, which DescribeConfigs shows.
+
+    AlterConfigs is not refused, and leaves such a limit as it is: `kafka-configs.sh` before Kafka
+    4.0 sends all dynamic configs of a worker that it has read, to change one of them.
+    """
+    for change in resource.changes:
+        plan = None if resource.replace else image.plans.get(plan_named(change.name) or 0)
+        if plan is not None and not plan.has_ended:
+            plan_id = plan.header.plan_id
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{change.name} is the limit of plan {plan_id}, which ends with its moves: change"
+                f" it by `mq-admin moves throttle {plan_id} RATE`.",
+            )
+
+
 def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]:
     """Return the resource's own configs after the change, with every changed value checked."""
     _check_dynamic(resource)
@@ -141,6 +159,8 @@ def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]
     for change in resource.changes:
         if change.op == ConfigOp.DELETE:
             configs.pop(change.name, None)
+            continue
+        if resource.replace and resource.scope is Scope.WORKER and plan_named(change.name):
             continue
         key = key_named(resource.scope, change.name)
         text = _new_text(key, configs.get(key.name), change)
@@ -158,14 +178,6 @@ def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]
 
 
 def _check_dynamic(resource: ResourceChange) -> None:
-    for change in resource.changes:
-        # Also to delete it: clients see it in DescribeConfigs.
-        if resource.scope is Scope.WORKER and (plan := plan_named(change.name)) is not None:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"{change.name} is the limit of plan {plan}, which ends with its moves: change it"
-                f" by `mq-admin moves throttle {plan} RATE`.",
-            )
     fixed = [
         change.name
         for change in resource.changes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 
 from tests.conformance.clients import create
 from tests.conformance.groups.peers import ThreeNodes
@@ -130,19 +131,27 @@ class Copied:
         said = Path(self._program.log).read_text()
         text = f"all records copied; {self._missing(self._reader)}"
         for committed in (True, False):  # shows whether it is the reader's, or an open transaction
-            with Reader(self._reader.bootstrap, self._reader.topic, committed=committed) as other:
+            text += f"; another reader, committed {committed}: {self._read_again(committed)}"
+        return f"{text}; the copier: {said[:500]} ... {said[-1500:]}"
+
+    def _read_again(self, committed: bool) -> str:
+        bootstrap, topic = self._reader.bootstrap, self._reader.topic
+        try:
+            with Reader(bootstrap, topic, committed=committed) as other:
                 until = time.monotonic() + 10
                 while time.monotonic() < until:
                     other.read()
-                text += f"; another reader, committed {committed}: {self._missing(other)}"
-        return f"{text}; the copier: {said[:500]} ... {said[-1500:]}"
+                return self._missing(other)
+        except (KafkaException, AssertionError, TimeoutError) as error:
+            return str(error)
 
     def _missing(self, reader: Reader) -> str:
-        missing = sorted((self._sent - reader.read()).elements())
-        return (
-            f"{len(missing)} of {self._sent.total()} missing, first {missing[:20]},"
-            f" {reader.where()}"
-        )
+        try:
+            missing = sorted((self._sent - reader.read()).elements())
+            text = f"{len(missing)} of {self._sent.total()} missing, first {missing[:20]}"
+            return f"{text}, {reader.where()}"
+        except (KafkaException, AssertionError) as error:
+            return str(error)
 
 
 def test_nodes_and_copiers_are_killed(

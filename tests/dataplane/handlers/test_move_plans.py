@@ -33,6 +33,11 @@ from tests.dataplane.replication.throttling.test_throttling import (
 )
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient
+from wire.messages.alter_configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+)
 from wire.messages.alter_move_plan import AlterMovePlanRequest
 from wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -216,6 +221,15 @@ async def throttles_of(client: RawClient, worker_id: int) -> dict[str, tuple[str
     }
 
 
+async def replaced(client: RawClient, name: str, values: dict[str, str]) -> int:
+    """Replace all configs of a worker; return the error code."""
+    configs = [AlterableConfig(name=each, value=value) for each, value in values.items()]
+    row = AlterConfigsResource(resource_type=BROKER, resource_name=name, configs=configs)
+    request = AlterConfigsRequest(resources=[row])
+    answer = await client.call(ApiKey.ALTER_CONFIGS, request)
+    return int(answer.responses[0].error_code)
+
+
 def test_describe_configs_shows_the_throttles_of_plans_beside_that_of_an_operator() -> None:
     async def scenario(cluster: Together) -> None:
         client = await filled(cluster, "a", "b")
@@ -244,6 +258,14 @@ def test_describe_configs_shows_the_throttles_of_plans_beside_that_of_an_operato
             {**limit, "plan.1.leader.replication.throttled.rate": "7"},
         ):
             assert await change(clients[1], BROKER, "1", names) == ErrorCode.INVALID_REQUEST
+        assert await throttles_of(clients[1], 1) == leading
+        # Kafka's tools before 4.0 send all dynamic configs that they have read, and a change.
+        values = {name: value for name, (value, _, _) in leading.items()} | {
+            "log.cleaner.threads": "2"
+        }
+        assert await replaced(clients[1], "1", values) == ErrorCode.NONE
+        image = cluster.worker(1).image
+        assert image.worker_configs(1) == {**limit, "log.cleaner.threads": "2"}
         assert await throttles_of(clients[1], 1) == leading
         assert await altered(client, 1, "cancel") is None
         await cluster.until(lambda: len(cluster.worker(1).plan_limits) == 1)
