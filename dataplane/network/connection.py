@@ -304,15 +304,23 @@ class ClientConnection:
         """Send ready responses until the socket is full. Return whether steps may continue."""
         pipeline = self._pipeline
         if data := pipeline.take_ready():
-            sent = self._connection.send_nowait(data)
-            if sent < len(data):
-                pipeline.put_back(data[sent:])
+            # A metered step sends at once: the CPU time of that counts, too.
+            is_metered = self._meter.is_on and self.client.quota.cpu_weight
+            if is_metered or not self._connection.send_soon(data, self._take_back):
+                sent = self._connection.send_nowait(data)
+                if sent < len(data):
+                    pipeline.put_back(data[sent:])
         if not pipeline.is_idle and not self._send_parts():
             # The rest of bytes in memory, which the sender counts, is left to the task.
             return self._sender.is_blocked and self._connection.call_when_writable(self._step_ready)
         return self.client.quota.mute is None and (
             not (self._frames.claimed_bytes or self.reserved_bytes) or self._make_room_nowait()
         )
+
+    def _take_back(self, unsent: bytes) -> None:
+        """Take back what `send_soon` could not send; it is sent once the peer takes bytes."""
+        self._pipeline.put_back(unsent)
+        self._call_soon()
 
     def _send_parts(self) -> bool:
         """Send the first response if it has parts, handle the frames behind it, and so on.

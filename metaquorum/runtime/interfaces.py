@@ -216,10 +216,15 @@ class Connection(Protocol):
         """
 
     def send_nowait(self, data: Buffer) -> int:
-        """Send a prefix of `data` without waiting; return its size in bytes, which may be 0.
+        """Send a prefix of `data` without waiting; return its size in bytes, which may be 0."""
 
-        Within a step, few bytes may be sent only after the steps of other connections that can
-        receive now. If sending them fails then, the next receive returns 0.
+    def send_soon(self, data: bytes, unsent: Callable[[bytes], object]) -> bool:
+        """Send `data` after the steps of other connections that can receive now.
+
+        Calls `unsent` then with the bytes that the peer does not take, before any task runs. If
+        sending fails then, the next receive returns 0. Returns False, without an effect, if
+        `data` must be sent at once: outside of a step and in the last one, if `data` is too long,
+        or if other bytes wait already.
         """
 
     async def send(self, data: Buffer) -> None:

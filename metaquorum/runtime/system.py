@@ -430,9 +430,6 @@ class Poller(trio.abc.Instrument):
         if fd in self._steps:
             self._soon[fd] = step
 
-    def is_blocked(self, fd: int) -> bool:
-        return fd in self._blocked
-
     def call_when_writable(self, fd: int, step: Callable[[], bool]) -> bool:
         if fd not in self._steps:
             return False
@@ -444,7 +441,7 @@ class Poller(trio.abc.Instrument):
     def holds(self, connection: "RealConnection") -> bool:
         """Return whether the connection may hold bytes: other steps follow in this turn.
 
-        Then `RealConnection.send_held` is called soon, before any task runs.
+        Then `RealConnection.send_held` is called in the same turn, before any task runs.
         """
         if self._stepping < 0 or not self._readable:
             return False
@@ -575,14 +572,18 @@ def _nothing() -> None:
     """Do nothing; scheduling this call wakes trio's loop."""
 
 
+def _drop(_: bytes) -> None: ...
+
+
 class RealConnection:
     """A connected, non-blocking TCP socket; trio's SocketStream would cost 10 µs a request."""
 
-    __slots__ = ("_held", "_poller", "_socket", "peer")
+    __slots__ = ("_held", "_poller", "_socket", "_unsent", "peer")
 
     def __init__(self, sock: socket.socket, poller: Poller) -> None:
         self._poller = poller
-        self._held = b""  # accepted by `send_nowait`, and not sent yet
+        self._held = b""  # from `send_soon` to the end of the turn
+        self._unsent: Callable[[bytes], object] = _drop
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
@@ -610,8 +611,6 @@ class RealConnection:
         return bool(poller.poll(0))
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        if self._held:
-            await self.send(b"")
         await self._poller.call_when_readable(self._socket.fileno(), step)
 
     def call_soon(self, step: Callable[[], bool]) -> None:
@@ -623,13 +622,16 @@ class RealConnection:
     def send_nowait(self, data: Buffer) -> int:
         if self._held and not self._sends_held():
             return 0
-        if len(data) <= MAX_HELD_BYTES and self._poller.holds(self):
-            self._held = bytes(data)
-            return len(data)
         try:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+
+    def send_soon(self, data: bytes, unsent: Callable[[bytes], object]) -> bool:
+        if self._held or len(data) > MAX_HELD_BYTES or not self._poller.holds(self):
+            return False
+        self._held, self._unsent = data, unsent
+        return True
 
     def _sends_held(self) -> bool:
         """Send held bytes; return whether none are left. Raises OSError."""
@@ -640,25 +642,16 @@ class RealConnection:
         return not self._held
 
     def send_held(self) -> None:
-        """Send held bytes at the end of a turn; what the peer does not take follows later."""
+        """Send held bytes, and give back those that the peer does not take."""
         try:
-            if not self._held or self._sends_held():
-                return
+            if self._held and not self._sends_held():
+                self._unsent(self._held)
         except OSError:
-            self._held = b""
             with contextlib.suppress(OSError):  # the next receive then returns 0
                 self._socket.shutdown(socket.SHUT_RDWR)
-            return
-        if not self._poller.is_blocked(self._socket.fileno()):  # else that step sends them first
-            self.call_when_writable(self._resume)
-
-    def _resume(self) -> bool:
-        """Send held bytes, before the next step, when the peer takes bytes again."""
-        return self._sends_held() or self.call_when_writable(self._resume)
+        self._held, self._unsent = b"", _drop  # `unsent` may own this object
 
     async def send(self, data: Buffer) -> None:
-        while self._held and not self._sends_held():
-            await trio.lowlevel.wait_writable(self._socket)
         rest = memoryview(data).cast("B")
         while True:
             rest = rest[self.send_nowait(rest) :]

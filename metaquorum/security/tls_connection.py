@@ -324,6 +324,9 @@ class TlsConnection:
     def call_when_writable(self, step: Callable[[], bool]) -> bool:
         return False  # the task waits: it also sends the bytes that are encrypted already
 
+    def send_soon(self, data: bytes, unsent: Callable[[bytes], object]) -> bool:
+        return False  # bytes that are encrypted cannot be given back
+
     def send_nowait(self, data: Buffer) -> int:
         self._check()
         view = memoryview(data).cast("B")

@@ -201,6 +201,9 @@ class Pipe:
             self.writer.wake()
 
 
+def _drop(_: bytes) -> None: ...
+
+
 class SimulatedConnection:
     """One end of a connection; `Connection` interface of one process."""
 
@@ -216,6 +219,9 @@ class SimulatedConnection:
         self._is_pumped = False
         self._soon: Callable[[], bool] | None = None
         self._blocked: Callable[[], bool] | None = None
+        self._is_stepping = False
+        self._held = b""  # from `send_soon` to the end of the step
+        self._unsent: Callable[[bytes], object] = _drop
         inward.on_refused = self._refuse
         process.holdings[self] = None
         net.connections[self] = None
@@ -268,14 +274,32 @@ class SimulatedConnection:
                     if self._out.environment <= 0 and self._out.error is None:
                         await self._wait_writable()
                     blocked, self._blocked = self._blocked, None
-                    more = blocked()
+                    more = self._call(blocked)
                     continue
                 await self._wait_readable()
                 soon, self._soon = self._soon, None
-                more = (soon or step)()
+                more = self._call(soon or step)
         finally:
             self._is_pumped = False
             self._blocked = None
+
+    def _call(self, step: Callable[[], bool]) -> bool:
+        """Call a step, then send what it left for that, and give back what the peer cannot take."""
+        self._is_stepping, self._held = True, b""
+        try:
+            more = step()
+        finally:
+            self._is_stepping = False
+        if self._held and not self._sends_held():
+            self._unsent(self._held)
+        self._held, self._unsent = b"", _drop
+        return more
+
+    def _sends_held(self) -> bool:
+        """Send held bytes; return whether none are left."""
+        held, self._held = self._held, b""
+        self._held = held[self.send_nowait(held) :]
+        return not self._held
 
     def call_soon(self, step: Callable[[], bool]) -> None:
         if self._is_pumped:
@@ -288,8 +312,16 @@ class SimulatedConnection:
             self._blocked = step
         return self._is_pumped
 
+    def send_soon(self, data: bytes, unsent: Callable[[bytes], object]) -> bool:
+        if not self._is_stepping or self._held:
+            return False
+        self._held, self._unsent = data, unsent
+        return True
+
     def send_nowait(self, data: Buffer) -> int:
         self._check()
+        if self._held and not self._sends_held():
+            return 0
         if self._out.error is not None:
             raise os_error(errno.EPIPE)
         return self._out.put(memoryview(data).cast("B"))
@@ -329,6 +361,8 @@ class SimulatedConnection:
 
     def send_file_nowait(self, file: File, position: int, size: int) -> int:
         self._check()
+        if self._held and not self._sends_held():
+            return 0
         environment = self._out.environment
         if environment <= 0:
             return self.send_nowait(b"")  # raises the error of a broken connection

@@ -89,6 +89,9 @@ class PlayedConnection:
     def call_when_writable(self, step: Callable[[], bool]) -> bool:
         return False
 
+    def send_soon(self, data: bytes, unsent: Callable[[bytes], object]) -> bool:
+        return False
+
     def send_nowait(self, data: Buffer) -> int:
         if self.is_broken:
             raise BrokenPipeError(32, "broken")

@@ -7,12 +7,13 @@ import itertools
 import logging
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import trio.testing
 
 from metaquorum.runtime import Connection, system
 from metaquorum.runtime.interfaces import SMALL_WRITE_BYTES, Buffer
-from metaquorum.runtime.system import SLOW_WRITE_S, RealDisk, RealFile, RealNetwork
+from metaquorum.runtime.system import SLOW_WRITE_S, RealConnection, RealDisk, RealFile, RealNetwork
 from metaquorum.runtime.write_waits import throttles_writers, waits_of_thread
 from tests.nodes import PATIENCE_S, needs_ipv6
 
@@ -356,12 +357,24 @@ def test_a_step_is_called_when_the_socket_takes_bytes_again() -> None:
     trio.run(main)
 
 
+def _request(pairs: Sequence[tuple[Connection, socket.socket]]) -> None:
+    """Send a request to each connection; return once all can be received in the same turn."""
+    for ours, other in pairs:
+        other.send(b"request")
+        assert isinstance(ours, RealConnection)
+        assert select.select([ours._socket], [], [], PATIENCE_S)[0]
+
+
 def _held_back(other: socket.socket) -> bool:
     """Return whether nothing has arrived."""
     try:
         return not other.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return True
+
+
+def _fail(unsent: bytes) -> None:
+    pytest.fail(f"{unsent!r} was not sent")
 
 
 def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
@@ -378,14 +391,17 @@ def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
             held.append(sum(_held_back(other) for _, other in pairs))
             ours, _ = pairs[number]
             assert ours.receive_nowait(bytearray(10)) > 0
-            return ours.send_nowait(b"response") == 8
+            assert not ours.send_soon(bytes(system.MAX_HELD_BYTES + 1), _fail)
+            is_last = len(held) == len(pairs)
+            assert ours.send_soon(b"response", _fail) is not is_last
+            return not is_last or ours.send_nowait(b"response") == 8
 
         async with trio.open_nursery() as nursery:
             for number, (ours, _) in enumerate(pairs):
+                assert not ours.send_soon(b"response", _fail)
                 nursery.start_soon(ours.pump, functools.partial(step, number))
             await trio.testing.wait_all_tasks_blocked()
-            for _, other in pairs:
-                other.send(b"request")
+            _request(pairs)
             await trio.testing.wait_all_tasks_blocked(0.01)
             most = len(pairs)
             assert held == [most] * system.MAX_HOLDING + [most - system.MAX_HOLDING] * 3
@@ -399,11 +415,13 @@ def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
 
 
 @pytest.mark.parametrize("is_pumping", [True, False])
-def test_held_bytes_that_the_peer_does_not_take_follow_in_their_order(is_pumping: bool) -> None:
+def test_bytes_of_a_turn_that_the_peer_does_not_take_are_given_back_before_tasks_run(
+    is_pumping: bool,
+) -> None:
     async def main() -> None:
         network = RealNetwork()
         pairs = [await _pair(network) for _ in range(2)]
-        sent, called = 0, []
+        sent, called, given = 0, [], []
 
         def step(number: int) -> bool:
             nonlocal sent
@@ -411,36 +429,64 @@ def test_held_bytes_that_the_peer_does_not_take_follow_in_their_order(is_pumping
             called.append(number)
             ours.receive_nowait(bytearray(10))
             if len(called) > 1:
+                assert not given, "the other step of the turn comes first"
                 return True
             while count := ours.send_nowait(bytes(1 << 20)):
                 sent += count
-            assert ours.send_nowait(b"held") == 4
+            assert ours.send_soon(b"held", given.append)
+            assert not ours.send_soon(b"more", _fail)
             assert ours.send_nowait(b"more") == 0  # held bytes are sent before all others
             return is_pumping
 
         async def pump(number: int) -> None:
             await pairs[number][0].pump(functools.partial(step, number))
-            await pairs[number][0].send(b"end")
+            assert given == [b"held"]
+            await pairs[number][0].send(given[0] + b"end")
 
         async with trio.open_nursery() as nursery:
             for number in range(2):
                 nursery.start_soon(pump, number)
             await trio.testing.wait_all_tasks_blocked()
-            for _, other in pairs:
-                other.send(b"request")
+            _request(pairs)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            first, second = called
-            ours, other = pairs[first]
-            other.send(b"another")  # not looked at before the peer has taken the held bytes
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert called == [first, second]
-            expected = bytes(sent) + b"held" + (b"" if is_pumping else b"end")
+            assert len(called) == 2
+            assert given == [b"held"]
+            _, other = pairs[called[0]]
+            expected = bytes(sent) + (b"" if is_pumping else b"heldend")
             received = b""
             while len(received) < len(expected):
                 received += await trio.to_thread.run_sync(other.recv, 1 << 20)
             assert received == expected
+            nursery.cancel_scope.cancel()
+        for ours, other in pairs:
+            ours.close()
+            other.close()
+
+    trio.run(main)
+
+
+def test_bytes_sent_at_once_follow_those_that_are_held() -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(2)]
+        called: list[int] = []
+
+        def step(number: int) -> bool:
+            ours, _ = pairs[number]
+            called.append(number)
+            ours.receive_nowait(bytearray(10))
+            if len(called) == 1:
+                assert ours.send_soon(b"held", _fail)
+                assert ours.send_nowait(b"more") == 4  # after the held bytes
+            return True
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(pairs[number][0].pump, functools.partial(step, number))
+            await trio.testing.wait_all_tasks_blocked()
+            _request(pairs)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert called == [first, second, *([first] if is_pumping else [])]
+            assert pairs[called[0]][1].recv(100) == b"heldmore"
             nursery.cancel_scope.cancel()
         for ours, other in pairs:
             ours.close()
@@ -461,7 +507,7 @@ def test_a_stream_that_fails_while_its_bytes_are_held_has_ended() -> None:
             called.append(number)
             count = ours.receive_nowait(bytearray(10))
             if len(called) == 1:
-                assert ours.send_nowait(b"held") == 4
+                assert ours.send_soon(b"held", _fail)
                 _reset(other)
             elif number == called[0]:
                 ends.append(count)
@@ -479,8 +525,7 @@ def test_a_stream_that_fails_while_its_bytes_are_held_has_ended() -> None:
                 for number in range(2):
                     nursery.start_soon(pump, number)
                 await trio.testing.wait_all_tasks_blocked()
-                for _, other in pairs:
-                    other.send(b"request")
+                _request(pairs)
         assert ends == [0]
         for ours, other in pairs:
             ours.close()
