@@ -298,18 +298,22 @@ class ClientConnection:
         if frames.claimed_bytes > RESERVE_ABOVE_BYTES:
             self._large_reads += 1  # a part of a small request does not count as progress
         pipeline.handle_frames()
-        return self._send_ready()
+        # A metered step sends at once: the CPU time of that counts, too.
+        return self._send_ready(may_hold=not (self._meter.is_on and self.client.quota.cpu_weight))
 
-    def _send_ready(self) -> bool:
-        """Send ready responses until the socket is full. Return whether steps may continue."""
+    def _send_ready(self, *, may_hold: bool = False) -> bool:
+        """Send ready responses until the socket is full. Return whether steps may continue.
+
+        `may_hold`: they may be sent after the steps of other connections. Not what was given back:
+        it would be held and given back until the client reads.
+        """
         pipeline = self._pipeline
-        if data := pipeline.take_ready():
-            # A metered step sends at once: the CPU time of that counts, too.
-            is_metered = self._meter.is_on and self.client.quota.cpu_weight
-            if is_metered or not self._connection.send_soon(data, self._take_back):
-                sent = self._connection.send_nowait(data)
-                if sent < len(data):
-                    pipeline.put_back(data[sent:])
+        if (data := pipeline.take_ready()) and not (
+            may_hold and self._connection.send_soon(data, self._take_back)
+        ):
+            sent = self._connection.send_nowait(data)
+            if sent < len(data):
+                pipeline.put_back(data[sent:])
         if not pipeline.is_idle and not self._send_parts():
             # The rest of bytes in memory, which the sender counts, is left to the task.
             return self._sender.is_blocked and self._connection.call_when_writable(self._step_ready)
@@ -318,7 +322,7 @@ class ClientConnection:
         )
 
     def _take_back(self, unsent: bytes) -> None:
-        """Take back what `send_soon` could not send; it is sent once the peer takes bytes."""
+        """Take back what `send_soon` could not send; a step sends it, or wakes the task."""
         self._pipeline.put_back(unsent)
         self._call_soon()
 
