@@ -187,7 +187,7 @@ def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list
     return partitions
 
 
-class MovesReplicas(Protocol):
+class MovesReplicas(HasSlicer, Protocol):
     @property
     def log_dir_mover(self) -> LogDirMover: ...
 
@@ -197,7 +197,12 @@ def handle_alter_replica_log_dirs(
 ) -> Work[AlterReplicaLogDirsResponse]:
     """Begin, redirect or cancel moves; a partition in several directories takes the last one."""
     asked: dict[tuple[str, int], str] = {}
-    topics = [(each.path, topic) for each in message.dirs for topic in each.topics]
+    topics: list[tuple[str, AlterReplicaLogDirTopic]] = []
+    yield from for_each_of(
+        message.dirs,
+        lambda directory: directory.topics,
+        lambda directory, topic: topics.append((directory.path, topic)),
+    )
 
     def note(row: tuple[str, AlterReplicaLogDirTopic], index: int) -> None:
         asked[row[1].name, index] = row[0]
@@ -212,4 +217,6 @@ def handle_alter_replica_log_dirs(
         )
         if number % MOVES_AT_ONCE == 0:
             yield
-    return AlterReplicaLogDirsResponse(results=list(results.values()))
+    response = AlterReplicaLogDirsResponse(results=list(results.values()))
+    worker.slicer.discard(asked, topics, results)
+    return response

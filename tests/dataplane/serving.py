@@ -20,7 +20,7 @@ from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from dataplane.partition.partition import Partition
 from metaquorum.config.resolution import WorkerLayers
-from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
+from metaquorum.runtime import Buffer, Clock, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.system import RealDisk, RealFile, real_runtime
 from simulations.harness.node import INLINE_APPEND_BYTES, NodeOnMachine
 from simulations.kernel.clock import EPOCH_S
@@ -349,13 +349,14 @@ async def serving(
     *,
     disk: Disk | None = None,
     network: Network | None = None,
+    clock: Clock | None = None,
     log_dirs: Sequence[Path] = (),
     metrics: bool = False,
     **configs: object,
 ) -> AsyncIterator[Served]:
     """Run a node on this machine, and stop it cleanly after the block."""
     real = real_runtime()
-    runtime = Runtime(real.clock, network or real.network, disk or real.disk, real.random)
+    runtime = Runtime(clock or real.clock, network or real.network, disk or real.disk, real.random)
     asked = config(data_dir, log_dirs, **configs)
     if metrics:
         asked = dataclasses.replace(asked, metrics_listen=("127.0.0.1", 0))

@@ -22,7 +22,7 @@ from dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     Work,
     at_once,
-    in_pieces,
+    emptied,
     pieces,
 )
 from metaquorum.metadata.image import MetadataImage
@@ -110,7 +110,7 @@ class FullFetch:
             self._keep_last(asked, some)
             yield
         # Free the rows of the request, so that repeated ones are not held during the wait.
-        yield from in_pieces(self.message.topics, _forget_partitions)
+        yield from _without_partitions(self.message.topics)
         self.worker.slicer.discard(self.message.topics)
         self.message.topics = []
         poll = self._poll(self.allowed.min_bytes) if self._may_wait else None
@@ -352,8 +352,15 @@ def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
         yield
 
 
-def _forget_partitions(topic: FetchTopic) -> None:
-    topic.partitions = []
+def _without_partitions(topics: Iterable[FetchTopic]) -> Work[None]:
+    left = FORGOTTEN_ROWS
+    for topic in topics:
+        rows, topic.partitions = topic.partitions, []
+        left -= 1 + len(rows)
+        if left <= 0:
+            left = FORGOTTEN_ROWS
+            yield
+            yield from emptied(rows)
 
 
 def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:

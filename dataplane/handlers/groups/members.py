@@ -27,7 +27,7 @@ from dataplane.handlers.groups.asking import (
     drop,
     settled,
 )
-from dataplane.handlers.groups.parts import write_in_parts
+from dataplane.handlers.groups.parts import WritesInParts, write_in_parts
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied, in_pieces
 from dataplane.worker.context import Request
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -264,7 +264,7 @@ def handle_heartbeat(
 
 
 def handle_leave_group(
-    worker: CoordinatesGroups, request: Request, message: LeaveGroupRequest
+    worker: WritesInParts, request: Request, message: LeaveGroupRequest
 ) -> Answer | GroupResponse | Work[Message | GroupResponse]:
     group_id = message.group_id
     if not group_id:
@@ -281,7 +281,7 @@ def handle_leave_group(
     return _leave(worker, message)
 
 
-def _leave(worker: CoordinatesGroups, message: LeaveGroupRequest) -> Work[Message | GroupResponse]:
+def _leave(worker: WritesInParts, message: LeaveGroupRequest) -> Work[Message | GroupResponse]:
     group_id, members = message.group_id, message.members
     leaving = yield from in_pieces(
         members,

@@ -13,7 +13,7 @@ from dataplane.coordinators.group.record_formats import OffsetValue
 from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
-from dataplane.handlers.groups.parts import Codes, write_in_parts
+from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasSlicer
 from dataplane.worker.context import Request
@@ -68,7 +68,7 @@ _RENAMED: Final = {ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFF
 _RENAMED_IN_OLD: Final = {**_RENAMED, ErrorCode.GROUP_ID_NOT_FOUND: ErrorCode.ILLEGAL_GENERATION}
 
 
-class CoordinatesOffsets(CoordinatesGroups, HasSlicer, Protocol):
+class CoordinatesOffsets(CoordinatesGroups, WritesInParts, Protocol):
     """Capability to run operations on the offsets of groups, and free their rows in slices."""
 
 
@@ -263,6 +263,7 @@ def handle_offset_delete(
 
     def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
         if refused is not ErrorCode.NONE:
+            worker.slicer.discard(rows)
             return OffsetDeleteResponse(error_code=refused)
         return _deleted(worker, rows, codes)
 

@@ -3,6 +3,8 @@
 A commit of 100,000 offsets would otherwise hold the event loop for a second. Every part checks the
 group again, so that a rebalance between two parts refuses the rest of a commit.
 
+The rows are freed in slices, too: each of up to 100,000 is an object of its own.
+
 The key of each record has the id of the group, of up to 32 kB, which the request has only once. So
 that a short request does not write gigabytes, the number of rows is limited by the size of the id.
 In Kafka, all records of a request must fit one batch (`max.message.bytes`).
@@ -11,13 +13,14 @@ In Kafka, all records of a request must fit one batch (`max.message.bytes`).
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from dataplane.coordinators.group.committed_offsets import piece_rows
 from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.shard import Write
 from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
 from dataplane.scheduling.time_slices import Work
+from dataplane.worker.capabilities import HasClock, HasSlicer
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
@@ -32,14 +35,21 @@ Finished: TypeAlias = Callable[[Iterator[ErrorCode], ErrorCode], Answer]
 Operation: TypeAlias = Callable[[GroupShard, Sequence[R]], Write[list[ErrorCode]] | Codes]
 
 
-class _Parts(Generic[R]):
-    """Outcomes of the parts of one request, which may arrive in any order."""
+class WritesInParts(HasGroups, HasClock, HasSlicer, Protocol):
+    """Capability to run an operation on a group in slices; its parts read the clock."""
 
-    def __init__(self, rows: Sequence[R], finished: Finished, part_rows: int) -> None:
-        self.parts = [rows[at : at + part_rows] for at in range(0, len(rows) or 1, part_rows)]
+
+class _Outcomes:
+    """Outcomes of the parts of one request, which may arrive in any order.
+
+    It has no row of a part: the response may wait for the last replica, with all rows in memory.
+    """
+
+    def __init__(self, rows_of_parts: Sequence[int], finished: Finished) -> None:
         self.response = GroupResponse()
-        self._codes: list[Codes] = [[] for _ in self.parts]
-        self._left = len(self.parts)
+        self._rows_of_parts = rows_of_parts
+        self._codes: list[Codes] = [[] for _ in rows_of_parts]
+        self._left = len(rows_of_parts)
         self._finished = finished
 
     def answered(self, number: int, codes: Codes) -> None:
@@ -50,14 +60,14 @@ class _Parts(Generic[R]):
             self.response.answer(self._finished(self._of_rows(), next(refusals, ErrorCode.NONE)))
 
     def _of_rows(self) -> Iterator[ErrorCode]:
-        for part, codes in zip(self.parts, self._codes, strict=True):
-            yield from codes if isinstance(codes, list) else repeat(codes, len(part))
+        for rows, codes in zip(self._rows_of_parts, self._codes, strict=True):
+            yield from codes if isinstance(codes, list) else repeat(codes, rows)
 
 
 def write_in_parts(
-    worker: HasGroups,
+    worker: WritesInParts,
     group_id: str,
-    rows: Sequence[R],
+    rows: list[R],
     operation: Operation[R],
     finished: Finished,
     *,
@@ -66,6 +76,8 @@ def write_in_parts(
 ) -> Work[Message | GroupResponse]:
     """Run the operation on parts of `rows`; return the response made of the error of each row.
 
+    The caller must not use `rows` again: they are freed when the last part has begun.
+
     Without rows, the operation runs only with `even_without_rows`, to check the group. If the id of
     the group is too long for their number, all have the error RECORD_LIST_TOO_LARGE. `part_rows` is
     given for an operation that does not write a record for each row.
@@ -73,18 +85,23 @@ def write_in_parts(
     if not rows and not even_without_rows:
         return (yield from settled(finished(iter(()), ErrorCode.NONE)))
     if part_rows is None and len(rows) * len(group_id.encode()) > MAX_ID_BYTES:
-        code = ErrorCode.RECORD_LIST_TOO_LARGE
-        return (yield from settled(finished(repeat(code, len(rows)), code)))
-    parts = _Parts(rows, finished, part_rows or piece_rows(group_id))
-    for number, part in enumerate(parts.parts):
+        code, count = ErrorCode.RECORD_LIST_TOO_LARGE, len(rows)
+        worker.slicer.discard(rows)
+        return (yield from settled(finished(repeat(code, count), code)))
+    size = part_rows or piece_rows(group_id)
+    begins = range(0, len(rows) or 1, size)
+    outcomes = _Outcomes([min(size, len(rows) - begin) for begin in begins], finished)
+    for number, begin in enumerate(begins):
         if number:
             yield
-        answered = partial(parts.answered, number)
+        part = rows[begin : begin + size]
+        answered = partial(outcomes.answered, number)
         try:
             worker.groups.call(group_id, partial(_operate, operation, part), answered, answered)
         except KafkaError as error:
             answered(error.code)
-    response = parts.response
+    worker.slicer.discard(rows)
+    response = outcomes.response
     return (yield from settled(response.complete() if response.is_ready else response))
 
 

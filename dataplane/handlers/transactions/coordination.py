@@ -109,12 +109,17 @@ def _add_for_client(
         if left <= 0:
             left = PIECE_ROWS
             yield
+    code = ErrorCode.NONE
     if not has_level(image, TRANSACTIONS_LEVEL):
-        return (yield from _added(topics, {}, ErrorCode.UNSUPPORTED_VERSION))
-    if refused:  # nothing is added
-        return (yield from _added(topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED))
-    if len(places) > MAX_PARTITIONS:
-        return (yield from _added(topics, {}, ErrorCode.INVALID_REQUEST))
+        code, refused = ErrorCode.UNSUPPORTED_VERSION, {}
+    elif refused:  # nothing is added
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED
+    elif len(places) > MAX_PARTITIONS:
+        code = ErrorCode.INVALID_REQUEST
+    if code is not ErrorCode.NONE:
+        response = yield from _added(topics, refused, code)
+        worker.slicer.discard(places, refused)
+        return response
     asked = worker.transactions.begin_add(
         message.v3_and_below_transactional_id,
         _new_tuple(

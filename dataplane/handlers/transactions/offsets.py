@@ -25,13 +25,12 @@ import trio
 
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
 from dataplane.coordinators.shard import TransactionOf, Write
-from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups
-from dataplane.handlers.groups.parts import Codes, write_in_parts
+from dataplane.handlers.groups.asking import Answer, GroupResponse
+from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
 from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
 from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
-from dataplane.worker.capabilities import HasSlicer
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
@@ -63,7 +62,7 @@ _REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
 _Checked: TypeAlias = list[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
 
 
-class CommitsInTransactions(VerifiesTransactions, HasGroups, HasSlicer, Protocol):
+class CommitsInTransactions(VerifiesTransactions, WritesInParts, Protocol):
     """Capability to commit offsets of groups in transactions."""
 
 
@@ -78,6 +77,7 @@ async def handle_txn_offset_commit(
         producer = await commit.verified()
     except KafkaError as error:
         refused = [error.code] * len(commit.offsets)
+        worker.slicer.discard(commit.offsets)
         return await worker.slicer.finish(commit.response(checked, iter(refused)), 0)
     answer = await worker.slicer.finish(commit.written(checked, producer), 0)
     if isinstance(answer, GroupResponse):

@@ -19,13 +19,18 @@ from dataplane.network.server import Server, ServerLimits
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
 from metaquorum.runtime import Runtime
 from metaquorum.runtime.system import RealClock, RealConnection, RealDisk, RealNetwork
+from simulations.kernel.network import SimulatedConnection
+from tests.dataplane.serving import Simulated, simulated
 from tests.nodes import PATIENCE_S
+from wire.messages.api_versions import ApiVersionsRequest
 from wire.primitives.errors import WireError
+from wire.protocol.apis import ApiKey
 
 RESPONSE = b"small response " * 100
 FILLER = bytes(1000)
 MEMORY_BYTES = 1 << 20
 QUIET_S = 0.01
+UNREAD = 500  # responses: several times what a connection takes
 
 
 class Slow:
@@ -160,6 +165,31 @@ def test_a_held_response_that_the_client_does_not_take_is_sent_before_what_the_t
                 assert await slow.read(4) == b"late"
 
     trio.run(main)
+
+
+def test_responses_that_the_client_does_not_take_are_not_held_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A held one is given back at the end of the step, in a network where a step is a turn."""
+    held: list[bool] = []
+    send_soon = SimulatedConnection.send_soon
+
+    def counted(connection: SimulatedConnection, *arguments: object) -> bool:
+        held.append(send_soon(connection, *arguments))  # type: ignore[arg-type]
+        assert len(held) <= UNREAD, "held again without a request"
+        return held[-1]
+
+    async def scenario(here: Simulated) -> None:
+        client = await here.connect()
+        for _ in range(UNREAD):
+            await client.ask(ApiKey.API_VERSIONS, ApiVersionsRequest(), 0)
+        await here.runtime.clock.sleep_until(here.now + 1)
+        for number in range(UNREAD):
+            assert await client.correlation_id() == number + 1
+        assert True in held
+
+    monkeypatch.setattr(SimulatedConnection, "send_soon", counted)
+    simulated(scenario)
 
 
 def test_a_drain_sends_held_responses_that_the_client_did_not_take() -> None:
