@@ -109,15 +109,15 @@ def _add_for_client(
         if left <= 0:
             left = PIECE_ROWS
             yield
-    code = ErrorCode.NONE
+    code, named = None, refused
     if not has_level(image, TRANSACTIONS_LEVEL):
-        code, refused = ErrorCode.UNSUPPORTED_VERSION, {}
+        code, named = ErrorCode.UNSUPPORTED_VERSION, {}
     elif refused:  # nothing is added
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif len(places) > MAX_PARTITIONS:
         code = ErrorCode.INVALID_REQUEST
-    if code is not ErrorCode.NONE:
-        response = yield from _added(topics, refused, code)
+    if code is not None:
+        response = yield from _added(topics, named, code)
         worker.slicer.discard(places, refused)
         return response
     asked = worker.transactions.begin_add(
