@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from dataplane.scheduling.time_slices import SLICE_CPU_S
 from metaquorum.runtime import Connection, Listener
 from metaquorum.runtime.system import RealClock, RealNetwork
 
@@ -27,7 +26,8 @@ MAX_SLICE_S: Final = 0.010
 # Objects that a slice creates or frees on a `CountedClock`: at most 3,072 rows of up to 13 objects.
 # The largest requests have 50,000 to 100,000 rows.
 MAX_SLICE_OBJECTS: Final = 42_000
-_LOOKS_PER_SLICE: Final = 1.5
+# A slice of half the limit ends with its third piece of work.
+_LOOK_S: Final = MAX_SLICE_S / 3
 
 
 class _Reading(NamedTuple):
@@ -52,7 +52,7 @@ class CountedClock(RealClock):
 
     def cpu_s(self) -> float:  # type: ignore[override]
         self._looks += 1
-        return self._looks * SLICE_CPU_S / _LOOKS_PER_SLICE
+        return self._looks * _LOOK_S
 
 
 class Watch(trio.abc.Instrument):
