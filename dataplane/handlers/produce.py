@@ -59,6 +59,7 @@ from dataplane.partition.batch_validation import (
     COMMON_BYTES,
     SHORT_BYTES,
     Batch,
+    ShortBatches,
     Validation,
     is_slow,
     plain_header,
@@ -170,7 +171,8 @@ def handle_produce_fast(
         return None
     now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
     disk = worker.disk
-    todo: list[tuple[Partition, memoryview, Verification | None]] = []
+    todo: list[tuple[Partition, memoryview, Verification | None, BatchHeader | None]] = []
+    short: ShortBatches | None = None
     producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
     confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
     for index, records in asked:
@@ -189,9 +191,14 @@ def handle_produce_fast(
             or size_bytes > inline_bytes
             or size_bytes > disk.inline_write_bytes
             or partition.appending.locked()
-            or (not is_simple and is_slow(config, records))
         ):
             return None
+        opened = None
+        if not is_simple and is_slow(config, records):
+            short = short or ShortBatches(version)
+            opened = short.header(records, config, now_ms)
+            if opened is None:
+                return None
         verified = None
         if not is_simple and (transaction := transaction_of(records)) is not None:
             producer_id, epoch, sequence = transaction
@@ -208,14 +215,16 @@ def handle_produce_fast(
                 )
                 if verified is None:
                     return None
-        todo.append((partition, records, verified))
+        todo.append((partition, records, verified, opened))
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
     outcome: Outcome | None = None  # created only if needed
-    for partition, records, verified in todo:
+    for partition, records, verified, opened in todo:
         try:
-            result = _append_now(partition, records, version, acks, now_ms, client, verified)
+            result = _append_now(
+                partition, records, version, acks, now_ms, client, verified, opened
+            )
         except (KafkaError, StorageError) as error:
             reported = _reject(client, _place(partition, version), records, error)
             outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
@@ -288,11 +297,12 @@ def _append_all(
 ) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
     acks = message.acks
     must_wait = False
+    short = ShortBatches(request.version)
     commit = Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
 
     def append(topic: TopicProduceData, data: PartitionProduceData) -> Answer | Pending:
         nonlocal must_wait
-        answer = _append(worker, request, topic, data, acks, commit, transaction)
+        answer = _append(worker, request, topic, data, acks, commit, transaction, short)
         must_wait = must_wait or type(answer) is not PartitionProduceResponse
         return answer
 
@@ -352,6 +362,7 @@ def _append(
     acks: int,
     commit: Commit | None,
     transaction: ProduceTransaction | None,
+    short: ShortBatches,
 ) -> Answer | Pending:
     version, client = request.version, request.client
     partition: Partition | None = None
@@ -367,13 +378,18 @@ def _append(
             raise KafkaError(ErrorCode.INVALID_RECORD, "produce without a record batch")
         assert isinstance(records, memoryview)
         verified = None if transaction is None else transaction.verification_of(partition)
-        if (
+        now_ms = worker.clock.now_ms()
+        opened = None
+        must_leave = (
             partition.config.log.flush_messages == 1
             or len(records) > worker.inline_append_bytes
             or len(records) > worker.disk.inline_write_bytes
             or partition.appending.locked()
-            or is_slow(partition.config, records)
-        ):
+        )
+        if not must_leave and is_slow(partition.config, records):
+            opened = short.header(records, partition.config, now_ms)
+            must_leave = opened is None
+        if must_leave:
             partition.check_append(acks)
             header = produced_batch(records, version)
             _check_size(partition, header)
@@ -381,8 +397,7 @@ def _append(
                 _append_slowly, worker, request, partition, records, header, commit, verified
             )
         leader_epoch = partition.leader_epoch
-        now_ms = worker.clock.now_ms()
-        result = _append_now(partition, records, version, acks, now_ms, client, verified)
+        result = _append_now(partition, records, version, acks, now_ms, client, verified, opened)
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leader_state is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
@@ -409,13 +424,14 @@ def _append_now(
     now_ms: int,
     client: Client,
     verified: Verification | None = None,
+    opened: BatchHeader | None = None,
 ) -> AppendResult:
-    """Validate and append a batch in place.
+    """Validate and append a batch in place; `opened` is its header if it was validated before.
 
     Raises KafkaError if the batch is rejected, StorageError if the log directory fails.
     """
     partition.check_append(acks)
-    header = plain_header(records, partition.config, now_ms)
+    header = opened or plain_header(records, partition.config, now_ms)
     is_plain = header is not None
     if header is None:
         header = produced_batch(records, version)

@@ -5,10 +5,11 @@ Input may be a decompression bomb: it is decompressed in pieces (`decompressed`)
 error.
 """
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, islice
 from struct import Struct
 from typing import Final, TypeAlias
 
@@ -35,6 +36,9 @@ MAX_BLOCK_BYTES: Final = 1 << 27
 Compressor: TypeAlias = tuple[Callable[[bytes], bytes], Callable[[], bytes]]
 # Limit on concatenated gzip members or zstd frames in one batch; all known clients write one.
 MAX_MEMBERS: Final = 1000
+# Limit on the input of `decompress_short`.
+SHORT_COMPRESSED_BYTES: Final = 1 << 14
+_SHORT_BLOCKS: Final = 8  # Java writes snappy blocks of 32 KiB, zstd's largest block is 128 KiB
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
@@ -85,6 +89,18 @@ def decompressed(codec: Codec, data: Buffer) -> Iterator[bytes]:
     return _DECOMPRESS[codec](memoryview(data))
 
 
+def decompress_short(codec: Codec, data: Buffer, max_bytes: int) -> bytes | None:
+    """Return the decompressed `data` if it is one short stream, as nearly all short batches are.
+
+    None does not refuse it: it may have more than SHORT_COMPRESSED_BYTES, or `max_bytes` when
+    decompressed, or several members, or be malformed; `decompressed` decides.
+    """
+    view = memoryview(data)
+    if max_bytes <= 0 or not 0 < len(view) <= SHORT_COMPRESSED_BYTES:
+        return None
+    return _DECOMPRESS_SHORT[codec](view, max_bytes)
+
+
 def check_produced(codec: Codec, data: Buffer) -> None:
     """Raise WireError for data that `decompressed` accepts and Java's clients cannot read.
 
@@ -109,6 +125,10 @@ def _copy(data: Buffer, level: int | None) -> bytes:
     return bytes(data)
 
 
+def _copy_short(data: memoryview, max_bytes: int) -> bytes | None:
+    return bytes(data) if len(data) <= max_bytes else None
+
+
 def _slices(data: memoryview) -> Iterator[bytes]:
     for start in range(0, len(data), PIECE_BYTES):
         yield bytes(data[start : start + PIECE_BYTES])
@@ -117,6 +137,7 @@ def _slices(data: memoryview) -> Iterator[bytes]:
 # gzip
 
 _GZIP_WBITS: Final = 31
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_CHUNK_BYTES: Final = 65536
 
 
@@ -129,7 +150,7 @@ def _gunzip(data: memoryview) -> Iterator[bytes]:
     """Decompress all members; other bytes after the last member are ignored, as Java does."""
     position = 0
     for member in range(MAX_MEMBERS):
-        if member and bytes(data[position : position + 2]) != b"\x1f\x8b":
+        if member and bytes(data[position : position + 2]) != _GZIP_MAGIC:
             return
         stream = zlib.decompressobj(_GZIP_WBITS)
         chunk = memoryview(b"")
@@ -148,6 +169,15 @@ def _gunzip(data: memoryview) -> Iterator[bytes]:
                 yield piece
         position -= len(stream.unused_data)
     raise WireError(f"gzip: more than {MAX_MEMBERS} members")
+
+
+def _gunzip_short(data: memoryview, max_bytes: int) -> bytes | None:
+    stream = zlib.decompressobj(_GZIP_WBITS)
+    try:
+        made = stream.decompress(data, max_bytes)
+    except zlib.error:
+        return None
+    return made if stream.eof and stream.unused_data[:2] != _GZIP_MAGIC else None
 
 
 def _gzip_stream(level: int | None) -> Compressor:
@@ -222,6 +252,18 @@ def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
             raise WireError(f"snappy: only {end - position} of {size} bytes of a block")
         yield data[position : position + size]
         position += size
+
+
+def _unsnappy_short(data: memoryview, max_bytes: int) -> bytes | None:
+    try:
+        blocks = [data]
+        if bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            blocks = list(islice(_xerial_blocks(data), _SHORT_BLOCKS + 1))
+        if len(blocks) > _SHORT_BLOCKS or sum(map(_unsnappy_size, blocks)) > max_bytes:
+            return None
+        return b"".join(map(_unsnappy_block, blocks))
+    except WireError:
+        return None
 
 
 def _unsnappy_block(block: memoryview) -> bytes:
@@ -320,6 +362,17 @@ def _unlz4(data: memoryview) -> Iterator[bytes]:
             raise WireError("lz4: the frame is truncated")
 
 
+def _unlz4_short(data: memoryview, max_bytes: int) -> bytes | None:
+    from lz4 import frame
+
+    stream = frame.LZ4FrameDecompressor()
+    try:
+        made = bytes(stream.decompress(data, max_length=max_bytes))
+    except (RuntimeError, ValueError, EOFError):
+        return None
+    return made if stream.eof else None
+
+
 # zstd
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
@@ -358,6 +411,21 @@ def _unzstd(data: memoryview) -> Iterator[bytes]:
             raise WireError(f"zstd: {error}") from None
 
 
+def _unzstd_short(data: memoryview, max_bytes: int) -> bytes | None:
+    import zstandard
+
+    try:
+        # `decompress` allocates this size; -1: it is unknown, 0: also of a frame to be skipped.
+        size = zstandard.frame_content_size(data)
+        # The library finds bytes after the frame only if it knows that size.
+        if not size or size > max_bytes or _zstd_frame_end(data, 0, _SHORT_BLOCKS) != len(data):
+            return None
+        stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+        return stream.decompress(data, max_output_size=max_bytes)
+    except (zstandard.ZstdError, IndexError):
+        return None
+
+
 def _zstd_frames(data: memoryview) -> Iterator[memoryview]:
     """Yield the frames without the skippable ones. Source: RFC 8878, 3.1."""
     position = 0
@@ -384,14 +452,18 @@ def _zstd_frames(data: memoryview) -> Iterator[memoryview]:
     raise WireError(f"zstd: more than {MAX_MEMBERS} frames")
 
 
-def _zstd_frame_end(data: memoryview, start: int) -> int:
+def _zstd_frame_end(data: memoryview, start: int, most_blocks: int = sys.maxsize) -> int:
+    """Return the position after the frame at `start`; -1 if it has more than `most_blocks`."""
     descriptor = data[start + 4]
     single_segment = descriptor >> 5 & 1
     content_size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
     dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
     position = start + 5 + (1 - single_segment) + dictionary_id_bytes + content_size_bytes
-    last = 0
+    last = blocks = 0
     while not last:
+        blocks += 1
+        if blocks > most_blocks:
+            return -1
         block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
         last, kind = block & 1, block >> 1 & 3
         position += 3 + (1 if kind == 1 else block >> 3)  # 1: one byte, repeated
@@ -418,4 +490,11 @@ _DECOMPRESS: Final[dict[Codec, Callable[[memoryview], Iterator[bytes]]]] = {
     Codec.SNAPPY: _unsnappy,
     Codec.LZ4: _unlz4,
     Codec.ZSTD: _unzstd,
+}
+_DECOMPRESS_SHORT: Final[dict[Codec, Callable[[memoryview, int], bytes | None]]] = {
+    Codec.NONE: _copy_short,
+    Codec.GZIP: _gunzip_short,
+    Codec.SNAPPY: _unsnappy_short,
+    Codec.LZ4: _unlz4_short,
+    Codec.ZSTD: _unzstd_short,
 }

@@ -1,5 +1,6 @@
 """Produce over the wire: accepted batches, their order, and the time of acknowledgement."""
 
+import gzip
 import random
 import struct
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from dataplane.partition.batch_validation import MAX_OPENED, MAX_OPENED_BYTES
 from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
@@ -30,6 +32,8 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
 from wire.protocol.headers import decode_response
+from wire.records.batches import HEADER_BYTES, pack_batch
+from wire.records.compression import SHORT_COMPRESSED_BYTES
 from wire.records.records import Codec, check_batch, parse_header
 
 HOUR_MS = 3_600_000
@@ -304,6 +308,77 @@ class SlowSync(FaultyDisk):
         if self.go_on is not None and self.synced:
             await self.go_on.wait()
         return result
+
+
+class ThreadCount(FaultyDisk):
+    """A disk that counts the calls in worker threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    async def run(self, function: Any) -> Any:
+        self.calls += 1
+        return await super().run(function)
+
+
+def of_many_members(*values: bytes) -> bytearray:
+    """Return a valid batch that is compressed in one gzip member for each value."""
+    plain = batch_of(*values)
+    body = bytes(plain[HEADER_BYTES:])
+    size = len(body) // len(values)
+    members = [gzip.compress(body[at : at + size]) for at in range(0, len(body), size)]
+    header = parse_header(plain)._replace(attributes=int(Codec.GZIP))
+    return pack_batch(header, b"".join(members))
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["one topic", "two topics"])
+@in_trio
+async def test_short_compressed_batches_are_validated_without_a_thread(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    disk = ThreadCount()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        for name in ("t", "zipped"):
+            configs = {"compression_type": "gzip"} if name == "zipped" else {}
+            await client.create(name, 9, **configs)
+        produced = 0
+
+        async def calls(*batches: bytearray, topic: str = "t", error: int = 0) -> int:
+            nonlocal produced
+            rows = [PartitionProduceData(index=i, records=one) for i, one in enumerate(batches)]
+            topics = [TopicProduceData(name=topic, partition_data=rows)]
+            if not is_alone:
+                topics.append(TopicProduceData(name="t", partition_data=[]))
+            before = disk.calls
+            message = ProduceRequest(acks=1, timeout_ms=1000, topic_data=topics)
+            answer = await client.call(ApiKey.PRODUCE, message, 9)
+            for row in answer.responses[0].partition_responses:
+                assert row.error_code == error, row
+            if not error and topic == "t":
+                produced += 1
+            return disk.calls - before
+
+        for codec in list(Codec)[1:]:
+            assert not await calls(batch_of(b"v" * 1000, b"w", codec=codec)), codec
+        assert not await calls(*(batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED)))
+        # Others need a thread: one for their validation, and one for their write.
+        rest = [batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED + 1)]
+        assert await calls(*rest)
+        noise = random.Random(1).randbytes(SHORT_COMPRESSED_BYTES)
+        assert await calls(batch_of(noise, codec=Codec.GZIP))
+        assert await calls(batch_of(bytes(MAX_OPENED_BYTES), codec=Codec.GZIP))
+        half = batch_of(bytes(MAX_OPENED_BYTES // 2), codec=Codec.GZIP)
+        assert not await calls(half)
+        assert await calls(half, half)
+        assert await calls(of_many_members(b"one", b"two"))
+        assert await calls(batch_of(b"v", codec=Codec.LZ4), topic="zipped")
+        wrong = rewritten(batch_of(b"v", codec=Codec.LZ4), record_count=2, last_offset_delta=1)
+        assert await calls(wrong, error=ErrorCode.INVALID_RECORD)
+        assert not await calls(batch_of(b"v", codec=Codec.GZIP), topic="zipped")
+        log = served.worker.replica_manager.by_name("t", 0).log
+        assert log.log_end_offset == produced + 5  # five batches have two records
 
 
 @in_trio

@@ -39,7 +39,8 @@ def said(row: Any) -> tuple[Any, ...]:
 
 async def produce_both_ways(client: RawClient, batch: bytes) -> tuple[Any, Any]:
     """Produce to `fast`, alone in its request, and to `whole`, in a request of two topics, which
-    the tables decode."""
+    the tables decode. `whole` may have flush_messages=1: then a thread validates compressed ones.
+    """
     fast = (
         await client.call(ApiKey.PRODUCE, produce_message("fast", bytearray(batch)), 9)
     ).responses
@@ -78,11 +79,14 @@ def a_batch(dice: random.Random) -> bytes:
     ],
     ids=lambda configs: next(iter(configs), "plain"),
 )
-def test_both_ways_of_a_produce_have_the_same_outcome(configs: dict[str, object]) -> None:
+@pytest.mark.parametrize("flushes", [False, True], ids=["", "in a thread"])
+def test_both_ways_of_a_produce_have_the_same_outcome(
+    configs: dict[str, object], flushes: bool
+) -> None:
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
-        for topic in ("fast", "whole"):
-            await client.create(topic, **configs)
+        await client.create("fast", **configs)
+        await client.create("whole", **configs, **({"flush_messages": 1} if flushes else {}))
         dice = random.Random(4)
         codes = set()
         for number in range(150):

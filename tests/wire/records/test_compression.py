@@ -16,11 +16,13 @@ from wire.primitives.errors import WireError
 from wire.records.compression import (
     MAX_MEMBERS,
     PIECE_BYTES,
+    SHORT_COMPRESSED_BYTES,
     Codec,
     check_produced,
     compress,
     compress_pieces,
     decompress,
+    decompress_short,
     decompressed,
 )
 
@@ -142,6 +144,73 @@ def test_flipped_bits_give_bytes_or_a_wire_error(codec: Codec) -> None:
         except WireError:
             pass
         packed[bit // 8] ^= 1 << bit % 8
+
+
+# Short input
+
+
+@codecs
+@pytest.mark.parametrize("size", [1, 1500, 30_000])
+def test_short_input_is_decompressed_at_once_up_to_its_bound(codec: Codec, size: int) -> None:
+    data = (SAMPLE * 2)[:size] if codec is not Codec.NONE else SAMPLE[: min(size, 15_000)]
+    packed = compress(codec, data)
+    assert len(packed) <= SHORT_COMPRESSED_BYTES
+    assert decompress_short(codec, packed, len(data) + 1) == data
+    assert decompress_short(codec, packed, len(data) - 1) is None
+    assert decompress_short(codec, packed, 0) is None
+    assert decompress_short(codec, b"", MAX) is None
+
+
+@codecs
+def test_input_that_is_not_short_is_left_to_the_pieces(codec: Codec) -> None:
+    packed = compress(codec, random.Random(1).randbytes(SHORT_COMPRESSED_BYTES + 1))
+    assert decompress_short(codec, packed, MAX) is None
+
+
+@pytest.mark.parametrize(
+    ("codec", "packed"),
+    [
+        (Codec.GZIP, gzip.compress(b"one") + gzip.compress(b"two")),
+        (Codec.ZSTD, zstandard.compress(b"one") + zstandard.compress(b"two")),
+        (Codec.ZSTD, b"\x50\x2a\x4d\x18\0\0\0\0" + zstandard.compress(b"one")),
+        (Codec.ZSTD, zstd_without_content_size(b"one") + zstandard.compress(b"two")),
+        (Codec.SNAPPY, b"".join(compress(Codec.SNAPPY, b"one") for _ in range(9))),
+    ],
+    ids=["gzip members", "zstd frames", "zstd skippable", "zstd streamed", "snappy blocks"],
+)
+def test_short_input_of_several_members_is_left_to_the_pieces(codec: Codec, packed: bytes) -> None:
+    assert decompress(codec, packed, MAX)
+    assert decompress_short(codec, packed, MAX) is None
+
+
+@given(st.sampled_from(COMPRESSING), st.binary(max_size=300), st.data())
+@settings(deadline=None, max_examples=500)
+def test_short_input_has_the_output_of_the_pieces_or_is_left_to_them(
+    codec: Codec, data: bytes, draw: st.DataObject
+) -> None:
+    start = draw.draw(st.integers(0, len(SAMPLE)))
+    packed = compress(codec, SAMPLE[start : start + 500])
+    keep = draw.draw(st.integers(0, len(packed)))
+    tail = draw.draw(st.integers(0, len(packed)))
+    for other in (packed, data, packed[:keep] + data + packed[tail:], packed + data):
+        short = decompress_short(codec, other, 2000)
+        assert short is None or short == decompress(codec, other, 2000)
+
+
+@compressing
+def test_a_flipped_bit_in_short_input_has_the_output_of_the_pieces(codec: Codec) -> None:
+    packed = bytearray(compress(codec, SAMPLE[:1500]))
+    dice = random.Random(3)
+    same = 0
+    for _ in range(2000):
+        bit = dice.randrange(len(packed) * 8)
+        packed[bit // 8] ^= 1 << bit % 8
+        short = decompress_short(codec, packed, 2000)
+        if short is not None:
+            assert short == decompress(codec, packed, 2000)
+            same += 1
+        packed[bit // 8] ^= 1 << bit % 8
+    assert same
 
 
 # gzip
