@@ -174,6 +174,8 @@ def ends(bootstrap: str) -> dict[int, int]:
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
+    # The asked node, or the leader, does not know the new topic yet; librdkafka does not ask again.
+    not_yet = (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART)
     asked = {TopicPartition(TOPIC, p): OffsetSpec.latest() for p in range(PARTITIONS)}
     deadline = time.monotonic() + CLIENT_TIMEOUT_S
     while True:
@@ -181,8 +183,7 @@ def ends(bootstrap: str) -> dict[int, int]:
         try:
             return {p.partition: one.result(CLIENT_TIMEOUT_S).offset for p, one in answers.items()}
         except KafkaException as error:
-            # librdkafka does not retry if the node does not know the leaders yet.
-            if error.args[0].code() != KafkaError._NOENT or time.monotonic() > deadline:
+            if error.args[0].code() not in not_yet or time.monotonic() > deadline:
                 raise
         time.sleep(LOOK_AGAIN_S)
 
