@@ -136,11 +136,11 @@ class ValidatesSlowly(OpensBatches, HasClock, HasQuotas, Protocol):
     """Capability to validate batches in a worker thread, and charge its time to the client."""
 
 
-class AppendsSlowly(ValidatesSlowly, RejectsAfterCheck, Protocol):
+class AppendsSlowly(ValidatesSlowly, RejectsAfterCheck, AppendLimit, Protocol):
     """Capability to append in a worker thread, and report the outcome."""
 
 
-class Appends(AppendsSlowly, HasPartitions, AppendLimit, Protocol):
+class Appends(AppendsSlowly, HasPartitions, Protocol):
     """Capability to append to partitions, in place or in a worker thread."""
 
 
@@ -382,8 +382,7 @@ def _append(
         opened = None
         must_leave = (
             partition.config.log.flush_messages == 1
-            or len(records) > worker.inline_append_bytes
-            or len(records) > worker.disk.inline_write_bytes
+            or _is_large(worker, records)
             or partition.appending.locked()
         )
         if not must_leave and is_slow(partition.config, records):
@@ -447,6 +446,12 @@ def _append_now(
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
     return result
+
+
+def _is_large(worker: AppendLimit, batch: Buffer) -> bool:
+    """Return whether a worker thread must write the batch: for its size, or because the disk does
+    not keep up with the writers."""
+    return len(batch) > min(worker.inline_append_bytes, worker.disk.inline_write_bytes)
 
 
 def _check_size(partition: Partition, header: BatchHeader) -> None:
@@ -526,7 +531,7 @@ async def _append_slowly(
     commit: Commit | None,
     verified: Verification | None,
 ) -> Answer:
-    """Append a batch in a worker thread, in the order of the partition."""
+    """Validate a batch, or write it, or both, in a worker thread, in the order of the partition."""
     try:
         async with partition.appending:
             plog = partition.log  # a move to another directory replaces it
@@ -540,10 +545,11 @@ async def _append_slowly(
             _check_turn(request.client, _place(partition, request.version), plog.producers, header)
             if header.attributes & TRANSACTIONAL:
                 plog.producers.check_verified(header, verified)
-            leader_epoch = partition.leader_epoch
-            result = await plog.append_beside(
-                worker.disk, batch, header, leader_epoch, worker.clock.now_ms()
-            )
+            leader_epoch, now_ms = partition.leader_epoch, worker.clock.now_ms()
+            if _is_large(worker, batch):
+                result = await plog.append_beside(worker.disk, batch, header, leader_epoch, now_ms)
+            else:
+                result = plog.append(batch, header, leader_epoch, now_ms)
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:

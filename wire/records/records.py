@@ -96,6 +96,8 @@ __all__ = [
 
 # Default limit on the decompressed records of one batch that are decoded at once
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
+# Records of a zstd frame that are checked as one piece: all of a batch, for most producers.
+_CHECKED_WHOLE_BYTES: Final = 1 << 20
 _MIN_VARLONG: Final = -(1 << 63)
 _MAX_VARLONG: Final = (1 << 63) - 1
 _NULL: Final = b"\x01"  # the varint of -1, the length of an absent key or value
@@ -113,7 +115,11 @@ class Record:
 
 
 def record_pieces(
-    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
+    buffer: Buffer,
+    position: int,
+    header: BatchHeader,
+    max_bytes: int | None = None,
+    whole_bytes: int = PIECE_BYTES,
 ) -> Iterator[bytes]:
     """Return an iterator over the decompressed records of a batch: see `compression.decompressed`.
 
@@ -128,7 +134,7 @@ def record_pieces(
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
     if count < 0 or (codec is Codec.NONE and count * RECORD_MIN_BYTES > len(body)):
         raise WireError(f"record_count {count} for {len(body)} bytes of records")
-    pieces = decompressed(codec, body)
+    pieces = decompressed(codec, body, whole_bytes)
     return pieces if max_bytes is None else bounded(pieces, codec, max_bytes)
 
 
@@ -186,7 +192,7 @@ def check_records(
     Raises WireError, which names the record, for a malformed record, a wrong number of records, or
     offset deltas that are not dense.
     """
-    pieces = record_pieces(buffer, position, header)
+    pieces = record_pieces(buffer, position, header, whole_bytes=_CHECKED_WHOLE_BYTES)
     if header.codec is Codec.NONE and header.record_count:
         body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
         for window in _fed_plain(body, walk, walk.check):
