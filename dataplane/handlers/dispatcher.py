@@ -46,7 +46,7 @@ from dataplane.handlers.transactions import offsets as txn_offsets
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
+from dataplane.scheduling.time_slices import Work, emptied_message
 from dataplane.worker.context import Request, Worker
 from wire.protocol import request_form
 from wire.protocol.apis import APIS, Api, ApiKey
@@ -57,7 +57,7 @@ from wire.protocol.headers import (
     response_encoder,
 )
 from wire.schema.codec import decoder, decoder_in_pieces
-from wire.schema.message import Message, Struct
+from wire.schema.message import Message
 
 # Frames above this size are decoded in slices, if they have more than a few rows.
 LARGE_FRAME_BYTES: Final = 8 * 1024
@@ -212,19 +212,6 @@ class _SlicedReply(PendingReply):
         self._dispatcher.discard(self._answer)
 
 
-def _forgotten(message: Struct) -> Work[None]:
-    """Empty the arrays of `message` in pieces."""
-    for field in message.FIELDS:
-        if field.kind != "array" or not (rows := getattr(message, field.name)):
-            continue
-        if len(rows) <= PIECE_ROWS:
-            for row in rows:
-                if isinstance(row, Struct):
-                    yield from _forgotten(row)
-        else:
-            yield from emptied(rows)
-
-
 class Dispatcher:
     """Dispatcher of the requests of all connections of one worker to their handlers."""
 
@@ -344,7 +331,7 @@ class Dispatcher:
         """Free the message of a request that is not answered; in slices if it is large."""
         if (message := asked.message) is not None:
             asked.message = None
-            self._slicer.finish_in_background(_forgotten(message))
+            self._slicer.finish_in_background(emptied_message(message))
 
     def _reply(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int, answer: Answer
@@ -364,7 +351,7 @@ class Dispatcher:
         reply = yield from route.reply_in_pieces(asked.correlation_id, answer)
         for message in (answer, asked.message):
             if message is not None:
-                yield from _forgotten(message)
+                yield from emptied_message(message)
         return reply
 
     def _charge(self, route: Route, request: Request, size_bytes: int, answer: Answer) -> None:

@@ -18,6 +18,7 @@ from dataplane.scheduling.time_slices import (
     in_pieces,
     pieces,
     row_count,
+    rows_within,
 )
 from dataplane.worker import mutation_limits
 from dataplane.worker.capabilities import HasPartitions, HasSlicer, ReadsPartitions
@@ -69,7 +70,8 @@ async def handle_create_partitions(
 ) -> CreatePartitionsResponse:
     topic_count = len(message.topics)
     slicer = worker.slicer
-    outcomes, specs = await slicer.do(_specs(slicer, message.topics), topic_count)
+    count = topic_count + rows_within(message.topics[: PIECE_ROWS + 1])
+    outcomes, specs = await slicer.do(_specs(slicer, message.topics), count)
     try:
         allowed = mutation_limits.Allowed(len(specs))
         if not message.validate_only:
@@ -112,15 +114,18 @@ def _specs(
     twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     outcomes: dict[str, KafkaError | None] = {}
     specs: list[NewPartitions] = []
-
-    def take(topic: CreatePartitionsTopic) -> None:
+    left = PIECE_ROWS
+    for topic in topics:
         outcomes[topic.name] = twice
-        if len(topic.assignments or ()) > MAX_SPECS:
+        assigned_count = len(topic.assignments or ())
+        if assigned_count > MAX_SPECS:
             outcomes[topic.name] = TOO_MANY
         elif counts[topic.name] == 1:
             specs.append(_spec(topic))
-
-    yield from in_pieces(topics, take)
+        left -= 1 + assigned_count
+        if left <= 0:
+            left = PIECE_ROWS
+            yield
     slicer.discard(counts)
     return outcomes, specs
 

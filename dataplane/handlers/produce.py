@@ -68,7 +68,7 @@ from dataplane.partition.batch_validation import (
 )
 from dataplane.partition.partition import Partition
 from dataplane.partition.rejected_batches import Place, RejectedBatches, TooManyRejectedError
-from dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces
 from dataplane.worker.capabilities import (
     HasClock,
     HasImage,
@@ -258,15 +258,12 @@ def handle_produce(
 ) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
     acks = message.acks
     if not -1 <= acks <= 1:
-        return (
-            yield from _refuse_all(
-                message, ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
-            )
-        )
+        code, reason = ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
+        return (yield from _refuse_all(worker, message, code, reason))
     try:
         transaction = yield from look_for_transaction(worker, message, request.version)
     except KafkaError as error:
-        return (yield from _refuse_all(message, error.code, error.message))
+        return (yield from _refuse_all(worker, message, error.code, error.message))
     if transaction is not None and transaction.must_ask:
         assert message.transactional_id is not None
         if not verify_now(worker, transaction, message.transactional_id):
@@ -328,10 +325,13 @@ async def _await_all(
 
 
 def _respond(
-    worker: HasImage, client: Client, acks: int, answers: Answers
+    worker: ReadsMetadata, client: Client, acks: int, answers: Answers
 ) -> Work[ProduceResponse | None]:
     if acks != _NO_ACKS:
-        return (yield from response_of(worker, client, answers))
+        response = yield from response_of(worker, client, answers)
+        if len(answers) > PIECE_ROWS:
+            worker.slicer.discard(answers)
+        return response
     for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
@@ -343,7 +343,7 @@ def _respond(
 
 
 def _refuse_all(
-    message: ProduceRequest, code: ErrorCode, reason: str
+    worker: HasSlicer, message: ProduceRequest, code: ErrorCode, reason: str
 ) -> Work[ProduceResponse | None]:
     if message.acks == _NO_ACKS:
         raise CloseConnectionError(f"produce with acks=0 failed: {reason}")
@@ -351,6 +351,7 @@ def _refuse_all(
         message.topic_data, _partitions_of, lambda _, data: refused(data.index, code, reason)
     )
     responses = yield from in_pieces(answers, topic_response)
+    worker.slicer.discard(answers)
     return ProduceResponse(responses=responses)
 
 
@@ -403,9 +404,13 @@ def _append(
     except (KafkaError, StorageError) as error:
         topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
         reported = _reject(client, (topic_key, data.index), data.records, error)
-        if partition is not None and is_doubtful(partition, reported):
-            return partial(reject_after_check, worker, partition, partition.leader_epoch, reported)
-        return failed(worker, partition, data.index, reported)
+        try:
+            if partition is not None and is_doubtful(partition, reported):
+                epoch = partition.leader_epoch
+                return partial(reject_after_check, worker, partition, epoch, reported)
+            return failed(worker, partition, data.index, reported)
+        finally:
+            del reported  # breaks the reference cycle of this frame, with its row, and the error
     return success(partition, result)
 
 

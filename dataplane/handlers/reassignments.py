@@ -1,10 +1,10 @@
 """AlterPartitionReassignments and ListPartitionReassignments: moves of partitions (KIP-455)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from dataplane.scheduling.time_slices import Work, for_each_of, row_count
 from dataplane.worker.capabilities import AsksController, HasImage
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import needs_level
@@ -85,18 +85,15 @@ def _by_topic(
     results: list[ReassignableTopicResponse] = []
     of_partitions = iter(errors)
 
-    def rows() -> Iterator[tuple[ReassignableTopicResponse, ReassignablePartition]]:
-        for topic in topics:
-            results.append(ReassignableTopicResponse(name=topic.name))
-            for one in topic.partitions:
-                yield results[-1], one
+    def partitions_of(topic: ReassignableTopic) -> list[ReassignablePartition]:
+        results.append(ReassignableTopicResponse(name=topic.name))
+        return topic.partitions
 
-    def take(row: tuple[ReassignableTopicResponse, ReassignablePartition]) -> None:
-        result, one = row
-        result.partitions.append(_result(one.partition_index, next(of_partitions)))
-        codes.add(result.partitions[-1].error_code)
+    def take(_: ReassignableTopic, one: ReassignablePartition) -> None:
+        results[-1].partitions.append(_result(one.partition_index, next(of_partitions)))
+        codes.add(results[-1].partitions[-1].error_code)
 
-    yield from in_pieces(rows(), take)
+    yield from for_each_of(topics, partitions_of, take)
     return results
 
 

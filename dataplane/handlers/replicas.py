@@ -125,15 +125,20 @@ async def handle_describe_replicas(
     worker: DescribesReplicas, request: Request, message: DescribeReplicasRequest
 ) -> DescribeReplicasResponse:
     response = DescribeReplicasResponse()
-    looked_at = 0
+    left = SLICE_PARTITIONS
     for topic in message.topics:
         result = DescribeReplicasTopicResult(name=topic.name)
         response.topics.append(result)
+        left -= 1
         for index in topic.partitions:
             result.partitions.append(_replicas(worker, topic.name, index))
-            looked_at += 1
-            if looked_at % SLICE_PARTITIONS == 0:
+            left -= 1
+            if left <= 0:
+                left = SLICE_PARTITIONS
                 await trio.lowlevel.checkpoint()
+        if left <= 0:
+            left = SLICE_PARTITIONS
+            await trio.lowlevel.checkpoint()
     return response
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from dataplane.handlers.configs import resolve_all
-from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_pieces, pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, pieces, rows_within
 from dataplane.worker import mutation_limits
 from dataplane.worker.capabilities import HasLayers, HasSlicer
 from dataplane.worker.context import Request
@@ -88,7 +88,8 @@ async def _create(
 ) -> tuple[list[TopicOutcome], int]:
     """Return an outcome for each topic name, and the throttle time in milliseconds."""
     slicer = worker.slicer
-    todo, refused = await slicer.do(_specs(slicer, message.topics), len(message.topics))
+    count = len(message.topics) + rows_within(message.topics[: PIECE_ROWS + 1])
+    todo, refused = await slicer.do(_specs(slicer, message.topics), count)
     try:
         allowed = mutation_limits.Allowed(len(todo))
         if not message.validate_only:
@@ -116,16 +117,18 @@ def _specs(
     """Return the topics for the controller to create, and the outcomes of invalid ones."""
     refused: dict[str, TopicOutcome] = {}
     specs: dict[str, NewTopic] = {}
-
-    def take(topic: CreatableTopic) -> None:
+    left = PIECE_ROWS
+    for topic in topics:
         try:
             if topic.name in specs:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             specs[topic.name] = _spec(topic)
         except KafkaError as error:
             refused[topic.name] = TopicOutcome.refused(error, topic.name)
-
-    yield from in_pieces(topics, take)
+        left -= 1 + len(topic.assignments) + len(topic.configs)
+        if left <= 0:
+            left = PIECE_ROWS
+            yield
     todo: list[NewTopic] = []
     for some in pieces(list(specs.values())):
         todo += [spec for spec in some if spec.name not in refused]

@@ -35,16 +35,18 @@ class ReadsLogs(HasDisk, ReadsPartitions, FailsPartitions, Protocol):
 async def handle_describe_unread_records(
     worker: ReadsLogs, request: Request, message: DescribeUnreadRecordsRequest
 ) -> DescribeUnreadRecordsResponse:
-    if sum([1 + len(topic.partitions) for topic in message.topics]) > MAX_ROWS:
+    topics = message.topics
+    if len(topics) > MAX_ROWS or sum([1 + len(topic.partitions) for topic in topics]) > MAX_ROWS:
         return DescribeUnreadRecordsResponse(
             error_code=ErrorCode.INVALID_REQUEST,
             error_message=f"a request may name at most {MAX_ROWS} topics and partitions",
         )
     reader = UnreadReader(worker)
     response = DescribeUnreadRecordsResponse()
-    for topic in message.topics:
+    for topic in topics:
         result = UnreadInTopic(name=topic.name)
         response.topics.append(result)
+        await worker.slicer.pause()
         for asked in topic.partitions:
             await worker.slicer.pause()
             result.partitions.append(await reader.row(topic.name, asked))

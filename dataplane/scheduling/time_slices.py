@@ -17,6 +17,8 @@ as many bytes as its own have overtaken it. A response waits for its turn, but n
 Freeing many objects takes long, too: the lists, dicts and sets of a long request are not freed at
 the end of a function but by `TimeSlicer.discard`, which empties them in slices of `DISCARD_CPU_S`,
 one per turn of the event loop. That frees objects several times as fast as requests create them.
+A piece of that work is limited by the rows that it frees at all depths: one row of a request may
+hold most of the others.
 
 Guaranteed: a turn of the event loop is delayed by one slice for all long requests together, by one
 slice of `DISCARD_CPU_S`, and by the slices of the connections that received bytes in that turn. Not
@@ -24,14 +26,17 @@ guaranteed: that a long request is fast, or that all its rows are read at the sa
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
 from dataplane.scheduling.request_memory import RequestMemory
+from wire.schema.message import Struct
 
 T = TypeVar("T")
 S = TypeVar("S", str, tuple[str, int])
@@ -46,6 +51,7 @@ CallAfter: TypeAlias = Callable[[float, Callable[[], object]], object]
 SLICE_CPU_S: Final = 0.005
 # Rows between two checks of the clock; one row takes some microseconds.
 PIECE_ROWS: Final = 64
+# Rows freed between two checks of the clock; those within rows count, too.
 FORGOTTEN_ROWS: Final = 1024
 SORTED_ROWS: Final = 1000
 # CPU seconds per turn of the event loop for background work, which no request waits for.
@@ -133,18 +139,126 @@ def row_count(groups: Sequence[T], rows_of: Callable[[T], Sequence[A]]) -> int:
     return sum([1 + len(rows_of(group)) for group in groups[: PIECE_ROWS + 1]])
 
 
-def emptied(rows: Rows) -> Work[None]:
-    """Empty `rows` in pieces. Freeing many objects takes half as long as creating them."""
-    if isinstance(rows, list):
-        while rows:
+class _Items(dict[type, Callable[[Iterable[Any]], Iterable[Any]] | None]):
+    """Functions by class: each returns the items of its instances; None if they have none.
+
+    The items of a Struct are its arrays, those of a dataclass or tuple its fields; a collection is
+    its own item. Other objects have none: they may be parts of the node's state.
+    """
+
+    def __missing__(self, kind: type) -> Callable[[Iterable[Any]], Iterable[Any]] | None:
+        if issubclass(kind, Struct):
+            names = [field.name for field in kind.FIELDS if field.kind == "array"]
+        else:
+            names = list(getattr(kind, "__dataclass_fields__", ()))
+        if len(names) > 1:
+            of_many, of_one = chain.from_iterable, attrgetter(*names)
+            self[kind] = lambda rows: of_many(map(of_one, rows))
+        elif names:
+            self[kind] = partial(map, attrgetter(*names))
+        elif issubclass(kind, tuple):
+            self[kind] = chain.from_iterable
+        else:
+            self[kind] = iter if kind in _COLLECTIONS else None
+        return self[kind]
+
+
+_COLLECTIONS: Final = frozenset((list, tuple, dict, set, frozenset))
+_ITEMS: Final = _Items()
+
+
+def _within(rows: Collection[Any]) -> list[Collection[Any]]:
+    """Return the collections that the rows hold or are; of a dict, its values.
+
+    A Struct in a tuple is not looked at: its message is freed on its own.
+    """
+    found: list[Collection[Any]] = []
+    kinds = set(map(type, rows))
+    for kind in kinds:
+        if (items_of := _ITEMS[kind]) is not None:
+            alike = rows if len(kinds) == 1 else [row for row in rows if type(row) is kind]
+            found += [
+                item.values() if type(item) is dict else item
+                for item in items_of(alike)
+                if type(item) in _COLLECTIONS
+            ]
+    return found
+
+
+def rows_within(rows: Collection[Any]) -> int:
+    """Return the number of rows that `rows` hold at all depths; exact up to FORGOTTEN_ROWS.
+
+    Within a row, the rows of one collection are of one class. The caller limits `rows`.
+    """
+    found = _within(rows)
+    count = sum(map(len, found))
+    if found and count <= FORGOTTEN_ROWS:
+        kinds = set(map(type, map(next, map(iter, filter(None, found)))))
+        if any(_ITEMS[kind] is not None for kind in kinds):
+            count += rows_within(list(chain.from_iterable(found)))
+    return count
+
+
+def emptied(rows: Rows, *, owns_rows: bool = False) -> Work[None]:
+    """Empty `rows` in pieces. Freeing many objects takes half as long as creating them.
+
+    `owns_rows`: nothing else uses what the rows hold. So a Struct with many rows is emptied, too.
+    """
+    take: Callable[[], Any] = rows.popitem if isinstance(rows, dict) else rows.pop
+    while rows and _is_flat(rows):
+        if isinstance(rows, list):
             del rows[-FORGOTTEN_ROWS:]
-            yield
-        return
-    take: Callable[[], object] = rows.popitem if isinstance(rows, dict) else rows.pop
-    while rows:
-        for _ in range(min(FORGOTTEN_ROWS, len(rows))):
-            take()
+        else:
+            for _ in range(min(FORGOTTEN_ROWS, len(rows))):
+                take()
         yield
+    left = FORGOTTEN_ROWS
+    while rows:
+        if isinstance(rows, list):
+            some = rows[-PIECE_ROWS:]
+            del rows[-PIECE_ROWS:]
+        else:
+            some = [take()[1] for _ in range(min(PIECE_ROWS, len(rows)))]
+        count = len(some) + rows_within(some)
+        one_by_one = count > FORGOTTEN_ROWS
+        while some:
+            if one_by_one:
+                count = 1 + rows_within(some[-1:])
+            if count > left:
+                yield
+                left = FORGOTTEN_ROWS
+            if count > left and owns_rows and isinstance(some[-1], Struct):
+                yield from emptied_message(some[-1])
+            left -= count
+            if one_by_one:
+                some.pop()
+            else:
+                some.clear()
+    yield
+
+
+def _is_flat(rows: Rows) -> bool:
+    """Return whether the next rows hold no rows; rows of one collection are alike."""
+    if isinstance(rows, set):
+        return True
+    row = rows[-1] if isinstance(rows, list) else next(reversed(rows.values()))
+    return _ITEMS[type(row)] is None if isinstance(row, Struct) else not _within((row,))
+
+
+def emptied_message(message: Struct) -> Work[None]:
+    """Empty the arrays of a message that nothing uses any longer, in pieces, if it has many rows.
+
+    An array of a few rows may belong to the node's state: the message loses it, unchanged.
+    """
+    if rows_within((message,)) <= FORGOTTEN_ROWS:
+        return
+    for field in message.FIELDS:
+        if field.kind != "array" or not (rows := getattr(message, field.name)):
+            continue
+        if len(rows) <= PIECE_ROWS:
+            setattr(message, field.name, [])
+            rows = list(rows)
+        yield from emptied(rows, owns_rows=True)
 
 
 def at_once(work: Work[T]) -> T:
@@ -204,7 +318,7 @@ class TimeSlicer:
         Short ones are not emptied: they are freed with the last reference to them.
         """
         for some in rows:
-            if len(some) > FORGOTTEN_ROWS:
+            if len(some) > FORGOTTEN_ROWS or rows_within((some,)) > FORGOTTEN_ROWS:
                 self.finish_in_background(emptied(some))
 
     @property

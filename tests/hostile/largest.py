@@ -1,18 +1,20 @@
 """Requests of the maximum valid size for every supported API, made from the message tables.
 
 For each array of a request: one request with as many elements as the decoder allows, either all
-equal and naming something that exists, or all different and mostly naming nothing.
+equal and naming something that exists, or all different and mostly naming nothing. For each array
+within an array, also one with different elements in which the arrays of both levels are long.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from wire.protocol.apis import APIS, Api
+from wire.protocol.apis import Api
 from wire.protocol.headers import encode_request
 from wire.schema.compiling import REQUEST_MAX_ELEMENTS
-from wire.schema.message import Field, Message, Struct
+from wire.schema.message import Field, Struct
 
 TOPIC: Final = "t"
 PARTITIONS: Final = 20
@@ -61,12 +63,14 @@ class Largest:
     api: Api
     version: int
     path: str  # path to the long array
+    lengths: tuple[int, ...]  # one for each array on the path
     is_same: bool
     frame: bytes
 
     def __str__(self) -> str:
         kind = "same" if self.is_same else "other"
-        return f"{self.api.name} v{self.version}, {self.path}, {kind} ({len(self.frame)} bytes)"
+        lengths = " x ".join(map(str, self.lengths))
+        return f"{self.api.name} v{self.version}, {self.path}: {lengths} {kind}"
 
 
 def arrays_of(cls: type[Struct], version: int, path: str = "") -> Iterator[tuple[str, ...]]:
@@ -82,18 +86,40 @@ def arrays_of(cls: type[Struct], version: int, path: str = "") -> Iterator[tuple
 
 
 def largest_of(api: Api, version: int, most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
-    """Return requests with `most` elements, slightly fewer for nested arrays."""
+    """Return requests with `most` elements, slightly fewer for one array in others."""
     for way in arrays_of(api.request, version):
-        for is_same in (True, False):
-            message = _filled(api.request, version, way, most, is_same)
+        fields = _fields_on(api.request, way)
+        depth = sum(field.kind == "array" for field in fields)
+        inner = (1,) * (depth - 1)
+        room = most - 2 * len(way)
+        longest = (*inner, room // _elements_of(fields[-1], version))
+        forms = [(longest, True), (longest, False)]
+        if inner:
+            # Half as many elements take half the time, and are too many for a slice.
+            forms.append(((_length_of_all(fields, version, room // 2),) * depth, False))
+        for lengths, is_same in forms:
+            message = api.request()
+            _fill(message, version, 0)
+            _lengthen(message, version, way, lengths, is_same)
             frame = encode_request(api.key, version, 7, "largest", message)
-            yield Largest(api, version, ".".join(way), is_same, frame)
+            yield Largest(api, version, ".".join(way), lengths, is_same, frame)
 
 
-def all_largest(most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
-    for api in APIS.values():
-        for version in sorted({api.min_version, api.max_version}):
-            yield from largest_of(api, version, most)
+def without_inner_rows(api: Api, version: int, most: int = REQUEST_MAX_ELEMENTS) -> Largest:
+    """Return a request with `most` different elements, all of them rows without rows of their own.
+
+    For an API whose request has arrays within its first array.
+    """
+    name = next(way[0] for way in arrays_of(api.request, version) if len(way) > 1)
+    message = api.request()
+    _fill(message, version, 0)
+    _lengthen(message, version, (name,), (most - len(api.request.FIELDS),), is_same=False)
+    for row in getattr(message, name):
+        for field in type(row).FIELDS:
+            if field.kind == "array" and version in field.versions:
+                setattr(row, field.name, [])
+    frame = encode_request(api.key, version, 7, "largest", message)
+    return Largest(api, version, name, (len(getattr(message, name)), 0), False, frame)
 
 
 def fetch_of(
@@ -121,32 +147,52 @@ def fetch_of(
     )
 
 
-def _filled(
-    cls: type[Message], version: int, way: tuple[str, ...], most: int, is_same: bool
-) -> Message:
-    message = cls()
-    _fill(message, version, 0)
-    holder: Any = message
-    for name in way[:-1]:
-        field = _field(type(holder), name)
-        value = getattr(holder, name)
-        holder = value[0] if field.kind == "array" else value
-    field = _field(type(holder), way[-1])
-    room = most - 2 * len(way)
-    if isinstance(field.item, type):
-        room //= 1 + _elements_of(field.item, version)
-    number: Callable[[int], int] = (lambda _: 0) if is_same else (lambda n: n)
-    setattr(holder, way[-1], [_item(field, version, number(n)) for n in range(room)])
-    return message
+def _lengthen(
+    holder: Struct, version: int, way: tuple[str, ...], lengths: tuple[int, ...], is_same: bool
+) -> None:
+    """Give the arrays on the path these lengths."""
+    field = _field(type(holder), way[0])
+    if field.kind == "array":
+        length, *rest = lengths
+        items = [_item(field, version, 0 if is_same else n) for n in range(length)]
+        setattr(holder, way[0], items)
+    else:
+        rest, items = list(lengths), [getattr(holder, way[0])]
+    if len(way) > 1:
+        for item in items:
+            _lengthen(item, version, way[1:], tuple(rest), is_same)
 
 
 def _field(cls: type[Struct], name: str) -> Field:
     return next(field for field in cls.FIELDS if field.name == name)
 
 
-def _elements_of(cls: type[Struct], version: int) -> int:
-    """Return the number of elements in the nested arrays of one struct, with one element each."""
-    return sum(1 for _ in arrays_of(cls, version))
+def _fields_on(cls: type[Struct], way: tuple[str, ...]) -> list[Field]:
+    fields: list[Field] = []
+    for name in way:
+        fields.append(_field(cls, name))
+        item = fields[-1].item
+        cls = item if isinstance(item, type) else Struct
+    return fields
+
+
+def _elements_of(field: Field, version: int) -> int:
+    """Return 1 and the number of elements in the arrays of one item, with one element each."""
+    is_struct = isinstance(field.item, type)
+    return 1 + (sum(1 for _ in arrays_of(field.item, version)) if is_struct else 0)
+
+
+def _length_of_all(fields: list[Field], version: int, most: int) -> int:
+    """Return the length with which all arrays among `fields` together have `most` elements."""
+    arrays = [field for field in fields if field.kind == "array"]
+
+    def total(length: int) -> int:
+        elements = 0
+        for field in reversed(arrays):
+            elements = length * (_elements_of(field, version) + elements)
+        return elements
+
+    return next(length for length in count(1) if total(length + 1) > most)
 
 
 def _fill(struct: Struct, version: int, number: int) -> None:

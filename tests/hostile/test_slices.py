@@ -19,7 +19,15 @@ import trio
 
 from dataplane.fetch.sessions import FINAL_EPOCH
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
-from tests.hostile.largest import MOST_FETCHED, PARTITIONS, TOPIC, fetch_of, largest_of
+from tests.hostile.largest import (
+    MOST_FETCHED,
+    PARTITIONS,
+    TOPIC,
+    Largest,
+    fetch_of,
+    largest_of,
+    without_inner_rows,
+)
 from tests.hostile.slices import (
     MAX_SLICE_OBJECTS,
     MAX_SLICE_S,
@@ -32,7 +40,6 @@ from wire.messages.fetch import FetchRequest
 from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.protocol.apis import APIS, Api, ApiKey
 from wire.protocol.headers import encode_request
-from wire.schema.compiling import REQUEST_MAX_ELEMENTS
 
 # Without slices these requests take from 30 to 10,000 ms on a fast machine.
 TOLERANCE: Final = 3
@@ -57,6 +64,13 @@ _WITHOUT_ARRAYS: Final = frozenset(
         "SaslHandshake",
         "UnregisterBroker",
     )
+)
+
+# Handlers with a loop over the topics of a request and an inner one over their partitions.
+_TOPIC_BY_TOPIC: Final = (
+    "AlterPartitionReassignments",
+    "DescribeReplicas",
+    "Produce",
 )
 
 
@@ -111,6 +125,22 @@ def test_every_api_has_requests_here_or_none_that_can_be_long() -> None:
 )
 @in_trio
 async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
+    # From version 4 on, AddPartitionsToTxn is refused unless it is from a worker.
+    version = 3 if api.key == ApiKey.ADD_PARTITIONS_TO_TXN else api.max_version
+    small, requests = largest_of(api, version, 10), largest_of(api, version)
+    await check_slices(tmp_path, list(small), list(requests))
+
+
+@pytest.mark.parametrize("name", _TOPIC_BY_TOPIC)
+@in_trio
+async def test_no_slice_is_long_for_topics_without_partitions(tmp_path: Path, name: str) -> None:
+    api = next(api for api in APIS.values() if api.name == name)
+    small, large = (without_inner_rows(api, api.max_version, count) for count in (10, 50_000))
+    await check_slices(tmp_path, [small], [large])
+
+
+async def check_slices(tmp_path: Path, small: list[Largest], requests: list[Largest]) -> None:
+    """Check the slices of the requests; the small ones create the objects of the first use."""
     watch = Watch()
     async with serving(tmp_path, network=WatchedNetwork(watch), clock=CountedClock()) as served:
         client = await served.connect()
@@ -121,11 +151,8 @@ async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
         await client.call(ApiKey.FIND_COORDINATOR, find)
         while served.worker.groups.is_loading:
             await trio.lowlevel.checkpoint()
-        # From version 4 on, AddPartitionsToTxn is refused unless it is from a worker.
-        version = 3 if api.key == ApiKey.ADD_PARTITIONS_TO_TXN else api.max_version
-        requests = list(largest_of(api, version, REQUEST_MAX_ELEMENTS))
-        for small in largest_of(api, version, 10):  # create the objects of the first use
-            await watched_answer(watch, served, small.frame)
+        for request in small:
+            await watched_answer(watch, served, request.frame)
         with watch.watching():
             for request in requests:
                 for _ in range(ATTEMPTS):

@@ -5,7 +5,7 @@ row, and answered at its first position.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from dataplane.fetch.reader import FetchReader, size_of, waiters_for
@@ -22,7 +22,7 @@ from dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     Work,
     at_once,
-    emptied,
+    for_each_of,
     pieces,
 )
 from metaquorum.metadata.image import MetadataImage
@@ -71,7 +71,8 @@ class FullFetch:
         asked: Iterable[_Asked] = [(topic, data) for topic in topics for data in topic.partitions]
         if self._names_any_twice(topics):
             kept: dict[Key, _Asked] = {}
-            self._keep_last(kept, asked)
+            for topic, data in asked:
+                self._keep_last(kept, topic, data)
             asked = kept.values()
         return self._answer_few(asked)
 
@@ -105,12 +106,8 @@ class FullFetch:
 
     def _answer_many(self) -> Work[Answer]:
         asked: dict[Key, _Asked] = {}
-        each = _each(self.message.topics)
-        while some := list(islice(each, PIECE_ROWS)):
-            self._keep_last(asked, some)
-            yield
-        # Free the rows of the request, so that repeated ones are not held during the wait.
-        yield from _without_partitions(self.message.topics)
+        # The request loses its rows, so that repeated ones are not held during the wait.
+        yield from for_each_of(self.message.topics, _taken, partial(self._keep_last, asked))
         self.worker.slicer.discard(self.message.topics)
         self.message.topics = []
         poll = self._poll(self.allowed.min_bytes) if self._may_wait else None
@@ -205,12 +202,9 @@ class FullFetch:
             len({data.partition for data in t.partitions}) < len(t.partitions) for t in topics
         )
 
-    def _keep_last(self, kept: dict[Key, _Asked], asked: Iterable[_Asked]) -> None:
+    def _keep_last(self, kept: dict[Key, _Asked], topic: FetchTopic, data: FetchPartition) -> None:
         """Keep each partition once: at its first position, with its last row."""
-        by_id = self.has_topic_ids
-        for each in asked:
-            topic, data = each
-            kept[topic.topic_id if by_id else topic.topic, data.partition] = each
+        kept[topic.topic_id if self.has_topic_ids else topic.topic, data.partition] = topic, data
 
     def _look(
         self, reader: FetchReader, asked: Iterable[_Asked], poll: DelayedFetch | None = None
@@ -352,18 +346,9 @@ def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
         yield
 
 
-def _without_partitions(topics: Iterable[FetchTopic]) -> Work[None]:
-    left = FORGOTTEN_ROWS
-    for topic in topics:
-        rows, topic.partitions = topic.partitions, []
-        left -= 1 + len(rows)
-        if left <= 0:
-            left = FORGOTTEN_ROWS
-            yield
-            yield from emptied(rows)
-
-
-def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
-    for topic in topics:
-        for data in topic.partitions:
-            yield topic, data
+def _taken(topic: FetchTopic) -> Iterator[FetchPartition]:
+    """Yield the rows of the topic, and remove them from it."""
+    rows, topic.partitions = topic.partitions, []
+    rows.reverse()
+    while rows:
+        yield rows.pop()

@@ -384,7 +384,7 @@ def _of_one_group(
     try:
         offsets = _offsets(worker, group_id)
     except KafkaError as error:
-        return (yield from _refused(version, asked or (), error.code))
+        return (yield from _refused(worker, version, asked or (), error.code))
     if asked is None:
         asked = [
             OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
@@ -402,7 +402,8 @@ def _of_one_group(
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
-        return (yield from _refused(version, asked, ErrorCode.NOT_COORDINATOR))
+        worker.slicer.discard(rows)
+        return (yield from _refused(worker, version, asked, ErrorCode.NOT_COORDINATOR))
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=_new(each[1]))
     )
@@ -411,7 +412,7 @@ def _of_one_group(
 
 
 def _refused(
-    version: int, asked: Iterable[OffsetFetchRequestTopic], code: ErrorCode
+    worker: HasSlicer, version: int, asked: Iterable[OffsetFetchRequestTopic], code: ErrorCode
 ) -> Work[OffsetFetchResponse]:
     """Return the response with an error of the coordinator: in old versions, of each partition."""
     if version >= _FETCH_ERROR_SINCE:
@@ -424,6 +425,7 @@ def _refused(
     topics = yield from in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )
+    worker.slicer.discard(rows)
     return OffsetFetchResponse(topics=topics)
 
 
@@ -477,6 +479,7 @@ def _of_group(
 
     rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
+        worker.slicer.discard(rows)
         response.error_code = ErrorCode.NOT_COORDINATOR
         return response
     for number, (topic, all_partitions) in enumerate(rows):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,9 +17,19 @@ from dataplane.scheduling.time_slices import (
     TimeSlicer,
     Work,
     at_once,
+    emptied,
+    emptied_message,
     in_pieces,
+    rows_within,
 )
 from tests.dataplane.serving import batch_of, in_trio, serving
+from wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from wire.primitives.frozen import frozen
+from wire.schema.message import Struct, array, int32
 
 LOOKS_PER_SLICE = 10
 
@@ -91,6 +102,113 @@ def test_discarded_rows_that_are_few_are_left_to_their_last_reference() -> None:
     slicer.discard(rows)
     assert not calls
     assert len(rows) == FORGOTTEN_ROWS
+
+
+class Leaf(Struct):
+    number: int = int32()
+
+    def __del__(self) -> None:
+        freed.append(self.number)
+
+
+class Branch(Struct):
+    leaves: list[Leaf] = array(Leaf)
+
+
+class Tree(Struct):
+    branches: list[Branch] = array(Branch)
+    more: list[Branch] | None = array(Branch, nullable="0+", default=None)
+
+
+@frozen
+class Holder:
+    name: str
+    leaves: dict[str, Leaf]
+
+
+freed: list[int] = []
+
+
+def leaves(count: int) -> list[Leaf]:
+    return [Leaf(number=number) for number in range(count)]
+
+
+def most_freed_at_once(work: Work[None]) -> int:
+    """Run the work. Return the largest number of leaves that it freed in one piece."""
+    largest = 0
+    freed.clear()
+    for _ in work:
+        largest = max(largest, len(freed))
+        freed.clear()
+    return max(largest, len(freed))
+
+
+def test_rows_are_counted_at_all_depths() -> None:
+    topics = [AddPartitionsToTxnTopic(name="t", partitions=[1, 2, 3]) for _ in range(4)]
+    transactions = [AddPartitionsToTxnTransaction(topics=list(topics)) for _ in range(5)]
+    message = AddPartitionsToTxnRequest(transactions=transactions)
+    assert rows_within((message,)) == 5 + 5 * 4 + 5 * 4 * 3
+    assert rows_within((Tree(branches=[Branch(leaves=leaves(2)), Branch()]), Tree())) == 4
+    assert rows_within(({"a": {1: 2, 3: 4}, "b": {}}, [7], "text", 5, None)) == 5
+    assert rows_within((("topic", [1, 2]), Holder("name", {"a": Leaf()}))) == 3
+
+
+def test_a_message_in_a_tuple_is_not_counted() -> None:
+    """It is part of its request, which is freed on its own."""
+    assert rows_within([(Branch(leaves=leaves(1000)), [1, 2])]) == 2
+
+
+@pytest.mark.parametrize("shape", [(1, 20_000), (20, 1000), (140, 140), (1000, 20), (20_000, 1)])
+def test_a_message_is_emptied_in_pieces_of_its_rows_at_all_depths(shape: tuple[int, int]) -> None:
+    outer, inner = shape
+    tree = Tree(
+        branches=[Branch(leaves=leaves(inner)) for _ in range(outer)],
+        more=[Branch(leaves=leaves(inner))],
+    )
+    assert 0 < most_freed_at_once(emptied_message(tree)) <= FORGOTTEN_ROWS
+    assert not tree.branches
+    assert not tree.more
+
+
+def test_a_message_with_few_rows_is_left_to_its_last_reference() -> None:
+    tree = Tree(branches=[Branch(leaves=leaves(30)) for _ in range(30)])
+    assert not list(emptied_message(tree))
+    assert len(tree.branches) == 30
+
+
+def test_short_arrays_that_belong_to_others_too_are_not_emptied() -> None:
+    of_state, also = leaves(50), [Branch(leaves=leaves(2))]
+    tree = Tree(branches=[Branch(leaves=of_state) for _ in range(3000)], more=also)
+    at_once(emptied_message(tree))
+    assert len(of_state) == 50
+    assert len(also) == 1
+
+
+def test_what_emptied_rows_hold_is_not_changed() -> None:
+    """The caller may have given it to a response, or to the controller."""
+    kept = leaves(2000)
+    rows: list[Any] = [("topic", kept), [kept], Branch(leaves=kept), Holder("a", {"b": kept[0]})]
+    at_once(emptied(rows))
+    assert not rows
+    assert len(kept) == 2000
+
+
+def test_discarded_rows_are_few_only_with_the_rows_that_they_hold() -> None:
+    calls: list[Callable[[], object]] = []
+    slicer = TimeSlicer(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    by_name = {str(name): dict(enumerate(leaves(100))) for name in range(100)}
+    pairs = [(str(name), leaves(100)) for name in range(100)]
+    holders = [Holder("a", {str(n): Leaf() for n in range(100)}) for _ in range(100)]
+    freed.clear()
+    slicer.discard(by_name, pairs, holders)
+    pieces_per_slice = LOOKS_PER_SLICE * DISCARD_CPU_S / SLICE_CPU_S + 1
+    while calls:
+        freed.clear()
+        calls.pop()()
+        assert len(freed) <= pieces_per_slice * FORGOTTEN_ROWS
+    assert not by_name
+    assert not pairs
+    assert not holders
 
 
 @in_trio
