@@ -174,7 +174,7 @@ def ends(bootstrap: str) -> dict[int, int]:
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
-    # The asked node, or the leader, does not know the new topic yet; librdkafka does not ask again.
+    # The asked node, or the leader, does not know the new topic yet; librdkafka does not retry.
     not_yet = (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART)
     asked = {TopicPartition(TOPIC, p): OffsetSpec.latest() for p in range(PARTITIONS)}
     deadline = time.monotonic() + CLIENT_TIMEOUT_S

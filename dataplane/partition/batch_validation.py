@@ -55,7 +55,7 @@ INLINE_RECORDS: Final = 1000
 INLINE_COMPILED_RECORDS: Final = 20_000
 # Limits on the compressed batches of one request that are validated in the event loop.
 MAX_OPENED: Final = 4
-MAX_OPENED_BYTES: Final = 1 << 16  # of records, decompressed
+MAX_OPENED_BYTES: Final = 1 << 16  # bytes of decompressed records
 # Limit on the decompressed bytes of a batch's records: clients count them in 31 bits. Also limits
 # the cost of a decompression bomb.
 MAX_RECORDS_BYTES: Final = (1 << 31) - 1

@@ -142,7 +142,8 @@ def play_on_this_machine(calls: Calls, folder: Path) -> None:
                 await client.produce("t", batch_of(b"small"))
                 numbered = batch_of(b"numbered", producer_id=5, producer_epoch=0, base_sequence=0)
                 await client.produce("t", numbered)
-                await client.produce("t", batch_of(b"x" * 10_000, codec=Codec.GZIP))
+                await client.produce("t", batch_of(b"short", codec=Codec.GZIP))
+                await client.produce("t", batch_of(b"x" * 100_000, codec=Codec.GZIP))
             with calls.during("fetch"):
                 await client.fetch("t")
             for _ in range(2):
