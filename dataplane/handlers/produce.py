@@ -9,7 +9,7 @@ append in progress. Both ways validate batches by the same rules.
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from dataplane.handlers.produce_outcome import (
     Answer,
@@ -68,7 +68,7 @@ from dataplane.partition.batch_validation import (
 )
 from dataplane.partition.partition import Partition
 from dataplane.partition.rejected_batches import Place, RejectedBatches, TooManyRejectedError
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, for_each_of, in_pieces
 from dataplane.worker.capabilities import (
     HasClock,
     HasImage,
@@ -101,13 +101,18 @@ from wire.records.batches import (
     produced_batch,
 )
 
-# Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
+# Pieces (a quarter of a megabyte, a zstd frame of up to one) that a worker thread validates before
+# other requests run.
 PIECES_PER_SLICE: Final = 8
 _API: Final = APIS[ApiKey.PRODUCE]
 _MIN_VERSION: Final = _API.min_version
 _MAX_VERSION: Final = _API.max_version
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
+
+
+# Partition, batch, verification of its transaction, and its header if it was validated before.
+_Row: TypeAlias = tuple[Partition, memoryview, Verification | None, BatchHeader | None]
 
 
 class AppendLimit(Protocol):
@@ -171,8 +176,8 @@ def handle_produce_fast(
         return None
     now_ms, inline_bytes = worker.clock.now_ms(), worker.inline_append_bytes
     disk = worker.disk
-    todo: list[tuple[Partition, memoryview, Verification | None, BatchHeader | None]] = []
-    short: ShortBatches | None = None
+    todo: list[_Row] = []
+    opens = False  # whether a batch is compressed
     producer: tuple[int, int] | None = None  # the transaction's producer id and epoch
     confirmed: Collection[tuple[str, int]] | None = None  # by the transaction's coordinator
     for index, records in asked:
@@ -193,12 +198,7 @@ def handle_produce_fast(
             or partition.appending.locked()
         ):
             return None
-        opened = None
-        if not is_simple and is_slow(config, records):
-            short = short or ShortBatches(version)
-            opened = short.header(records, config, now_ms)
-            if opened is None:
-                return None
+        opens = opens or (not is_simple and is_slow(config, records))
         verified = None
         if not is_simple and (transaction := transaction_of(records)) is not None:
             producer_id, epoch, sequence = transaction
@@ -215,7 +215,9 @@ def handle_produce_fast(
                 )
                 if verified is None:
                     return None
-        todo.append((partition, records, verified, opened))
+        todo.append((partition, records, verified, None))
+    if opens and not _open(todo, version, now_ms):
+        return None
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
@@ -251,6 +253,21 @@ def handle_produce_fast(
         commits = DelayedProduce(worker, uncommitted, doubts, outcome, timeout_ms)
         return DelayedReply(commits, unchanged)
     return outcome.answer()
+
+
+def _open(todo: list[_Row], version: int, now_ms: int) -> bool:
+    """Validate the compressed batches of `todo`; return whether all could be validated in place.
+
+    All rows were looked at before: batches that are opened in vain are opened again in a thread.
+    """
+    short = ShortBatches(version)
+    for number, (partition, records, verified, _) in enumerate(todo):
+        if is_slow(partition.config, records):
+            opened = short.header(records, partition.config, now_ms)
+            if opened is None:
+                return False
+            todo[number] = partition, records, verified, opened
+    return True
 
 
 def handle_produce(
@@ -294,12 +311,14 @@ def _append_all(
 ) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
     acks = message.acks
     must_wait = False
-    short = ShortBatches(request.version)
+    # A request for one topic comes here if a batch is not short, or waits: others wait with it.
+    short = ShortBatches(request.version) if len(message.topic_data) > 1 else None
+    left: set[Partition] = set()
     commit = Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
 
     def append(topic: TopicProduceData, data: PartitionProduceData) -> Answer | Pending:
         nonlocal must_wait
-        answer = _append(worker, request, topic, data, acks, commit, transaction, short)
+        answer = _append(worker, request, topic, data, acks, commit, transaction, short, left)
         must_wait = must_wait or type(answer) is not PartitionProduceResponse
         return answer
 
@@ -327,18 +346,20 @@ async def _await_all(
 def _respond(
     worker: ReadsMetadata, client: Client, acks: int, answers: Answers
 ) -> Work[ProduceResponse | None]:
-    if acks != _NO_ACKS:
-        response = yield from response_of(worker, client, answers)
+    def check(_: object, answer: Answer | Pending) -> None:
+        assert isinstance(answer, PartitionProduceResponse)
+        if answer.error_code:  # the only way to report an error with acks=0
+            raise CloseConnectionError(
+                f"produce with acks=0 failed: {answer.error_message or answer.error_code}"
+            )
+
+    try:
+        if acks != _NO_ACKS:
+            return (yield from response_of(worker, client, answers))
+        yield from for_each_of(answers, lambda each: each[1], check)
+    finally:
         if len(answers) > PIECE_ROWS:
             worker.slicer.discard(answers)
-        return response
-    for _, of_topic in answers:
-        for answer in of_topic:
-            assert isinstance(answer, PartitionProduceResponse)
-            if answer.error_code:  # the only way to report an error with acks=0
-                raise CloseConnectionError(
-                    f"produce with acks=0 failed: {answer.error_message or answer.error_code}"
-                )
     return None
 
 
@@ -363,8 +384,13 @@ def _append(
     acks: int,
     commit: Commit | None,
     transaction: ProduceTransaction | None,
-    short: ShortBatches,
+    short: ShortBatches | None,
+    left: set[Partition],
 ) -> Answer | Pending:
+    """Append the batch of one row, or return the function that does so after those before it.
+
+    `left` has the partitions with such a batch in this request: a later one must not overtake it.
+    """
     version, client = request.version, request.client
     partition: Partition | None = None
     try:
@@ -385,11 +411,14 @@ def _append(
             partition.config.log.flush_messages == 1
             or _is_large(worker, records)
             or partition.appending.locked()
+            or partition in left
         )
         if not must_leave and is_slow(partition.config, records):
-            opened = short.header(records, partition.config, now_ms)
+            if short is not None:
+                opened = short.header(records, partition.config, now_ms)
             must_leave = opened is None
         if must_leave:
+            left.add(partition)
             partition.check_append(acks)
             header = produced_batch(records, version)
             _check_size(partition, header)

@@ -149,8 +149,10 @@ class _Items(dict[type, Callable[[Iterable[Any]], Iterable[Any]] | None]):
     def __missing__(self, kind: type) -> Callable[[Iterable[Any]], Iterable[Any]] | None:
         if issubclass(kind, Struct):
             names = [field.name for field in kind.FIELDS if field.kind == "array"]
-        else:
+        elif not kind.__module__.startswith(_SHARED):
             names = list(getattr(kind, "__dataclass_fields__", ()))
+        else:
+            names = []
         if len(names) > 1:
             of_many, of_one = chain.from_iterable, attrgetter(*names)
             self[kind] = lambda rows: of_many(map(of_one, rows))
@@ -163,6 +165,7 @@ class _Items(dict[type, Callable[[Iterable[Any]], Iterable[Any]] | None]):
         return self[kind]
 
 
+_SHARED: Final = "metaquorum.metadata."  # parts of the metadata image, which nobody frees
 _COLLECTIONS: Final = frozenset((list, tuple, dict, set, frozenset))
 _ITEMS: Final = _Items()
 

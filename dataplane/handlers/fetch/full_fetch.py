@@ -107,7 +107,11 @@ class FullFetch:
     def _answer_many(self) -> Work[Answer]:
         asked: dict[Key, _Asked] = {}
         # The request loses its rows, so that repeated ones are not held during the wait.
-        yield from for_each_of(self.message.topics, _taken, partial(self._keep_last, asked))
+        try:
+            yield from for_each_of(self.message.topics, _taken, partial(self._keep_last, asked))
+        except BaseException:  # the connection has ended
+            self.worker.slicer.discard(asked)
+            raise
         self.worker.slicer.discard(self.message.topics)
         self.message.topics = []
         poll = self._poll(self.allowed.min_bytes) if self._may_wait else None
@@ -348,7 +352,7 @@ def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
 
 def _taken(topic: FetchTopic) -> Iterator[FetchPartition]:
     """Yield the rows of the topic, and remove them from it."""
-    rows, topic.partitions = topic.partitions, []
+    rows = topic.partitions
     rows.reverse()
     while rows:
         yield rows.pop()

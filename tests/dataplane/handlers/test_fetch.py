@@ -460,6 +460,19 @@ MANY = 100 * PIECE_ROWS
 
 
 @in_trio
+async def test_a_fetch_that_ends_half_way_leaves_its_rows_to_its_message(tmp_path: Path) -> None:
+    """The dispatcher frees the message in slices; the generator would free its rows at once."""
+    async with serving(tmp_path) as served:
+        message = fetch_message({"t": [(index, 0) for index in range(MANY)]})
+        work = _handled(served, message)
+        for _ in range(10):
+            next(work)
+        work.close()
+        left = len(message.topics[0].partitions)
+        assert MANY - 11 * PIECE_ROWS <= left < MANY
+
+
+@in_trio
 async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client = await served.connect()

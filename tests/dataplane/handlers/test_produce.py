@@ -1,6 +1,5 @@
 """Produce over the wire: accepted batches, their order, and the time of acknowledgement."""
 
-import gzip
 import random
 import struct
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
     FaultyDisk,
     RawClient,
+    Served,
     Simulated,
     batch_of,
     in_trio,
@@ -33,8 +33,9 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
 from wire.protocol.headers import decode_response
 from wire.records.batches import HEADER_BYTES, pack_batch
-from wire.records.compression import SHORT_COMPRESSED_BYTES
+from wire.records.compression import SHORT_COMPRESSED_BYTES, compress
 from wire.records.records import Codec, check_batch, parse_header
+from wire.records.walk_form import is_compiled
 
 HOUR_MS = 3_600_000
 
@@ -323,16 +324,44 @@ class ThreadCount(FaultyDisk):
 
 
 def of_many_members(*values: bytes) -> bytearray:
-    """Return a valid batch that is compressed in one gzip member for each value."""
+    """Return a valid batch that is compressed in one zstd frame for each value."""
     plain = batch_of(*values)
     body = bytes(plain[HEADER_BYTES:])
     size = len(body) // len(values)
-    members = [gzip.compress(body[at : at + size]) for at in range(0, len(body), size)]
-    header = parse_header(plain)._replace(attributes=int(Codec.GZIP))
-    return pack_batch(header, b"".join(members))
+    frames = [compress(Codec.ZSTD, body[at : at + size]) for at in range(0, len(body), size)]
+    header = parse_header(plain)._replace(attributes=int(Codec.ZSTD))
+    return pack_batch(header, b"".join(frames))
 
 
-@pytest.mark.parametrize("is_alone", [True, False], ids=["one topic", "two topics"])
+def rows_of(*batches: bytes | bytearray, index: int | None = None) -> list[PartitionProduceData]:
+    """Return a row for each batch, of partitions from 0 on, or all of one partition."""
+    return [
+        PartitionProduceData(index=number if index is None else index, records=bytearray(batch))
+        for number, batch in enumerate(batches)
+    ]
+
+
+class Producing:
+    """A client whose requests are for one topic, or for two: then other code reads them."""
+
+    def __init__(self, client: RawClient, is_alone: bool) -> None:
+        self._client = client
+        self._is_alone = is_alone
+
+    async def produce(self, topic: str, rows: list[PartitionProduceData]) -> list[Any]:
+        topics = [TopicProduceData(name=topic, partition_data=rows)]
+        if not self._is_alone:
+            topics.append(TopicProduceData(name="t", partition_data=[]))
+        message = ProduceRequest(acks=1, timeout_ms=1000, topic_data=topics)
+        answer = await self._client.call(ApiKey.PRODUCE, message, 9)
+        return list(answer.responses[0].partition_responses)
+
+
+SHORT_CODECS = (Codec.SNAPPY, Codec.LZ4, Codec.ZSTD)
+alone = pytest.mark.parametrize("is_alone", [True, False], ids=["one topic", "two topics"])
+
+
+@alone
 @in_trio
 async def test_short_compressed_batches_are_validated_without_a_thread(
     tmp_path: Path, is_alone: bool
@@ -340,45 +369,69 @@ async def test_short_compressed_batches_are_validated_without_a_thread(
     disk = ThreadCount()
     async with serving(tmp_path, disk=disk) as served:
         client = await served.connect()
-        for name in ("t", "zipped"):
-            configs = {"compression_type": "gzip"} if name == "zipped" else {}
-            await client.create(name, 9, **configs)
-        produced = 0
+        await client.create("t", 9)
+        await client.create("packed", compression_type="lz4")
+        producing = Producing(client, is_alone)
+        half_bytes = MAX_OPENED_BYTES // 2 if is_compiled() else 1 << 13
 
         async def calls(*batches: bytearray, topic: str = "t", error: int = 0) -> int:
-            nonlocal produced
-            rows = [PartitionProduceData(index=i, records=one) for i, one in enumerate(batches)]
-            topics = [TopicProduceData(name=topic, partition_data=rows)]
-            if not is_alone:
-                topics.append(TopicProduceData(name="t", partition_data=[]))
             before = disk.calls
-            message = ProduceRequest(acks=1, timeout_ms=1000, topic_data=topics)
-            answer = await client.call(ApiKey.PRODUCE, message, 9)
-            for row in answer.responses[0].partition_responses:
+            for row in await producing.produce(topic, rows_of(*batches)):
                 assert row.error_code == error, row
-            if not error and topic == "t":
-                produced += 1
             return disk.calls - before
 
-        for codec in list(Codec)[1:]:
+        for codec in SHORT_CODECS:
             assert not await calls(batch_of(b"v" * 1000, b"w", codec=codec)), codec
         assert not await calls(*(batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED)))
-        # Others are validated in a thread, and written without one.
-        rest = [batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED + 1)]
-        assert await calls(*rest) == 1
-        noise = random.Random(1).randbytes(SHORT_COMPRESSED_BYTES)
-        assert await calls(batch_of(noise, codec=Codec.GZIP)) == 1
-        assert await calls(batch_of(bytes(MAX_OPENED_BYTES), codec=Codec.GZIP)) == 1
-        half = batch_of(bytes(MAX_OPENED_BYTES // 2), codec=Codec.GZIP)
+        half = batch_of(bytes(half_bytes), codec=Codec.ZSTD)
         assert not await calls(half)
-        assert await calls(half, half) == 1
+        assert not await calls(batch_of(b"v", codec=Codec.LZ4), topic="packed")
+        # Others are validated in a thread, and written without one.
+        noise = random.Random(1).randbytes(SHORT_COMPRESSED_BYTES)
+        assert await calls(batch_of(noise, codec=Codec.ZSTD)) == 1
+        assert await calls(batch_of(bytes(2 * half_bytes), codec=Codec.ZSTD)) == 1
         assert await calls(of_many_members(b"one", b"two")) == 1
-        assert await calls(batch_of(b"v", codec=Codec.LZ4), topic="zipped") == 1
+        assert await calls(batch_of(b"v", codec=Codec.GZIP)) == 1
+        assert await calls(batch_of(b"v", codec=Codec.ZSTD), topic="packed") == 1
         wrong = rewritten(batch_of(b"v", codec=Codec.LZ4), record_count=2, last_offset_delta=1)
         assert await calls(wrong, error=ErrorCode.INVALID_RECORD) == 1
-        assert not await calls(batch_of(b"v", codec=Codec.GZIP), topic="zipped")
-        log = served.worker.replica_manager.by_name("t", 0).log
-        assert log.log_end_offset == produced + 5  # five batches have two records
+        # Of a request for one topic, all compressed batches are validated there then.
+        rest = [batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED + 1)]
+        assert await calls(*rest) == (len(rest) if is_alone else 1)
+        assert await calls(half, half) == (2 if is_alone else 1)
+        assert await calls(of_many_members(b"1", b"2"), rest[0]) == 2  # none after a refusal
+        marks = [log_end(served, "t", index) for index in range(9)]
+        assert sum(marks) == 3 * 2 + MAX_OPENED + 1 + 1 + 1 + 2 + 1 + len(rest) + 2 + 3
+
+
+def log_end(served: Served, topic: str, index: int) -> int:
+    return int(served.worker.replica_manager.by_name(topic, index).log.log_end_offset)
+
+
+@alone
+@in_trio
+async def test_batches_of_one_partition_in_a_request_keep_their_order(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    """However each is validated: by a thread, in place when compressed, in place when plain."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 2)
+        producing = Producing(client, is_alone)
+        noise = random.Random(1).randbytes(SHORT_COMPRESSED_BYTES)
+        kinds = [(noise, Codec.LZ4), (b"v", Codec.LZ4), (b"v", Codec.NONE)] * 2
+        batches = [batch_of(value, codec=codec) for value, codec in kinds]
+        rows = await producing.produce("t", rows_of(*batches, index=0))
+        assert [(row.error_code, row.base_offset) for row in rows] == [(0, n) for n in range(6)]
+        batches = [
+            batch_of(value, codec=codec, **ids(5, 0, number))
+            for number, (value, codec) in enumerate(kinds)
+        ]
+        rows = await producing.produce("t", rows_of(*batches, index=1))
+        assert [(row.error_code, row.base_offset) for row in rows] == [(0, n) for n in range(6)]
+        short = [batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED + 1)]
+        rows = await producing.produce("t", rows_of(*short, batch_of(b"v"), index=0))
+        assert [row.base_offset for row in rows] == list(range(6, 6 + MAX_OPENED + 2))
 
 
 @in_trio

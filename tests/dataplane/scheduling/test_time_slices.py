@@ -22,6 +22,7 @@ from dataplane.scheduling.time_slices import (
     in_pieces,
     rows_within,
 )
+from metaquorum.metadata.image import PartitionImage, TopicImage
 from tests.dataplane.serving import batch_of, in_trio, serving
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -151,6 +152,14 @@ def test_rows_are_counted_at_all_depths() -> None:
     assert rows_within((Tree(branches=[Branch(leaves=leaves(2)), Branch()]), Tree())) == 4
     assert rows_within(({"a": {1: 2, 3: 4}, "b": {}}, [7], "text", 5, None)) == 5
     assert rows_within((("topic", [1, 2]), Holder("name", {"a": Leaf()}))) == 3
+
+
+def test_topics_of_the_metadata_image_are_not_counted() -> None:
+    """The node keeps them: a walk over their partitions would free nothing."""
+    partition = PartitionImage((1, 2), (1, 2), 1, 0, 0)
+    topics = [TopicImage(f"t{n}", bytes(16), (partition,) * 100) for n in range(FORGOTTEN_ROWS)]
+    assert rows_within(topics) == 0
+    assert len(list(emptied(topics * 4))) <= 4 + 1
 
 
 def test_a_message_in_a_tuple_is_not_counted() -> None:
