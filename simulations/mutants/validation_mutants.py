@@ -6,7 +6,8 @@ from typing import Any, Final
 from dataplane.handlers import produce
 from dataplane.partition import batch_validation
 from simulations.kernel.mutation import Mutant, swapped
-from wire.records.batches import CODEC_MASK
+from wire.primitives.errors import KafkaError
+from wire.records.batches import CODEC_MASK, produced_batch
 from wire.records.record_walk import RecordWalk
 
 
@@ -52,6 +53,21 @@ def _few_not_walked() -> AbstractContextManager[None]:
     return swapped(produce, "validated", lambda right: lambda batch, header, *rest: (batch, header))
 
 
+def _short_not_walked() -> AbstractContextManager[None]:
+    """Accept short compressed batches without validation in the event loop."""
+
+    def wrong(right: Any) -> Any:
+        def header(self: Any, batch: Any, config: Any, now_ms: int) -> Any:
+            try:
+                return produced_batch(batch, self._version)
+            except KafkaError:
+                return None
+
+        return header
+
+    return swapped(batch_validation.ShortBatches, "_header", wrong)
+
+
 def _max_timestamp_believed() -> AbstractContextManager[None]:
     return swapped(batch_validation, "set_max_timestamp", lambda right: lambda *arguments: None)
 
@@ -94,6 +110,12 @@ VALIDATION_MUTANTS: Final = tuple(
             "batches are not validated in the event loop",
             ("L6", "L4"),
             _few_not_walked,
+        ),
+        (
+            "short-compressed-not-walked",
+            "short compressed batches are not validated in the event loop",
+            ("L6", "L4"),
+            _short_not_walked,
         ),
         (
             "max-timestamp-believed",
