@@ -258,7 +258,7 @@ def handle_produce_fast(
 def _open(todo: list[_Row], version: int, now_ms: int) -> bool:
     """Validate the compressed batches of `todo`; return whether all could be validated in place.
 
-    All rows were looked at before: batches that are opened in vain are opened again in a thread.
+    All rows were looked at before, because batches opened here may be opened again in a thread.
     """
     short = ShortBatches(version)
     for number, (partition, records, verified, _) in enumerate(todo):

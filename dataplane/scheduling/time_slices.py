@@ -165,7 +165,7 @@ class _Items(dict[type, Callable[[Iterable[Any]], Iterable[Any]] | None]):
         return self[kind]
 
 
-_SHARED: Final = "metaquorum.metadata."  # parts of the metadata image, which nobody frees
+_SHARED: Final = "metaquorum.metadata."  # parts of the metadata image: not freed
 _COLLECTIONS: Final = frozenset((list, tuple, dict, set, frozenset))
 _ITEMS: Final = _Items()
 
