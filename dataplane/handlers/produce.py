@@ -580,7 +580,8 @@ async def _append_slowly(
             if header.attributes & TRANSACTIONAL:
                 plog.producers.check_verified(header, verified)
             leader_epoch, now_ms = partition.leader_epoch, worker.clock.now_ms()
-            if _is_large(worker, batch):
+            # A write may have to wait for a sync of the same file.
+            if partition.config.log.flush_messages != NEVER or _is_large(worker, batch):
                 result = await plog.append_beside(worker.disk, batch, header, leader_epoch, now_ms)
             else:
                 result = plog.append(batch, header, leader_epoch, now_ms)
