@@ -395,7 +395,7 @@ async def test_short_compressed_batches_are_validated_without_a_thread(
         assert await calls(batch_of(b"v", codec=Codec.ZSTD), topic="packed") == 1
         wrong = rewritten(batch_of(b"v", codec=Codec.LZ4), record_count=2, last_offset_delta=1)
         assert await calls(wrong, error=ErrorCode.INVALID_RECORD) == 1
-        # Of a request for one topic, all compressed batches are validated there then.
+        # A request for one topic then has all its compressed batches validated in threads.
         rest = [batch_of(b"v", codec=Codec.LZ4) for _ in range(MAX_OPENED + 1)]
         assert await calls(*rest) == (len(rest) if is_alone else 1)
         assert await calls(half, half) == (2 if is_alone else 1)
