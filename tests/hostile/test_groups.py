@@ -223,7 +223,10 @@ async def test_a_waiting_sync_holds_no_assignments(tmp_path: Path) -> None:
 
 
 async def fill(
-    served: Served, group_id: str, count: int, protocols: tuple[Protocol, ...] = PROTOCOLS
+    served: Served,
+    group_id: str,
+    count: int,
+    protocols_of: Callable[[int], tuple[Protocol, ...]] = lambda _: PROTOCOLS,
 ) -> ClassicGroup:
     """Let static members join whose connections have ended, and their first generation begin."""
     groups, clock = served.worker.groups, served.worker.clock
@@ -239,7 +242,7 @@ async def fill(
             SESSION_MS,
             SESSION_MS,
             "consumer",
-            protocols,
+            protocols_of(number),
         )
         now = clock.monotonic()
         operation = lambda shard: shard.join(now, asked, lambda answer: None)  # noqa: B023, E731
@@ -282,15 +285,25 @@ async def test_no_slice_is_long_because_of_the_ids_of_groups(tmp_path: Path) -> 
                 await check_slices(watch, served, lambda _, frame=frame: frame, what)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("protocol_count", [1, 64])
+@pytest.mark.parametrize(("protocol_count", "own_count"), [(1, 0), (64, 0), (2, 14)])
 @in_trio
-async def test_no_slice_of_a_large_group_is_long(tmp_path: Path, protocol_count: int) -> None:
-    """The largest group, whose members are static and have closed their connections."""
+async def test_no_slice_of_a_large_group_is_long(
+    tmp_path: Path, protocol_count: int, own_count: int
+) -> None:
+    """The largest group, whose members are static and have closed their connections.
+
+    Each member prefers `own_count` protocols of its own, and supports those of all others.
+    """
     watch = Watch()
-    protocols = tuple(Protocol(f"p{number}", SUBSCRIPTION) for number in range(protocol_count))
+    common = tuple(Protocol(f"p{number}", SUBSCRIPTION) for number in range(protocol_count))
+
+    def protocols_of(member: int) -> tuple[Protocol, ...]:
+        own = [Protocol(f"{member}-{number}", SUBSCRIPTION) for number in range(own_count)]
+        return (*own, *common)
+
     async with coordinator(tmp_path, watch) as (served, _):
         with watch.watching():
-            group = await fill(served, "g", MAX_MEMBERS + 10, protocols)
+            group = await fill(served, "g", MAX_MEMBERS + 10, protocols_of)
             assert len(group.members) == MAX_MEMBERS
             assert not too_long(watch)
             leader = group.members.leader
@@ -319,7 +332,7 @@ async def test_no_slice_of_a_large_group_is_long(tmp_path: Path, protocol_count:
                     ApiKey.OFFSET_DELETE, OffsetDeleteRequest(group_id="g", topics=topics)
                 ),
                 "JoinGroup of a static member": request(
-                    ApiKey.JOIN_GROUP, _same_protocols(join_of("g", "", "i0"), protocols)
+                    ApiKey.JOIN_GROUP, _same_protocols(join_of("g", "", "i0"), protocols_of(0))
                 ),
                 "LeaveGroup": request(
                     ApiKey.LEAVE_GROUP, LeaveGroupRequest(group_id="g", members=everyone)
@@ -350,7 +363,7 @@ async def test_no_slice_is_long_because_of_subscriptions(tmp_path: Path) -> None
     )
     async with coordinator(tmp_path, watch) as (served, client):
         await client.call(ApiKey.OFFSET_COMMIT, commit_of("g"), COMMIT_VERSION)
-        await fill(served, "g", 1, protocols)
+        await fill(served, "g", 1, lambda _: protocols)
         place = OffsetDeleteRequestPartition(partition_index=0)
         topics = [OffsetDeleteRequestTopic(name="t", partitions=[place])]
         frame = request(ApiKey.OFFSET_DELETE, OffsetDeleteRequest(group_id="g", topics=topics))

@@ -273,17 +273,18 @@ class ClassicGroup:
         leader_before = self.members.leader or ""
         member = self.rebalancing.replace(request.instance_id, member_id)
         member.muted_until = muted_until
+        is_same = member.matches(request)
         self.members.update(member, request)
         self.sessions.hear(now, member)
         is_stable = self.state is GroupState.STABLE
-        if is_stable and self.members.select_protocol() == self.protocol:
-            answer = self.rebalancing.joined(member)
-            if request.may_skip_assignment:
+        if is_stable and (is_same or self.members.select_protocol() == self.protocol):
+            may_skip = request.may_skip_assignment
+            answer = self.rebalancing.joined(member, names_members=may_skip)
+            if may_skip:
                 answer.skip_assignment = self.members.leader == member_id
             else:  # a leader that must not compute an assignment gets another member's id
-                answer.leader, answer.members = leader_before, []
-            assignments = {each.member_id: each.assignment for each in self.members}
-            return Persist(self.rebalancing.record(assignments), answer)
+                answer.leader = leader_before
+            return Persist(self.rebalancing.record_again(), answer)
         self.members.wait_join(member, callback)
         self.rebalancing.begin(now, "a static member was replaced", member, request.reason)
         return None

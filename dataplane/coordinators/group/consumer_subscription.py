@@ -20,13 +20,14 @@ def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
     """Return the topics of all subscriptions of a group.
 
     None if one of them is not a consumer's, or they have too many topics: the group may subscribe
-    to any topic. Most members have the same subscription, which is decoded once.
+    to any topic. Most members have the same subscription, which is decoded once; also if they
+    differ only after the topics.
     """
     topics: set[str] = set()
     decoded: list[bytes] = []  # the bytes of the last ones that differ, without versions
     left = MAX_TOPICS
     try:
-        for metadata in subscriptions:
+        for metadata in dict.fromkeys(subscriptions):
             if _INT16.unpack_from(metadata)[0] < 0:
                 return None
             if any(metadata.startswith(known, 2) for known in decoded):

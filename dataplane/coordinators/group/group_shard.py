@@ -210,7 +210,7 @@ class GroupShard:
         member = group.member_of(request) if group is not None else None
         if member is None:
             return self._memory.has_room(request.client_host, _size_of(request))
-        added = protocols_bytes(request.protocols) - protocols_bytes(member.protocols)
+        added = protocols_bytes(request.protocols) - member.protocols_bytes
         return self._memory.has_room(request.client_host, added, is_known=True)
 
     def _new_member_id(self, request: JoinRequest) -> str:

@@ -44,14 +44,22 @@ def protocols_bytes(protocols: Sequence[Protocol]) -> int:
     return sum([text_bytes(each.name) + len(each.metadata) + 100 for each in protocols])
 
 
+def _metadata_by_name(protocols: Sequence[Protocol]) -> dict[str, bytes]:
+    """Return the protocols in their order; of those with the same name, the first."""
+    found: dict[str, bytes] = {}
+    for each in protocols:
+        found.setdefault(each.name, each.metadata)
+    return found
+
+
 class GroupMember:
     """One member, with the requests of it that wait for the others."""
 
     __slots__ = (
-        "_head",
         "assignment",
         "client_host",
         "client_id",
+        "head",
         "heard_at",
         "instance_id",
         "is_new",
@@ -125,17 +133,16 @@ class GroupMember:
     @property
     def size_bytes(self) -> int:
         texts = sum(map(text_bytes, (self.member_id, self.client_id, self.instance_id or "")))
-        texts += len(self._head)
+        texts += len(self.head)
         return MEMBER_BYTES + texts + self.protocols_bytes + len(self.assignment)
 
     def metadata_of(self, protocol: str | None) -> bytes:
-        for each in self.protocols:
-            if each.name == protocol:
-                return each.metadata
-        return b""
+        return b"" if protocol is None else self.protocols.get(protocol, b"")
 
     def matches(self, request: JoinRequest) -> bool:
-        return self.protocols == request.protocols
+        """Return whether the protocols of the member are those of the request, in its order."""
+        requested = _metadata_by_name(request.protocols)
+        return list(self.protocols.items()) == list(requested.items())
 
     def answer_sync(self, answer: SyncAnswer) -> None:
         sync, self.sync = self.sync, None
@@ -143,14 +150,15 @@ class GroupMember:
             sync(answer)
 
     def support(self, protocols: tuple[Protocol, ...]) -> None:
-        self.protocols = protocols
+        # Metadata by name, in the order of preference: any of many protocols is found at once.
+        self.protocols = _metadata_by_name(protocols)
         # Counted once: members with many protocols may leave together.
         self.protocols_bytes = protocols_bytes(protocols)
         self.metadata_bytes = metadata_bytes(protocols)
 
     def encode_head(self) -> None:
         """Encode the fields of the member's record that rarely change, after a change of one."""
-        self._head = encode_member_head(
+        self.head = encode_member_head(
             self.member_id,
             self.instance_id,
             self.client_id,
@@ -158,10 +166,6 @@ class GroupMember:
             self.rebalance_timeout_ms,
             self.session_timeout_ms,
         )
-
-    def persisted(self, protocol: str | None, assignment: bytes) -> tuple[bytes, bytes, bytes]:
-        """Return the member's part of its group's record, as `encode_members` takes it."""
-        return self._head, self.metadata_of(protocol), assignment
 
 
 class GroupMemory:
@@ -206,7 +210,7 @@ class GroupMembers:
         self.joined_count = 0  # members whose JoinGroup waits
         self.version = 0  # changes with the members and their protocols
         self.metadata_bytes = 0  # in the protocols of the members
-        self._supported: Counter[str] = Counter()  # members by protocol name
+        self._supported: dict[str, int] = {}  # number of members by protocol name
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -269,7 +273,7 @@ class GroupMembers:
             return True
         everyone = len(self.by_id)
         return request.protocol_type == self.protocol_type and any(
-            self._supported[each.name] == everyone for each in request.protocols
+            self._supported.get(each.name, 0) == everyone for each in request.protocols
         )
 
     def select_protocol(self) -> str:
@@ -279,12 +283,14 @@ class GroupMembers:
         one that was voted for first is selected.
         """
         everyone = len(self.by_id)
-        votes: Counter[str] = Counter()
-        for member in self.by_id.values():
-            for protocol in member.protocols:
-                if self._supported[protocol.name] == everyone:
-                    votes[protocol.name] += 1
-                    break
+        first = next(iter(self.by_id.values()))
+        candidates = {name for name in first.protocols if self._supported[name] == everyone}
+        if len(candidates) == 1:
+            return candidates.pop()
+        is_candidate = candidates.__contains__
+        votes = Counter(
+            [next(filter(is_candidate, member.protocols)) for member in self.by_id.values()]
+        )
         return max(votes, key=votes.__getitem__)
 
     def add(self, member: GroupMember, protocol_type: str) -> None:
@@ -369,10 +375,13 @@ class GroupMembers:
         self.version += 1
         self._use(member, by * member.size_bytes)
         self.metadata_bytes += by * member.metadata_bytes
-        for name in {each.name for each in member.protocols}:
-            self._supported[name] += by
-            if not self._supported[name]:
-                del self._supported[name]
+        supported = self._supported
+        for name in member.protocols:
+            count = supported.get(name, 0) + by
+            if count:
+                supported[name] = count
+            else:
+                del supported[name]
 
     def _use(self, member: GroupMember, size_bytes: int) -> None:
         self._memory.use(member.client_host, size_bytes)

@@ -47,7 +47,7 @@ from dataplane.coordinators.group.record_formats import (
 from dataplane.coordinators.group.requests import (
     NO_ERROR,
     JoinAnswer,
-    JoinedMember,
+    JoinedMembers,
     SyncAnswer,
     SyncCallback,
     SyncRequest,
@@ -304,8 +304,12 @@ class Rebalancing:
 
     # Members
 
-    def joined(self, member: GroupMember) -> JoinAnswer:
-        """Return the answer to a JoinGroup in the current generation."""
+    def joined(self, member: GroupMember, *, names_members: bool = True) -> JoinAnswer:
+        """Return the answer to a JoinGroup in the current generation.
+
+        That of the leader has all members, if `names_members`.
+        """
+        is_leader = self._members.leader == member.member_id
         return JoinAnswer(
             NO_ERROR,
             member.member_id,
@@ -313,15 +317,16 @@ class Rebalancing:
             self._members.protocol_type,
             self.protocol,
             self._members.leader or "",
-            members=self._joined_members() if self._members.leader == member.member_id else [],
+            members=self._joined_members() if is_leader and names_members else [],
         )
 
-    def _joined_members(self) -> list[JoinedMember]:
-        protocol = self.protocol
-        return [
-            JoinedMember(each.member_id, each.instance_id, each.metadata_of(protocol))
-            for each in self._members
-        ]
+    def _joined_members(self) -> JoinedMembers:
+        by_id, protocol = self._members.by_id, self.protocol
+        return JoinedMembers(
+            list(by_id),
+            [each.instance_id for each in by_id.values()],
+            [each.metadata_of(protocol) for each in by_id.values()],
+        )
 
     def remove(self, member_id: str) -> GroupMember | None:
         """Remove a member; its waiting requests are answered with UNKNOWN_MEMBER_ID."""
@@ -437,6 +442,14 @@ class Rebalancing:
 
     def record(self, assignments: Mapping[str, bytes]) -> RecordedGeneration:
         """Return the record of the current generation, with assignments by member id."""
+        return self._record({each: assignments.get(each, b"") for each in self._members.by_id})
+
+    def record_again(self) -> RecordedGeneration:
+        """Return the record of the current generation, with the assignments that members have."""
+        by_id = self._members.by_id
+        return self._record({member_id: each.assignment for member_id, each in by_id.items()})
+
+    def _record(self, assignments: dict[str, bytes]) -> RecordedGeneration:
         metadata = GroupMetadataValue(
             protocol_type=self._members.protocol_type or "",
             generation=self.generation,
@@ -444,10 +457,14 @@ class Rebalancing:
             leader=self._members.leader if self.protocol is not None else None,
             current_state_timestamp=self.state_timestamp_ms,
         )
-        protocol, by_id = self.protocol, self._members.by_id
-        known = {member_id: assignments.get(member_id, b"") for member_id in by_id}
-        members = [by_id[each].persisted(protocol, assigned) for each, assigned in known.items()]
-        return RecordedGeneration(encode_members(metadata, members), self.generation, known)
+        protocol, members = self.protocol, self._members.by_id.values()
+        value = encode_members(
+            metadata,
+            [each.head for each in members],
+            [each.metadata_of(protocol) for each in members],
+            list(assignments.values()),
+        )
+        return RecordedGeneration(value, self.generation, assignments)
 
     def restored(self, metadata: GroupMetadataValue) -> None:
         """Take the state of a generation whose members are restored."""

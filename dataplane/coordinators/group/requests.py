@@ -1,8 +1,8 @@
 """Requests of members and their answers, without the versions of the protocol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
@@ -57,11 +57,41 @@ class JoinRequest:
     principal: str = ""
 
 
-@frozen
-class JoinedMember:
+class JoinedMember(NamedTuple):
     member_id: str
     instance_id: str | None
     metadata: bytes
+
+
+class JoinedMembers(Sequence[JoinedMember]):
+    """Members for the leader: each is created when it is read.
+
+    They may be thousands, and a rebalance is one step; the response is built in several.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(
+        self,
+        member_ids: Sequence[str],
+        instance_ids: Sequence[str | None],
+        metadata: Sequence[bytes],
+    ) -> None:
+        self._columns = (member_ids, instance_ids, metadata)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[JoinedMember]:
+        return map(JoinedMember._make, zip(*self._columns, strict=True))
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -75,7 +105,7 @@ class JoinAnswer:
     protocol: str | None = None
     leader: str = NO_MEMBER
     skip_assignment: bool = False
-    members: list[JoinedMember] = field(default_factory=list)
+    members: Sequence[JoinedMember] = field(default_factory=list)
 
 
 @frozen

@@ -100,7 +100,7 @@ def _active(worker: DescribesActivity, group: ClassicGroup) -> Work[ActiveGroup]
 def _member(group: ClassicGroup, now: float, member: GroupMember) -> ActiveMember:
     protocol = group.protocol
     if protocol is None or not member.metadata_of(protocol):
-        protocol = member.protocols[0].name if member.protocols else None
+        protocol = next(iter(member.protocols), None)
     waiting_in = "JoinGroup" if member.join is not None else ""
     if member.sync is not None:
         waiting_in = "SyncGroup"

@@ -4,7 +4,7 @@ A waiting JoinGroup or SyncGroup may take longer than connections.max.idle.ms. I
 ends, the coordinator drops it: the member stays until its session ends, or joins again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -149,7 +149,7 @@ def _join_response(version: int, answer: JoinAnswer) -> Answer:
 
 
 def _with_members(
-    version: int, response: JoinGroupResponse, members: list[JoinedMember]
+    version: int, response: JoinGroupResponse, members: Sequence[JoinedMember]
 ) -> Work[Message]:
     response.members = yield from in_pieces(members, partial(_joined_member, version))
     return response

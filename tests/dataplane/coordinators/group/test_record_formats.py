@@ -245,7 +245,8 @@ def test_members_are_encoded_as_the_format_says(value: GroupMetadataValue) -> No
         for each in value.members
     ]
     value.members = []
-    assert encode_members(value, members) == expected
+    heads, subscriptions, assignments = zip(*members, strict=True) if members else ((), (), ())
+    assert encode_members(value, heads, subscriptions, assignments) == expected
 
 
 def test_an_offset_is_written_in_the_version_of_kafka() -> None:
