@@ -205,9 +205,7 @@ class WorkerRole:
         names = tuple(asked.name for asked, _ in self._listeners)
         limits = _limits(worker.configs, names)
         decoy_key = await self._decoy_key()
-        handle: Handle = Dispatcher(worker).handle
-        if self._metrics is not None:
-            handle = self._metrics.meter.metered(handle)
+        handle = Dispatcher(worker, self._metrics.meter if self._metrics else None).handle
         server = Server(
             self._runtime,
             self._listener_contexts(worker, handle, decoy_key),

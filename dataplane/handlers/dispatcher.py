@@ -40,6 +40,7 @@ from dataplane.handlers.groups import activity, coordinators, members
 from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, quota_use
+from dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
 from dataplane.handlers.security import acls, sasl, scram
 from dataplane.handlers.transactions import coordination, markers
 from dataplane.handlers.transactions import offsets as txn_offsets
@@ -142,6 +143,7 @@ class Route:
     __slots__ = (
         "_encode",
         "api",
+        "counter",
         "decode",
         "decode_in_pieces",
         "handler",
@@ -149,9 +151,10 @@ class Route:
         "version",
     )
 
-    def __init__(self, api: Api, version: int) -> None:
+    def __init__(self, api: Api, version: int, counter: RequestCounter | None) -> None:
         self.api = api
         self.version = version
+        self.counter = counter
         self.handler = HANDLERS[api.key]
         self.decode = decoder(api.request, version)
         self.decode_in_pieces = decoder_in_pieces(api.request, version)
@@ -215,28 +218,35 @@ class _SlicedReply(PendingReply):
 class Dispatcher:
     """Dispatcher of the requests of all connections of one worker to their handlers."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, meter: RequestMeter | None = None) -> None:
+        """Create the dispatcher; `meter` counts and times the requests."""
         self._worker = worker
+        self._meter = meter
         self._slicer = worker.slicer
         self._routes: dict[tuple[int, int], Route] = {}
+        self._produce_routes: dict[int, Route] = {}  # by version: found sooner
 
     def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         header, body = request_form.decode_request_header(frame)
         version = header.api_version
-        if not header.api_key:  # Produce
+        if header.api_key:
+            route = self._routes.get((header.api_key, version))
+        else:  # Produce
+            route = self._produce_routes.get(version)
+        if route is None:
+            route = self._new_route(header.api_key, version)
+            if route is None:
+                return self._refuse_api_versions(header.correlation_id, frame, client)
+        counter = route.counter
+        if counter is not None:
+            if not counter.credit:
+                assert self._meter is not None
+                return self._meter.timed(counter, self.handle, frame, client)
+            counter.credit -= 1
+        if not header.api_key:
             reply = produce.handle_produce_fast(self._worker, frame, body, header, client)
             if reply is not None:
                 return reply
-        route = self._routes.get((header.api_key, version))
-        if route is None:
-            api = APIS.get(header.api_key)
-            if api is None:
-                raise CloseConnectionError(f"api_key: {header.api_key} is not supported")
-            if not api.serves(version):
-                if api.key == ApiKey.API_VERSIONS:
-                    return encode_unsupported_api_versions(header.correlation_id)
-                raise CloseConnectionError(f"api_version: {api.name} v{version} is not supported")
-            route = self._routes[header.api_key, version] = Route(api, version)
         request = Request(version, header.client_id, client)
         if len(frame) > LARGE_FRAME_BYTES:
             asked = _PendingRequest(route, request, header.correlation_id, len(frame))
@@ -255,6 +265,40 @@ class Dispatcher:
         return self._reply_to(
             _PendingRequest(route, request, header.correlation_id, len(frame)), handled
         )
+
+    def _new_route(self, api_key: int, version: int) -> Route | None:
+        """Return the route of a version seen first; None if it is one of ApiVersions not served.
+
+        Raises CloseConnectionError if another API has no such version.
+        """
+        api = APIS.get(api_key)
+        if api is None:
+            raise CloseConnectionError(f"api_key: {api_key} is not supported")
+        if not api.serves(version):
+            if api.key == ApiKey.API_VERSIONS:
+                return None
+            raise CloseConnectionError(f"api_version: {api.name} v{version} is not supported")
+        counter = None if self._meter is None else self._meter.counter(api_key, version)
+        route = Route(api, version, counter)
+        if api.key == ApiKey.PRODUCE:
+            self._produce_routes[version] = route
+        else:
+            self._routes[api_key, version] = route
+        return route
+
+    def _refuse_api_versions(
+        self, correlation_id: int, frame: memoryview, client: Client
+    ) -> Reply | PendingReply | DelayedReply:
+        """Answer ApiVersions of a version that is not served with those that are."""
+        if self._meter is None:
+            return encode_unsupported_api_versions(correlation_id)
+        counter = self._meter.counter(ApiKey.API_VERSIONS, OTHER_VERSION)
+
+        def refuse(frame: memoryview, client: Client) -> Reply:
+            counter.credit -= 1
+            return encode_unsupported_api_versions(correlation_id)
+
+        return self._meter.timed(counter, refuse, frame, client)
 
     def _decode_and_handle(
         self, asked: _PendingRequest, frame: memoryview, body: int

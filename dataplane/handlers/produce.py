@@ -105,8 +105,6 @@ from wire.records.batches import (
 # other requests run.
 PIECES_PER_SLICE: Final = 8
 _API: Final = APIS[ApiKey.PRODUCE]
-_MIN_VERSION: Final = _API.min_version
-_MAX_VERSION: Final = _API.max_version
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 
@@ -158,15 +156,14 @@ def handle_produce_fast(
 ) -> bytes | DelayedReply | None:
     """Append a request for one topic in place, as for most requests, and return its response.
 
-    Return None, without an append, for requests that `handle_produce` must handle: several topics,
-    acks=0, unknown partitions, internal topics, an append that has to wait, or the first batch of a
-    transaction in a partition, unless its coordinator is in this worker and confirms it.
+    The version must be a served one. Return None, without an append, for requests that
+    `handle_produce` must handle: several topics, acks=0, unknown partitions, internal topics, an
+    append that has to wait, or the first batch of a transaction in a partition, unless its
+    coordinator is in this worker and confirms it.
     """
     if client.rejected is not None:
         client.rejected = client.rejected.next_request()
     version = header.api_version
-    if not _MIN_VERSION <= version <= _MAX_VERSION:
-        return None
     one = request_form.decode_one(frame, body, version)
     if one is None:
         return None

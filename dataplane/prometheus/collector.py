@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
 
+from dataplane.handlers.request_meter import RequestMeter
 from dataplane.instruments.error_counts import ErrorCounts, name_of
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.network.login_counts import LoginCounts
@@ -27,7 +28,6 @@ from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from dataplane.prometheus.move_plans import add_move_plans
 from dataplane.prometheus.replication_quotas import add_replication_quotas
-from dataplane.prometheus.requests import RequestMeter
 from dataplane.prometheus.slices import Slices
 from dataplane.prometheus.transactions import add_transactions
 from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage

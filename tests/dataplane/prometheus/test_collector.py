@@ -1,6 +1,7 @@
 """/metrics: all metrics in a format that Prometheus parses, without blocking the event loop."""
 
 import re
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -99,6 +100,8 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
         await client.produce("t", batch)
         await client.produce("t", batch, partition=1)
         await client.fetch("t")
+        await client.send(struct.pack(">ihhihb", 11, ApiKey.API_VERSIONS, 99, 1, -1, 0))
+        await client.frame()
         samples = await scrape(served)
         for of in ({}, {"topic": "t"}):
             assert value(samples, TRAFFIC + "messagesin_total", **of) == 4
@@ -107,6 +110,7 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
         assert value(samples, TRAFFIC + "totalproducerequests_total") == 2
         requests = "kafka_network_requestmetrics_"
         assert value(samples, requests + "requests_total", request="Produce", version=9) == 2
+        assert value(samples, requests + "requests_total", request="ApiVersions", version=-1) == 1
         assert value(samples, requests + "totaltimems_count", request="Fetch") == 1
         assert value(samples, requests + "totaltimems", request="Produce", quantile=0.99) > 0
         sockets = {"listener": "PLAINTEXT", "networkProcessor": 0}

@@ -1,16 +1,15 @@
 """`RequestMeter`: all requests are counted, of many a sample is timed."""
 
 import random
-import struct
 
 import pytest
 
+from dataplane.handlers.request_meter import MOST_UNTIMED, RequestMeter
 from dataplane.instruments.histogram import GROWTH
 from dataplane.network.client import Client
-from dataplane.prometheus.requests import MOST_UNTIMED, RequestMeter
 from wire.protocol.apis import ApiKey
 
-_FRAME = memoryview(struct.pack(">HHi", ApiKey.PRODUCE, 7, 1))
+_FRAME = memoryview(b"")  # not read
 
 
 class Clock:
@@ -44,14 +43,18 @@ def test_counts_are_exact_and_times_right_on_average(per_second: int) -> None:
 
     def handle(frame: memoryview, client: Client) -> bytes:
         nonlocal all_s
+        counter.credit -= 1
         taken_s = dice.choice((0.1, 0.3)) / per_second
         clock.now += taken_s
         all_s += taken_s
         return b"response"
 
-    metered = meter.metered(handle)
+    counter = meter.counter(ApiKey.PRODUCE, 7)
     for _ in range(requests):
-        metered(_FRAME, client)
+        if counter.credit:
+            handle(_FRAME, client)
+        else:
+            meter.timed(counter, handle, _FRAME, client)
         clock.now += 0.8 / per_second
     assert list(meter.counts()) == [(ApiKey.PRODUCE, 7, requests)]
     times = meter.times[ApiKey.PRODUCE]
