@@ -11,6 +11,10 @@
  *   2  replicate pread() of what is new in each file and one send(); waits while nothing is new
  * A process fetches from every PORT_OF_ANOTHER; it writes each batch to a file of its own.
  *
+ * LIMIT_ANSWERS, an environment variable, names a folder of responses by api key ("18"), of which only the
+ * correlation id is replaced: for a client that begins with ApiVersions, and sends Produce of version 8 or lower
+ * with one batch in each request, of any size.
+ *
  * PACE_NS: after each recv(), use this much CPU time, as a slower program would: requests that arrive
  * meanwhile share an epoll_wait(). That time is subtracted. SIGTERM ends the program, which prints
  * requests, epoll_wait() calls, seconds of CPU time in user mode, in kernel mode, for the pace, and in
@@ -66,6 +70,8 @@ static long pace_ns;
 static unsigned long requests, turns;
 static double paced_s, checked_pwrite_s;
 static volatile sig_atomic_t is_over;
+static char *answers[128];                         /* LIMIT_ANSWERS by api key */
+static size_t answer_bytes[128];
 
 static void end(int signal) { (void)signal; is_over = 1; }
 
@@ -86,6 +92,23 @@ static void pace(void) {
 
 static void send_all(int fd, const void *data, size_t size) {
     if (send(fd, data, size, MSG_NOSIGNAL) != (ssize_t)size) fail("send");
+}
+
+static void answer_from(int fd, int api_key, int32_t correlation) {
+    memcpy(answers[api_key] + 4, &correlation, 4);
+    send_all(fd, answers[api_key], answer_bytes[api_key]);
+}
+
+static void load_answers(const char *folder) {
+    for (int key = 0; key < 128; key++) {
+        char name[4096];
+        snprintf(name, sizeof name, "%s/%d", folder, key);
+        FILE *file = fopen(name, "rb");
+        if (!file) continue;
+        answers[key] = malloc(BUFFER);
+        answer_bytes[key] = fread(answers[key], 1, BUFFER, file);
+        fclose(file);
+    }
 }
 
 static void answer(int fd, size_t size, int32_t correlation) {
@@ -150,9 +173,21 @@ static long walk(const unsigned char *at, const unsigned char *end) {
     return count;
 }
 
+static int int16(const char *at) { return (int16_t)((unsigned char)at[0] << 8 | (unsigned char)at[1]); }
+
+/* The position of the only batch in a Produce request of version 3 to 8. */
+static size_t batch_at(const char *frame) {
+    int length = int16(frame + 12);                         /* client id */
+    size_t at = 14 + (length > 0 ? length : 0);
+    length = int16(frame + at);                             /* transactional id */
+    at += 2 + (length > 0 ? length : 0) + 2 + 4 + 4;        /* acks, timeout, number of topics */
+    return at + 2 + int16(frame + at) + 4 + 4 + 4;          /* name, partitions, index, size */
+}
+
 static void produce(int fd, const char *frame, size_t size) {
     struct connection *one = &connections[fd];
     memcpy(&one->correlation, frame + 8, 4);
+    if (answers[PRODUCE]) batch_bytes = size - batch_at(frame);
     if (batch_bytes > CHECKED) {
         static volatile uint64_t checked;
         const char *batch = frame + size - batch_bytes;
@@ -164,7 +199,8 @@ static void produce(int fd, const char *frame, size_t size) {
     if (began) checked_pwrite_s += cpu_s() - began;
     sizes[0][one->file] += batch_bytes;
     if (!others) {
-        answer(fd, response_bytes, one->correlation);
+        if (answers[PRODUCE]) answer_from(fd, PRODUCE, one->correlation);
+        else answer(fd, response_bytes, one->correlation);
         return;
     }
     one->waits_for = sizes[0][one->file];
@@ -239,7 +275,11 @@ static void consume(int fd) {
 
 static void handle(int fd, const char *frame, size_t size) {
     struct connection *one = &connections[fd];
-    if (one->leader) replicated(fd, frame, size);
+    if (answers[(int)frame[5]] && frame[5] != PRODUCE) {
+        int32_t correlation;
+        memcpy(&correlation, frame + 8, 4);
+        answer_from(fd, frame[5], correlation);
+    } else if (one->leader) replicated(fd, frame, size);
     else if (frame[5] == REPLICATE) fetched(fd);
     else if (requests++, frame[5] == PRODUCE) produce(fd, frame, size);
     else {
@@ -311,6 +351,7 @@ int main(int count, char **arguments) {
     response_bytes = atol(arguments[5]);
     pace_ns = atol(arguments[6]);
     others = count - 7;
+    if (getenv("LIMIT_ANSWERS")) load_answers(getenv("LIMIT_ANSWERS"));
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, NULL);
     if (chdir(arguments[2])) fail(arguments[2]);
