@@ -26,7 +26,7 @@ class RequestCounter:
     """Count of the requests of one API version, and the histograms of its API.
 
     Who handles a request takes one from `credit`, which is all that an untimed request costs. If
-    there is none, the request is to be timed, and `RequestMeter.timed` gives credit for it.
+    there is none, `RequestMeter.timed` gives credit for the request, and times it.
     """
 
     __slots__ = (

@@ -11,7 +11,12 @@ import trio
 
 from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.rebalancing import MAX_MEMBERS, GroupState
-from dataplane.coordinators.group.requests import JoinRequest, Protocol
+from dataplane.coordinators.group.requests import (
+    JoinRequest,
+    LeavingMember,
+    Protocol,
+    SyncRequest,
+)
 from tests.dataplane.serving import RawClient, Served, in_trio, request, serving
 from tests.hostile.slices import MAX_SLICE_S, CountedClock, Watch, WatchedNetwork
 from tests.hostile.test_slices import ATTEMPTS, too_long, watched_answer
@@ -44,6 +49,7 @@ LONGEST: Final = 32_767  # bytes of a name in a request
 COMMIT_VERSION: Final = 9  # names its topics
 OLD_JOIN: Final = 3  # gives new members no id to join with
 SESSION_MS: Final = 1_800_000
+LATE_MS: Final = 6_000  # longer than all members need to join
 SUBSCRIPTION: Final = b"\0\0\0\0\0\0"
 PROTOCOLS: Final = (Protocol("range", SUBSCRIPTION),)
 
@@ -334,6 +340,13 @@ async def test_no_slice_of_a_large_group_is_long(
                 "JoinGroup of a static member": request(
                     ApiKey.JOIN_GROUP, _same_protocols(join_of("g", "", "i0"), protocols_of(0))
                 ),
+                "JoinGroup with other metadata": request(
+                    ApiKey.JOIN_GROUP,
+                    _same_protocols(
+                        join_of("g", "", "i0"),
+                        (*protocols_of(0)[:-1], Protocol(f"p{protocol_count - 1}", bytes(7))),
+                    ),
+                ),
                 "LeaveGroup": request(
                     ApiKey.LEAVE_GROUP, LeaveGroupRequest(group_id="g", members=everyone)
                 ),
@@ -341,6 +354,52 @@ async def test_no_slice_of_a_large_group_is_long(
             for what, frame in frames.items():
                 await check_slices(watch, served, lambda _, frame=frame: frame, what)  # type: ignore[misc]
             assert len(group.members) == 1
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+@in_trio
+async def test_no_slice_is_long_when_all_members_are_late(
+    tmp_path: Path, is_assigned: bool
+) -> None:
+    """All SyncGroups, or all JoinGroups of a rebalance, are missing at its timeout."""
+    watch = Watch()
+    async with coordinator(tmp_path, watch) as (served, _):
+        groups, now = served.worker.groups, served.worker.clock.monotonic
+        shard = groups.shards[0]
+
+        def ask(operation: Callable[[Any], Any]) -> None:
+            groups.call("g", operation, _ignore, _ignore)
+
+        for number in range(MAX_MEMBERS):
+            asked = JoinRequest(
+                "g",
+                "",
+                None,
+                f"c{number}",
+                "/127.0.0.1",
+                LATE_MS,
+                SESSION_MS,
+                "consumer",
+                PROTOCOLS,
+                needs_member_id=False,
+            )
+            ask(lambda shard, asked=asked: shard.join(now(), asked, _ignore))  # type: ignore[misc]
+        group = shard.groups["g"]
+        while group.state is GroupState.PREPARING_REBALANCE:
+            await trio.sleep(0.01)
+        ids = list(group.members.by_id)
+        if is_assigned:
+            for member_id in ids:
+                sync = SyncRequest("g", member_id, None, 1, None, None, {})
+                ask(lambda shard, sync=sync: shard.sync(now(), sync, _ignore))  # type: ignore[misc]
+            assert group.state is GroupState.STABLE
+            ask(lambda shard: shard.leave(now(), "g", [LeavingMember(ids[0], None)]))
+        assert len(group.members) >= MAX_MEMBERS - 1
+        with watch.watching():
+            watch.start()
+            while len(group.members):
+                await trio.sleep(0.01)
+            assert not too_long(watch)
 
 
 def _same_protocols(asked: JoinGroupRequest, protocols: tuple[Protocol, ...]) -> JoinGroupRequest:

@@ -277,6 +277,7 @@ class ClassicGroup:
         self.members.update(member, request)
         self.sessions.hear(now, member)
         is_stable = self.state is GroupState.STABLE
+        # With the same protocols, the group keeps its own, also if another has as many votes.
         if is_stable and (is_same or self.members.select_protocol() == self.protocol):
             may_skip = request.may_skip_assignment
             answer = self.rebalancing.joined(member, names_members=may_skip)

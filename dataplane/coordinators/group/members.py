@@ -140,7 +140,10 @@ class GroupMember:
         return b"" if protocol is None else self.protocols.get(protocol, b"")
 
     def matches(self, request: JoinRequest) -> bool:
-        """Return whether the protocols of the member are those of the request, in its order."""
+        """Return whether the protocols of the member are those of the request, in its order.
+
+        Of those with the same name, only the first counts, as everywhere.
+        """
         requested = _metadata_by_name(request.protocols)
         return list(self.protocols.items()) == list(requested.items())
 

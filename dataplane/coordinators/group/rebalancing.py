@@ -29,7 +29,7 @@ before, its members are unknown to the next one and join again. Source: KIP-62, 
 behaviour of Kafka 4.3.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -54,6 +54,7 @@ from dataplane.coordinators.group.requests import (
 )
 from dataplane.coordinators.group.sessions import Sessions
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
+from dataplane.scheduling.time_slices import PIECE_ROWS
 from wire.primitives.errors import ErrorCode
 
 # Shortest wait of the first rebalance, also with group.initial.rebalance.delay.ms=0: members that
@@ -234,9 +235,10 @@ class Rebalancing:
 
     def _complete(self, now: float) -> None:
         """Begin the next generation with the members that have joined."""
-        for member in self._members:
-            if member.join is None and not member.is_static:
-                self.remove(member.member_id)
+        absent = [each for each in self._members if each.join is None and not each.is_static]
+        if self._remove_some(absent):
+            self._wait(now, self._complete)
+            return
         if len(self._members) and not self._members.elect_leader():
             # Only static members are left, and none has joined: their sessions will end. One that
             # joins is not kept waiting (in Kafka it is, in the first rebalance of a group).
@@ -277,11 +279,12 @@ class Rebalancing:
 
     def _syncs_ended(self, now: float) -> None:
         """Remove the members that have not sent a SyncGroup in time."""
-        missing = [self._members.by_id[member_id] for member_id in sorted(self._unsynced)]
+        missing = [each for each in self._members if each.member_id in self._unsynced]
         if not missing:
             return  # the record of the assignment is not committed yet
-        for member in missing:
-            self.remove(member.member_id)
+        if self._remove_some(missing):
+            self._wait(now, self._syncs_ended)
+            return
         self._prepare(now, "a member has not sent its SyncGroup in time", missing[0])
 
     def _refuse_syncs(self, code: ErrorCode) -> None:
@@ -338,6 +341,12 @@ class Rebalancing:
         self._members.remove(member_id)
         self._unsynced.discard(member_id)
         return member
+
+    def _remove_some(self, members: Sequence[GroupMember]) -> bool:
+        """Remove the first members of a list; return whether others are left, for another step."""
+        for member in members[:PIECE_ROWS]:
+            self.remove(member.member_id)
+        return len(members) > PIECE_ROWS
 
     def replace(self, instance_id: str, member_id: str) -> GroupMember:
         """Give a static member a new member id (KIP-345); requests with the old one are fenced."""

@@ -361,8 +361,8 @@ def encode_members(
     rows = zip(
         heads, subscription_lengths, subscriptions, assignment_lengths, assignments, strict=True
     )
-    head = encode_group_value(value)[: -_INT32.size] + _INT32.pack(len(heads))
-    return head + b"".join(chain.from_iterable(rows))
+    head = (encode_group_value(value)[: -_INT32.size], _INT32.pack(len(heads)))
+    return b"".join(chain(head, chain.from_iterable(rows)))
 
 
 def decode_group_value(value: bytes) -> GroupMetadataValue:

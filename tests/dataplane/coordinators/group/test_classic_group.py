@@ -15,7 +15,7 @@ from dataplane.coordinators.group.rebalancing import (
     GroupLimits,
 )
 from dataplane.coordinators.group.requests import LeavingMember
-from dataplane.scheduling.time_slices import at_once
+from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
 from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
 from wire.primitives.errors import ErrorCode
 
@@ -703,6 +703,48 @@ def test_a_subscription_that_changes_before_the_assignment_begins_another_rebala
     assert not changed
     assert coordinator.state == "PreparingRebalance"
     assert syncing.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_another_order_of_preference_is_another_subscription() -> None:
+    coordinator = Coordinator()
+    protocols = [("x", b"1"), ("y", b"2")]
+    _, follower = coordinator.stable(2, protocols=protocols)
+    assert coordinator.join(follower.member_id, protocols=protocols).one.generation == 1
+    assert not coordinator.join(follower.member_id, protocols=protocols[::-1])
+    assert coordinator.state == "PreparingRebalance"
+
+
+def test_of_several_protocols_with_the_same_name_the_first_counts() -> None:
+    coordinator = Coordinator()
+    (member,) = coordinator.stable(protocols=[("x", b"1"), ("x", b"2"), ("y", b"3")])
+    assert (member.protocol, [each.metadata for each in member.members]) == ("x", [b"1"])
+    coordinator.leave(member.member_id)
+    assert not coordinator.group.members.metadata_bytes
+
+
+def test_a_replaced_member_with_the_same_protocols_does_not_turn_a_tie() -> None:
+    coordinator = Coordinator()
+    orders = {"a": [("x", b""), ("y", b"")], "b": [("y", b""), ("x", b"")]}
+    joining = [coordinator.join(instance_id=each, protocols=orders[each]) for each in "ab"]
+    coordinator.wait(6)
+    assert {each.one.protocol for each in joining} == {"x"}
+    coordinator.assign([each.one for each in joining])
+    again = coordinator.join(instance_id="a", protocols=orders["a"]).one
+    assert (again.generation, again.protocol, coordinator.state) == (1, "x", "Stable")
+
+
+@pytest.mark.parametrize("is_assigned", [True, False])
+def test_many_members_that_are_late_are_all_removed(is_assigned: bool) -> None:
+    coordinator = Coordinator()
+    joining = [coordinator.join(session_s=300) for _ in range(3 * PIECE_ROWS)]
+    coordinator.wait(6)
+    joined = [each.one for each in joining]
+    if is_assigned:
+        coordinator.assign(joined)
+        coordinator.leave(joined[0].member_id)
+    coordinator.wait(70)
+    assert (coordinator.state, len(coordinator.group.members)) == ("Empty", 0)
+    assert coordinator.heartbeat(joined[-1]) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_an_older_replaced_leader_is_told_that_another_one_leads() -> None:
