@@ -298,6 +298,8 @@ class Dispatcher:
             counter.credit -= 1
             return encode_unsupported_api_versions(correlation_id)
 
+        if counter.credit:
+            return refuse(frame, client)
         return self._meter.timed(counter, refuse, frame, client)
 
     def _decode_and_handle(

@@ -64,6 +64,12 @@ class RequestCounter:
         self.granted = self.credit = untimed
         self._granted_in_all += untimed
 
+    def take_back_credit(self) -> None:
+        """Let the next request be timed."""
+        self._granted_in_all -= self.credit
+        self.granted -= self.credit
+        self.credit = 0
+
     def count_timed(self) -> None:
         self._granted_in_all += 1
 
@@ -98,8 +104,8 @@ class RequestMeter:
         """Let `handle` take the request, without credit, and time it."""
         began = self._monotonic()
         counter.credit = 1
-        reply = handle(frame, client)
         counter.count_timed()
+        reply = handle(frame, client)
         now = self._monotonic()
         weight = 1 + counter.granted
         self._grant(counter, weight, now)
@@ -122,6 +128,14 @@ class RequestMeter:
             self._dice = (self._dice * 1103515245 + 12345) & 0x7FFFFFFF
             untimed = (self._dice >> 12) % (most + 1)
         counter.grant(untimed)
+
+    def time_next(self) -> None:
+        """Let the next request of each version be timed.
+
+        Otherwise credit of a busy time might last for minutes in a quiet one.
+        """
+        for counter in self._counters.values():
+            counter.take_back_credit()
 
     def counts(self) -> Iterator[tuple[int, int, int]]:
         """Yield API key, version and number of requests."""

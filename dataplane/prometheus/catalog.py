@@ -85,27 +85,25 @@ _ROWS: Final = (
         (),
         "Bytes of record batches sent to followers that a move adds.",
     ),
-    Metric(
-        _BROKER_TOPIC + "totalproducerequests_total", _COUNTER, (), "Produce requests answered."
-    ),
+    Metric(_BROKER_TOPIC + "totalproducerequests_total", _COUNTER, (), "Produce requests handled."),
     Metric(
         _BROKER_TOPIC + "totalfetchrequests_total",
         _COUNTER,
         (),
-        "Fetch requests answered, those of followers included.",
+        "Fetch requests handled, those of followers included.",
     ),
     # Requests and connections
     Metric(
         "kafka_network_requestmetrics_requests_total",
         _COUNTER,
         ("request", "version"),
-        "Requests answered; version -1 counts requests in unsupported versions.",
+        "Requests handled; version -1 counts requests in unsupported versions.",
     ),
     Metric(
         "kafka_network_requestmetrics_totaltimems",
         _SUMMARY,
         ("request", "quantile"),
-        "Milliseconds from the complete request to its response, waits included; of a busy API by"
+        "Milliseconds from a request's header to its response, waits included; of a busy API by"
         " a sample.",
     ),
     Metric(

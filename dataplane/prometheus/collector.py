@@ -149,6 +149,7 @@ class Collector:
 
     def _add_requests(self, page: Page, parts: WorkerParts) -> None:
         now, meter = self._clock.monotonic(), self.meter
+        meter.time_next()
         for key, api_version, count in meter.counts():
             page.add(
                 "kafka_network_requestmetrics_requests_total",
