@@ -91,7 +91,7 @@ from wire.messages.produce import (
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Buffer
 from wire.protocol import request_form
-from wire.protocol.apis import APIS, ApiKey, RequestHeader
+from wire.protocol.apis import RequestHeader
 from wire.protocol.produce_one import Appended
 from wire.records.batches import (
     ATTRIBUTES_LOW_AT,
@@ -104,7 +104,6 @@ from wire.records.batches import (
 # Pieces (a quarter of a megabyte, a zstd frame of up to one) that a worker thread validates before
 # other requests run.
 PIECES_PER_SLICE: Final = 8
-_API: Final = APIS[ApiKey.PRODUCE]
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 

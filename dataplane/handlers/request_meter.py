@@ -31,21 +31,15 @@ class RequestCounter:
 
     __slots__ = (
         "_granted_in_all",
-        "api_key",
         "credit",
         "granted",
         "local",
         "remote",
         "timed_at",
         "times",
-        "version",
     )
 
-    def __init__(
-        self, api_key: int, version: int, times: Histogram, local: Histogram, remote: Histogram
-    ) -> None:
-        self.api_key = api_key
-        self.version = version
+    def __init__(self, times: Histogram, local: Histogram, remote: Histogram) -> None:
         self.granted = 0  # requests that the next timed one counts for, besides itself
         self.credit = 0  # the part of `granted` that is still to come
         self._granted_in_all = 0  # timed requests included
@@ -95,7 +89,7 @@ class RequestMeter:
         if counter is None:
             all_times = (self.times, self.local_times, self.remote_times)
             of_api = [times.setdefault(api_key, Histogram()) for times in all_times]
-            counter = self._counters[api_key, version] = RequestCounter(api_key, version, *of_api)
+            counter = self._counters[api_key, version] = RequestCounter(*of_api)
         return counter
 
     def timed(
