@@ -24,6 +24,9 @@ from tests.nodes import (
     new_node,
     shared_kafka,
 )
+from tests.suite import rings
+
+pytest_plugins = ["tests.suite.plugin"]
 
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -78,22 +81,10 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(1, int(min(limits)))
 
 
-# Tests that simulate a cluster (tests/dataplane/replication/together.py) are marked as slow.
-CLUSTER = "together"
-# Tests that start a process, too.
-PROCESS_FIXTURES = {
-    *("either", "java", "kafka", "kafka_tool", "node", "start_node"),
-    *("shared_spark", "spark", "with_groups", "with_transactions"),
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rings.mark(items)
     uses_others: dict[object, bool] = {}
     for item in items:
-        if not PROCESS_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or (
-            isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
-        ):
-            item.add_marker(pytest.mark.slow)
         module = item.getparent(pytest.Module)
         if module not in uses_others:
             uses_others[module] = module is not None and any(

@@ -18,11 +18,12 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
 
 import pytest
 
@@ -175,6 +176,8 @@ class Node:
     It keeps its port while it is stopped.
     """
 
+    known: ClassVar["weakref.WeakSet[Node]"] = weakref.WeakSet()
+
     def __init__(
         self, folder: Path, settings: Mapping[str, object] | None = None, *arguments: str
     ) -> None:
@@ -187,6 +190,7 @@ class Node:
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        self.known.add(self)
 
     def configure(self, settings: Mapping[str, object], *arguments: str) -> None:
         """Add settings and arguments for the next start."""

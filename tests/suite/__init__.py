@@ -1,0 +1,1 @@
+"""Plugins of the test run: what it costs, how it reports failures, and what it leaves behind."""
