@@ -1,8 +1,12 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
 #   make demo     three nodes, a real file through them while one is killed, and back (FILE=... sends yours)
 #   make spark-demo  a topic becomes Parquet files by Spark, with a kill in the middle; needs Java 17
-#   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
-#   make quick    the tests of the packages without processes and clusters: a minute on two cores
+#   make quick    the inner ring of the tests: pure state, codecs, one simulated node; a minute on two cores
+#   make test     the tests that need Python alone, quick's among them; ten minutes (ARGS="-k offsets" chooses
+#                 some, JOBS=4 says how many processes)
+#   make conformance  make test, then other languages, Spark, Apache Kafka beside ours, chaos; needs Java 17,
+#                 Maven, Go, Node.js and kcat, or skips what needs them; ten minutes more
+#   make outer    what `make conformance` adds to `make test`
 #   make spark    the data source, and loads by Spark, tested with another PySpark (PYSPARK=4.3.0)
 #   make lint     ruff, mypy --strict, import-linter
 #   make docs     the documentation as a site in build/docs; a link that leads nowhere fails it
@@ -25,7 +29,10 @@ ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: docs demo spark-demo test quick lint sim bench failover behind clean spark-discovery
+# Compiled modules, and tests with rewritten assertions, are kept for the next of many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: docs demo spark-demo test quick conformance outer interpreted lint sim bench failover behind clean spark-discovery
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -36,7 +43,8 @@ $(BIN)/python:
 # that is compiled.
 $(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/plain_batch.py wire/*/*.pxd \
 		wire/protocol/produce_one.py wire/protocol/request_header.py)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@echo 'installing what `make $*` needs into $(VENV)'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@$(MAKE) --no-print-directory spark-discovery
 	@touch $@
 
@@ -52,23 +60,45 @@ spark-demo: $(VENV)/installed-spark
 	@$(BIN)/python -m cli.spark_demo
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -rs $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -rs -m 'not conformance' $(ARGS)
 
 quick: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --hypothesis-profile=quick \
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow and not conformance' --hypothesis-profile=quick \
 		tests/wire tests/metaquorum tests/dataplane $(ARGS)
+
+conformance: test
+	@$(MAKE) --no-print-directory outer
+
+outer: $(VENV)/installed-conformance
+	$(BIN)/python -m pytest -n $(JOBS) -rs -m conformance $(ARGS)
+	@$(MAKE) --no-print-directory interpreted spark
+
+# The code that is compiled, again as the Python that it is (docs/decisions/055 and before).
+INTERPRETED := tests/wire/records tests/wire/protocol tests/dataplane/log tests/dataplane/handlers/test_produce*.py \
+	tests/dataplane/handlers/test_fetch.py tests/dataplane/maintenance/test_log_cleaner.py \
+	tests/hostile/test_lying_batches.py tests/hostile/test_siege.py
+interpreted: $(VENV)/installed-test
+	@form="$$($(BIN)/python -c 'from wire.protocol import request_form; from wire.records import walk_form; \
+		print(*sorted({request_form.form_name(), walk_form.form_name()}), sep=" and ")')"; \
+	if [ "$$form" = compiled ]; then \
+		METAQUORUM_INTERPRETED=1 $(BIN)/python -m pytest -n $(JOBS) $(INTERPRETED); \
+	elif command -v "$${CC:-cc}" >/dev/null; then \
+		echo "there is a C compiler, but the form is $$form; see the output of the installation" >&2; exit 1; \
+	else \
+		echo 'there is no C compiler, so there is no other form'; \
+	fi
 
 # In a folder of its own, because the environment has another release of PySpark.
 $(VENV)/pyspark-%: $(BIN)/python
 	rm -rf $@
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'pyspark==$*' || { rm -rf $@; exit 1; }
 
-spark: $(VENV)/installed-test $(VENV)/pyspark-$(PYSPARK)
+spark: $(VENV)/installed-conformance $(VENV)/pyspark-$(PYSPARK)
 	PYTHONPATH="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)" SPARK_HOME="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)/pyspark" \
 		$(BIN)/python -m pytest -rs tests/metaquorum/spark/test_source.py \
 		tests/metaquorum/spark/loader/test_load.py -k 'test_source or of_spark or test_spark or that_spark' $(ARGS)
 
-lint: $(VENV)/installed-test
+lint: $(VENV)/installed-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -65,6 +65,7 @@ for name in OTHERS:
     logging.getLogger(name).propagate = False
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """Return the number of workers for `-n auto`, limited by processors and memory."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:

@@ -80,6 +80,7 @@ class Failures:
             lines += [f"-- {name}", *text.splitlines()[-LOG_LINES:]]
         for line in lines:
             terminal.write_line(f"  {line}")
+        terminal.flush()
 
     def _stop_workers(self) -> None:
         stopped = threading.Event()

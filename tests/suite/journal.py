@@ -15,7 +15,11 @@ from typing import Any, Final
 from tests.suite.processes import ProcessId, is_alive, this_process
 from wire.primitives.frozen import frozen
 
-FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "tests"
+# Another folder, for a run within a test of these plugins.
+VARIABLE: Final = "METAQUORUM_TESTS_JOURNALS"
+FOLDER: Final = Path(
+    os.environ.get(VARIABLE) or Path(__file__).resolve().parents[2] / "build" / "tests"
+)
 KEPT: Final = 20  # journals of earlier runs
 
 

@@ -21,17 +21,17 @@ from tests.suite.scheduling import Order
 def pytest_configure(config: pytest.Config) -> None:
     plugins: list[object] = []
     is_worker = hasattr(config, "workerinput")
+    before = None if is_worker else next(iter(journal.earlier()), None)
     if not is_worker and not config.option.collectonly:
         owner = processes.this_process()
         if owner is not None:
             os.environ[OWNER] = str(owner)
             plugins.append(Leftovers(config, owner))
-        before = next(iter(journal.earlier()), None)
         written = journal.Journal([str(each) for each in config.invocation_params.args])
         plugins += [LastRun(before), Costs(config, written), Failures(config, written)]
     if is_worker or not config.getoption("numprocesses", None):
         plugins += [Meter(), NodeLogs(), ProgramRule()]
-    plugins.append(Order(config))
+    plugins.append(Order(config, before))
     for plugin in plugins:
         config.pluginmanager.register(plugin)
 

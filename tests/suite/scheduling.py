@@ -39,17 +39,15 @@ def module_of(name: str) -> str:
 class Order:
     """Sorts the items; chooses the scheduler of the processes."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, before: Path | None) -> None:
         worker_input = getattr(config, "workerinput", None)
-        if worker_input is not None:
-            self._first = set(worker_input["failed_before"])
-        else:
-            self._first = set(_failed_before())
+        names = _unfinished(before) if worker_input is None else worker_input["first"]
+        self._first = set(names)
         self._seconds = known_seconds()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["failed_before"] = sorted(self._first)
+        node.workerinput["first"] = sorted(self._first)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -67,12 +65,12 @@ class Order:
         return Modules(config, log, self._seconds, self._first)
 
 
-def _failed_before() -> list[str]:
-    """Return the tests that failed, or were running when it was killed, in the last run."""
-    for path in journal.earlier()[:1]:
-        run = journal.read(path)
-        return [*run.failed, *(run.running if run.was_killed else ())]
-    return []
+def _unfinished(path: Path | None) -> tuple[str, ...]:
+    """Return the tests that failed in a run, or were running when it was killed."""
+    if path is None:
+        return ()
+    run = journal.read(path)
+    return (*run.failed, *(run.running if run.was_killed else ()))
 
 
 class Modules(LoadScopeScheduling):  # type: ignore[misc]
