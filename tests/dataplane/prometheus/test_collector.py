@@ -1,5 +1,6 @@
 """/metrics: all metrics in a format that Prometheus parses, without blocking the event loop."""
 
+import os
 import re
 import struct
 import time
@@ -22,6 +23,7 @@ from dataplane.prometheus.exposition import Page, labels
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Network
 from metaquorum.runtime.system import real_runtime
+from tests.counted_work import Steps
 from tests.dataplane.quotas.test_quota_enforcement import send, set_quota
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
@@ -250,6 +252,7 @@ async def test_quotas_are_told_by_who_shares_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_process_is_told(tmp_path: Path) -> None:
     node = Node(tmp_path, None, "--metrics-listen", "127.0.0.1:0")
+    began_s = time.time()
     node.start()
     try:
         found = re.search(r"metrics at (http://\S+/metrics)", node.errors.read_text())
@@ -258,10 +261,11 @@ def test_the_process_is_told(tmp_path: Path) -> None:
             samples = read(answer.read().decode())
     finally:
         node.stop()
-    assert 0 < value(samples, "process_cpu_seconds_total") < 60
+    lived_s = time.time() - began_s + 1  # the wall clock may be adjusted by some milliseconds
+    assert 0 < value(samples, "process_cpu_seconds_total") < lived_s * (os.cpu_count() or 1)
     assert value(samples, "process_resident_memory_bytes") > 10_000_000
     assert value(samples, "process_open_fds") > 5
-    assert abs(value(samples, "process_start_time_seconds") - time.time()) < 300
+    assert abs(value(samples, "process_start_time_seconds") - began_s) < lived_s
 
 
 def test_replication_is_told() -> None:
@@ -356,32 +360,17 @@ def test_elections_that_are_worth_an_alert_are_counted(
 @pytest.mark.slow
 @in_trio
 async def test_many_partitions_do_not_hold_up_the_loop(tmp_path: Path) -> None:
-    slices: list[float] = []
-
-    class Slices(trio.abc.Instrument):
-        began = float("inf")
-
-        def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            self.began = time.thread_time()
-
-        def after_task_step(self, task: trio.lowlevel.Task) -> None:
-            if "prometheus" in task.name:
-                slices.append(time.thread_time() - self.began)
-
     async with serving(tmp_path, metrics=True) as served:
         client = await served.connect()
         for number in range(3):
             assert (await client.create(f"topic-{number}", 1000)).error_code == 0
         await scrape(served)
-        trio.lowlevel.add_instrument(Slices())
-        shares = []
-        for _ in range(3):  # in one of which nothing else gets into the way, as a collection does
-            slices.clear()
+        steps = Steps(lambda task: "prometheus" in task)
+        with steps.watching():
             samples = await scrape(served)
-            assert value(samples, "kafka_server_replicamanager_partitioncount") == 3000
-            assert len(slices) > 12
-            shares.append(max(slices) / sum(slices))
-        assert min(shares) < 0.3
+        assert value(samples, "kafka_server_replicamanager_partitioncount") == 3000
+        assert len(steps.lines) > 12
+        assert steps.largest_share < 0.3
 
 
 @pytest.mark.parametrize(
