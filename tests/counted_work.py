@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -57,35 +57,42 @@ def allocated_bytes_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+class Step(NamedTuple):
+    """Lines that a step has executed, and by how many its objects are more or fewer after it."""
+
+    lines: int
+    objects: int
+
+
 class Steps(trio.abc.Instrument):
-    """Lines of the steps of tasks, and of the steps of connections between two turns of tasks.
+    """The steps of tasks, and the steps of connections between two turns of tasks.
 
     `is_counted` chooses tasks by their names; without it, all steps count.
     """
 
     def __init__(self, is_counted: Callable[[str], bool] | None = None) -> None:
-        self.lines: list[int] = []
+        self._steps: list[Step] = []
         self._is_counted = is_counted
-        self._counted = Lines()
-        self._began: int | None = None  # None: within a step that does not count
+        self._lines = Lines()
+        self._began: Step | None = None  # None: within a step that does not count
 
     def clear(self) -> None:
         """Forget the steps so far, and the one that calls this."""
-        self.lines.clear()
+        self._steps.clear()
         self._began = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         trio.lowlevel.add_instrument(self)
         try:
-            with self._counted.counting():
+            with self._lines.counting():
                 yield
         finally:
             trio.lowlevel.remove_instrument(self)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         counts = self._is_counted is None or self._is_counted(task.name)
-        self._began = self._counted.count if counts else None
+        self._began = self._now() if counts else None
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         self._ended()
@@ -93,13 +100,27 @@ class Steps(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         self._ended()  # steps of connections: the poller of this process is an instrument, too
 
+    def _now(self) -> Step:
+        return Step(self._lines.count, sys.getallocatedblocks())
+
     def _ended(self) -> None:
-        count = self._counted.count
-        if self._began is not None:
-            self.lines.append(count - self._began)
-        self._began = count if self._is_counted is None else None
+        now, began = self._now(), self._began
+        if began is not None:
+            self._steps.append(Step(now.lines - began.lines, now.objects - began.objects))
+        self._began = now if self._is_counted is None else None
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
     @property
-    def largest_share(self) -> float:
-        """The share of all lines that the largest step has."""
-        return max(self.lines) / sum(self.lines)
+    def all_lines(self) -> int:
+        return sum(step.lines for step in self._steps)
+
+    @property
+    def most_lines(self) -> int:
+        return max(step.lines for step in self._steps)
+
+    @property
+    def most_objects(self) -> int:
+        """Return the largest number of objects that a step has created or freed."""
+        return max(abs(step.objects) for step in self._steps)
