@@ -193,20 +193,21 @@ async def test_errors_are_told_by_their_codes(tmp_path: Path) -> None:
 @in_trio
 async def test_what_clients_may_create_at_once_is_told_by_the_controller(tmp_path: Path) -> None:
     async with serving(tmp_path, metrics=True) as served:
-        await set_quota(served, "controller_mutation_rate", 1.0)
+        await set_quota(served, "controller_mutation_rate", 0.01)  # one in 100 s
         client = await served.connect()
         await client.create("t", 20)
         samples = await scrape(served)
         of = {"resource": "ControllerMutation", "clientId": "test"}
-        assert -9 <= value(samples, "kafka_server_quota_tokens", **of) < 0
+        assert -20 < value(samples, "kafka_server_quota_tokens", **of) < -15
         asked = AskedClient(user="ANONYMOUS", client_id="test")
         answer = await client.call(
             ApiKey.DESCRIBE_QUOTA_USE, DescribeQuotaUseRequest(clients=[asked])
         )
         (use,) = answer.uses
-        assert (use.quota_key, use.quota, use.client_id) == ("controller_mutation_rate", 1, "test")
-        assert 11 < use.used <= 20
-        assert 0 < use.delay_s <= 9
+        assert (use.quota_key, use.quota) == ("controller_mutation_rate", 0.01)
+        assert use.client_id == "test"
+        assert 15 < use.used <= 20
+        assert 1500 < use.delay_s < 2000
 
 
 @in_trio
@@ -215,34 +216,47 @@ async def test_a_long_poll_counts_its_wait_and_what_it_brought_once(tmp_path: Pa
         client, other = await served.connect(), await served.connect()
         await client.create("t")
         batch = batch_of(b"one")
+        await other.produce("t", batch)
+        began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
 
             async def poll() -> None:
-                await client.fetch("t", min_bytes=2 * len(batch), max_wait_ms=300)
+                wait_ms = int(PATIENCE_S * 1000)
+                await client.fetch("t", min_bytes=2 * len(batch), max_wait_ms=wait_ms)
 
             nursery.start_soon(poll)
+            while not served.worker.long_polls:
+                await trio.sleep(0.001)
+            waits_s = trio.current_time()
+            await trio.sleep(0.1)
+            least_ms = (trio.current_time() - waits_s) * 1000
             await other.produce("t", batch)
+        most_ms = (trio.current_time() - began_s) * 1000
         samples = await scrape(served)
-        assert value(samples, TRAFFIC + "bytesout_total", topic="t") == len(batch)
+        assert value(samples, TRAFFIC + "bytesout_total", topic="t") == 2 * len(batch)
         times = "kafka_network_requestmetrics_totaltimems"
-        assert 290 < value(samples, times + "_sum", request="Fetch") < 10_000
+        found_ms = value(samples, times + "_sum", request="Fetch")
+        assert 0.99 * least_ms <= found_ms <= 1.01 * most_ms  # rounded
 
 
 @in_trio
 async def test_quotas_are_told_by_who_shares_them(tmp_path: Path) -> None:
-    async with serving(tmp_path, metrics=True) as served:
+    configs = {"quota_window_size_seconds": 60}  # the rate of the last eleven minutes
+    async with serving(tmp_path, metrics=True, **configs) as served:
         client = await served.connect()
         await client.create("t")
-        await set_quota(served, "producer_byte_rate", 1000)
+        await set_quota(served, "producer_byte_rate", 10)
         throttle_ms = await send(client, batch_of(bytes(15_000)))
         assert throttle_ms > 0
         samples = await scrape(served)
         (of,) = [dict(key[1]) for key in samples if key[0] == "metaquorum_quota_value"]
         assert of["resource"] == "Produce"
-        assert value(samples, "metaquorum_quota_value", **of) == 1000
+        assert value(samples, "metaquorum_quota_value", **of) == 10
         rate = value(samples, "kafka_server_quota_byte_rate", **of)
-        assert value(samples, "metaquorum_quota_utilization", **of) == pytest.approx(rate / 1000)
-        assert rate > 1000
+        assert value(samples, "metaquorum_quota_utilization", **of) == pytest.approx(
+            rate / 10, rel=1e-4
+        )
+        assert rate > 10
         told_ms = value(samples, "kafka_server_quota_throttle_time", **of)
         assert told_ms == pytest.approx(throttle_ms, abs=1)
         assert value(samples, "metaquorum_quota_throttles_total", **of) == 1
