@@ -103,8 +103,8 @@ def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> N
     def ends_at_once() -> bool:
         """Return whether the second signal ended the node.
 
-        False if the first did, because all responses were sent: the node was paused so long while
-        it was asked that both sides seemed to take no more.
+        False if the first did, because all responses were sent: the node was paused while requests
+        were sent, so that both sides seemed to take no more.
         """
         node = run("--listen", "127.0.0.1:0")
         host, port = node.ready_line().split("listening on ")[1].split(",")[0].rsplit(":", 1)

@@ -71,7 +71,8 @@ def set_quota(bootstrap: str, *arguments: str) -> None:
     )
 
 
-Enough = Callable[[float, Moved], bool]  # of the seconds since a client has started
+# Returns whether a client has transferred enough; its seconds since the start are given.
+Enough = Callable[[float, Moved], bool]
 
 
 def produce(bootstrap: str, topic: str, client_id: str, is_enough: Enough) -> Moved:

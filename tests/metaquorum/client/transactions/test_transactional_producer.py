@@ -276,7 +276,7 @@ def test_a_consumer_waits_for_pending_offsets_and_rewinds_after_an_abort(
         send_offsets()
 
         def is_unstable() -> bool:
-            """Return whether the answer says so; False if none comes in time."""
+            """Return whether the answer has that error; False if no answer comes in time."""
             with pytest.raises((BrokerError, UnreachableError)) as refused:
                 consumer.committed([TopicPartition(topic, 0)], timeout_s=0.5)
             error = refused.value
