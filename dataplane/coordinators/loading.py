@@ -118,6 +118,7 @@ class ShardLoader(Generic[S]):
             chunk = await self._read()
             if chunk is not None:
                 await slicer.finish(self._while_current(self._replayed(chunk)), 0)
+                slicer.discard(chunk.batches)
         if not hosted.is_current:
             return  # its shard is being freed
         restored = hosted.shard.restore(self._parts.clock.monotonic())

@@ -7,8 +7,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.compatibility.commands import TOPICS
-
-PATIENCE_S = 60
+from tests.nodes import PATIENCE_S
 
 
 def _text(data: bytes | None) -> str | None:

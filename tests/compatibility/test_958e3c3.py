@@ -171,7 +171,7 @@ def test_groups_begin_when_kafkas_tool_has_raised_the_level(
         raised = kafka_tool("features", *at, "upgrade", "--feature", "metadata.version=2")
         assert raised.returncode == 0, raised.stdout + raised.stderr
         reading = ["--topic", "orders", "--group", "g", "--from-beginning", "--max-messages", 5]
-        read = kafka_tool("console-consumer", *at, *reading, "--timeout-ms", 60_000)
+        read = kafka_tool("console-consumer", *at, *reading, "--timeout-ms", 170_000)
         assert len(read.stdout.splitlines()) == 5, read.stderr
         shown = kafka_tool("consumer-groups", *at, "--describe", "--group", "g").stdout
         offsets = [line.split()[3] for line in shown.splitlines() if "orders" in line]

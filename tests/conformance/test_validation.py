@@ -14,7 +14,7 @@ import pytest
 from simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
 from tests.conformance.clients import CLIENTS, CODECS, Aiokafka, Client, KafkaPython, Record, create
 from tests.hostile.honest import Client as RawClient
-from tests.nodes import Peer, elsewhere, unique
+from tests.nodes import PATIENCE_S, Peer, elsewhere, unique
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.protocol.apis import ApiKey
 
@@ -80,7 +80,7 @@ def test_a_timestamp_out_of_range_is_told_as_that(node: Peer, client: Client, co
             timestamp=old.timestamp,
             on_delivery=lambda error, _: errors.append(error),
         )
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE_S) == 0
         assert [error.code() for error in errors] == [confluent_kafka.KafkaError.INVALID_TIMESTAMP]
     client.send(node.bootstrap, topic, [Record(None, b"new")], codec)
     assert client.read(node.bootstrap, topic, 1)[0].record.value == b"new"

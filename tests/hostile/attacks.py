@@ -24,14 +24,20 @@ class Enemy:
     """An attacker of one node, with the last frames that it sent, for diagnosis."""
 
     def __init__(
-        self, host: str, ports: Mapping[str, int], random: Random, request_max_bytes: int
+        self,
+        host: str,
+        ports: Mapping[str, int],
+        random: Random,
+        request_max_bytes: int,
+        idle_s: float,
     ) -> None:
-        """`ports` are by listener name."""
+        """`ports` are by listener name; the node closes connections that are idle for `idle_s`."""
         self.host = host
         self.ports = ports
         self.violations: list[str] = []  # wrong behaviour of the node that attackers observed
         self.random = random
         self.request_max_bytes = request_max_bytes
+        self.idle_s = idle_s
         self.connection_count = 0
         self.sent: deque[bytes] = deque(maxlen=KEPT_FRAMES)
 

@@ -68,7 +68,8 @@ class Siege:
     ) -> None:
         """`patience_s`: seconds added to time limits on a busy machine."""
         self.node = Node(folder, SETTINGS | {"connections.max.idle.ms": idle_ms})
-        self.closed_within_s = CLOSED_WITHIN_IDLES * idle_ms / 1000 + patience_s
+        self.idle_s = idle_ms / 1000
+        self.closed_within_s = CLOSED_WITHIN_IDLES * self.idle_s + patience_s
         self.stall_ms = STALL_MS + 1000 * patience_s
         self.random = Random(seed)
         self.rss_max_bytes = 0
@@ -100,7 +101,8 @@ class Siege:
     def attack(self, names: list[str], seconds: float) -> dict[str, Any]:
         """Run the attacks and return the measurements. Raises AssertionError for a violation."""
         watcher = self._start_honest()
-        enemy = Enemy(self.address[0], self.ports, self.random, REQUEST_MAX_BYTES)
+        host, _ = self.address
+        enemy = Enemy(host, self.ports, self.random, REQUEST_MAX_BYTES, self.idle_s)
         try:
             trio.run(self._attack_for, enemy, names, seconds)
             report = self._finish_honest(watcher)

@@ -26,8 +26,7 @@ E = ErrorCode
 TOPIC = "t"
 WORKERS = (1, 2, 3)
 PARTITIONS = 3
-# A session that survives on a busy machine, and still expires soon.
-SETTINGS = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 300}
+LONG_S, SHORT_S = PATIENCE_S, 3.0  # session timeouts of workers
 
 
 class Clients:
@@ -49,8 +48,11 @@ class Clients:
 
 
 @pytest.fixture
-def clients(tmp_path: Path) -> Iterator[Clients]:
-    cluster = Cluster(tmp_path / "cluster", settings=SETTINGS)
+def clients(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    """Run three workers whose session timeout is the parameter."""
+    session_ms = int(request.param * 1000)
+    settings = {"broker.session.timeout.ms": session_ms, "broker.heartbeat.interval.ms": 300}
+    cluster = Cluster(tmp_path / "cluster", settings=settings)
     cluster.start()
     clients = Clients(cluster)
     yield clients
@@ -128,6 +130,7 @@ def losses(cluster: Cluster) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("clients", [LONG_S], indirect=True)
 def test_live_workers_are_not_unregistered(clients: Clients) -> None:
     create(clients)
     for number in range(12):
@@ -142,6 +145,7 @@ def test_live_workers_are_not_unregistered(clients: Clients) -> None:
     clients.cluster.stop()
 
 
+@pytest.mark.parametrize("clients", [SHORT_S], indirect=True)
 def test_a_worker_that_was_unregistered_while_it_was_paused_replicates_again(
     clients: Clients,
 ) -> None:

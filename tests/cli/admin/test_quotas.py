@@ -15,6 +15,7 @@ from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
 from metaquorum.client.values import NewTopic
 from tests.cli.admin.running import Admin
+from tests.conftest import NewNode
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 
@@ -233,16 +234,17 @@ def test_of_what_the_controller_counts_there_is_one_row_for_all_workers(node: Pe
     admin("quotas", "delete", "--client-id", client_id, "--yes")
 
 
-def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
+def test_what_is_used_now_and_who_is_muted_is_told(start_node: NewNode) -> None:
+    node = start_node({"quota.window.size.seconds": 60})  # the use of the last eleven minutes
     admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
     whom = ("--client-id", client_id)
     topic = admin.create()
-    admin("quotas", "set", *whom, "producer_byte_rate=100")
+    admin("quotas", "set", *whom, "producer_byte_rate=10")
     with connect(node.bootstrap, client_id=client_id) as cluster:
         BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
         times = cluster.throttle_times["Produce"]
         assert (times.answers, times.delayed) == (1, 1)
-        assert 200_000 < times.max_ms == times.average_ms < 300_000
+        assert 2_300_000 < times.max_ms == times.average_ms < 2_500_000
         assert cluster.throttle_times["Metadata"].max_ms == 0
         shown = admin.json("quotas", "explain", *whom, "--bytes", "10kB")
         (row,) = [row for row in shown["quotas"] if row["quota"] == "producer_byte_rate"]
@@ -250,9 +252,9 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
         assert (row["applies"], use["worker"], use["muted_connections"]) == (7, 1, 1)
         assert use["used"] > 30_000
         assert 0 < use["muted_longest_s"] <= use["throttle_longest_s"]
-        assert 200 < use["throttle_longest_s"] < 300
+        assert 2300 < use["throttle_longest_s"] < 2500
         assert 0 < use["delay_s"] <= use["throttle_longest_s"]
-        assert use["next_delay_s"] == pytest.approx(use["delay_s"] + 100, abs=5)
+        assert use["next_delay_s"] == pytest.approx(use["delay_s"] + 1000, abs=50)
         assert re.search(
             r"^ +1 +\S+ KiB in .* 1, up to \d+\.\d s$", admin("quotas", "explain", *whom), 8
         )
@@ -264,7 +266,7 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
         (muted,) = [one for one in top["muted"] if one["client_id"] == client_id]
         assert (muted["user"], muted["quota"]) == ("ANONYMOUS", "producer_byte_rate")
         assert 0 < muted["left_s"] <= muted["throttle_s"]
-        assert 200 < muted["throttle_s"] < 300
+        assert 2300 < muted["throttle_s"] < 2500
         assert client_id in admin("quotas", "top", "--count", 2, "--interval", 0.2)
         admin("quotas", "delete", *whom, "--yes")
         wait_until(lambda: admin.json("quotas", "top")["muted"] == [])
@@ -383,13 +385,13 @@ def test_an_observed_quota_is_set_and_explained(node: Peer) -> None:
     admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
     whom = ("--client-id", client_id)
     topic = admin.create()
-    admin("quotas", "set", *whom, "observed_producer_byte_rate=1kB")
+    admin("quotas", "set", *whom, "observed_producer_byte_rate=100")
     with connect(node.bootstrap, client_id=client_id) as cluster:
         BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
     rows = {row["quota"]: row for row in admin.json("quotas", "explain", *whom)["quotas"]}
     assert rows["producer_byte_rate"]["applies"] is None
     observed = rows["observed_producer_byte_rate"]
-    assert (observed["applies"], observed["value"]) == (7, 1000)
+    assert (observed["applies"], observed["value"]) == (7, 100)
     (use,) = observed["workers"]
     assert (use["throttle_count"], use["muted_connections"]) == (1, 0)
     text = admin("quotas", "explain", *whom)

@@ -6,10 +6,10 @@ import subprocess
 import threading
 from typing import Any, Final
 
-from tests.nodes import KAFKA
+from tests.nodes import KAFKA, PATIENCE_S
 
 Place = tuple[str, int]
-LIMIT_S: Final = 25.0
+LIMIT_S: Final = PATIENCE_S
 
 
 class VerifiableConsumer:

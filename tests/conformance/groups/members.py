@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from tests.nodes import ROOT, wait_until
+from tests.nodes import PATIENCE_S, ROOT, wait_until
 
 CLIENTS: Final = ("librdkafka", "kafka-python", "aiokafka")
-LIMIT_S: Final = 25.0
+LIMIT_S: Final = PATIENCE_S
 Place = tuple[str, int]
 Event = dict[str, Any]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
-from tests.nodes import wait_until
+from tests.nodes import PATIENCE_S, wait_until
 from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.messages.heartbeat import HeartbeatRequest
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -30,7 +30,7 @@ from wire.schema.message import Message
 CLIENT_ID: Final = "raw"
 SESSION_MS: Final = 20_000
 # Seconds that a response may take. A group that does not answer fails its test within this time.
-LIMIT_S: Final = 25.0
+LIMIT_S: Final = PATIENCE_S
 # Versions that name topics, and not topic ids.
 NAMED: Final = {"OffsetCommitRequest": 9, "OffsetFetchRequest": 9}
 

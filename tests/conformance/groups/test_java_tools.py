@@ -203,7 +203,7 @@ def test_console_consumers_of_a_group_read_each_record_once(
     topic = create(peer.bootstrap, unique("tools"), PARTITIONS)
     group, sent = unique("group"), Counter[str]()
     consume = ("console-consumer", *at(peer), "--topic", topic, "--group", group)
-    limits = ("--from-beginning", "--max-messages", EACH, "--timeout-ms", 20_000)
+    limits = ("--from-beginning", "--max-messages", EACH, "--timeout-ms", 170_000)
     read = Counter[str]()
     for start in (0, EACH):
         values = [str(start + i) for i in range(EACH)]

@@ -1,5 +1,6 @@
 """Sequences of requests of group members, in each version: what the next request then sees."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -217,10 +218,10 @@ def test_the_members_vote_for_a_protocol_that_all_have(new: NewSetup) -> None:
 
 def test_a_member_without_heartbeats_is_removed(new: NewSetup) -> None:
     setup = new("absent")
-    setup.member = setup.new_member_id(session_ms=SHORT_MS)
+    setup.member = setup.new_member_id()
     joined = setup.call(join(setup.group, setup.member, session_ms=SHORT_MS))
+    assert joined.error_code == E.NONE
     setup.call(sync(setup.group, joined.generation_id, setup.member, {setup.member: ASSIGNMENT}))
-    assert setup.state() == "Stable"
     wait_until(lambda: setup.state() == "Empty", LIMIT_S)
     beat = setup.call(heartbeat(setup.group, joined.generation_id, setup.member))
     assert beat.error_code == E.UNKNOWN_MEMBER_ID
@@ -232,11 +233,13 @@ def test_a_member_that_does_not_join_again_in_time_is_removed(new: NewSetup) -> 
     setup.member = setup.new_member_id()
     joined = setup.call(join(setup.group, setup.member, rebalance_ms=SHORT_MS))
     setup.generation = joined.generation_id
-    setup.call(sync(setup.group, setup.generation, setup.member))
+    synced = setup.call(sync(setup.group, setup.generation, setup.member))
     setup.other = setup.new_member_id()
-    waiting = setup.send(join(setup.group, setup.other, rebalance_ms=SHORT_MS))
-    setup.wait_rebalance()
-    alone = waiting.answer()
+    began_s = time.monotonic()
+    alone = setup.send(join(setup.group, setup.other, rebalance_ms=SHORT_MS)).answer()
+    lasted_ms = (time.monotonic() - began_s) * 1000
+    # The first member is removed earlier if its SyncGroup came too late, on a very busy machine.
+    assert lasted_ms >= SHORT_MS or synced.error_code == E.UNKNOWN_MEMBER_ID
     assert (alone.leader, len(alone.members)) == (setup.other, 1)
     beat = setup.call(heartbeat(setup.group, setup.generation, setup.member))
     assert beat.error_code == E.UNKNOWN_MEMBER_ID
@@ -246,8 +249,8 @@ def test_a_leader_that_does_not_sync_in_time_is_removed(new: NewSetup) -> None:
     setup = new("absent")
     setup.member = setup.new_member_id()
     joined = setup.call(join(setup.group, setup.member, rebalance_ms=SHORT_MS))
+    assert joined.error_code == E.NONE
     request = heartbeat(setup.group, joined.generation_id, setup.member)
-    assert setup.call(request).error_code == E.NONE
     wait_until(lambda: setup.call(request).error_code == E.UNKNOWN_MEMBER_ID, LIMIT_S)
 
 

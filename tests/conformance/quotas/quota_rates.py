@@ -33,6 +33,10 @@ class Moved:
     steps: list[tuple[float, int]] = field(default_factory=list)
     throttles: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size in self.steps)
+
     def between(self, begin_s: float, end_s: float) -> float:
         """Return the bytes per second."""
         return sum(size for at, size in self.steps if begin_s <= at < end_s) / (end_s - begin_s)
@@ -67,7 +71,11 @@ def set_quota(bootstrap: str, *arguments: str) -> None:
     )
 
 
-def produce(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved:
+# Returns whether a client has transferred enough; its seconds since the start are given.
+Enough = Callable[[float, Moved], bool]
+
+
+def produce(bootstrap: str, topic: str, client_id: str, is_enough: Enough) -> Moved:
     """Return the acknowledged bytes over time, of a producer that always has more records."""
     moved, began = Moved(), time.monotonic()
 
@@ -89,7 +97,7 @@ def produce(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
             "throttle_cb": throttled,
         }
     )
-    while time.monotonic() - began < seconds:
+    while not is_enough(time.monotonic() - began, moved):
         try:
             producer.produce(topic, bytes(RECORD_BYTES), on_delivery=acknowledged)
         except BufferError:
@@ -99,7 +107,7 @@ def produce(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
     return moved
 
 
-def consume(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved:
+def consume(bootstrap: str, topic: str, client_id: str, is_enough: Enough) -> Moved:
     """Return the consumed bytes over time, from the beginning of a topic that has more records."""
     moved = Moved()
 
@@ -119,7 +127,7 @@ def consume(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
     )
     began = time.monotonic()
     consumer.assign([TopicPartition(topic, 0, 0)])
-    while time.monotonic() - began < seconds:
+    while not is_enough(time.monotonic() - began, moved):
         message = consumer.poll(0.1)
         if message is not None:
             assert message.error() is None, message.error()
@@ -146,14 +154,17 @@ def fill(bootstrap: str, topic: str, size_bytes: int) -> None:
     producer.flush()
 
 
-def measure(bootstrap: str, seconds: float, rate: int = RATE) -> dict[str, Moved]:
-    """Measure both at the same time, each with its own quota."""
+def measure(bootstrap: str, rate: int, size_bytes: int, is_enough: Enough) -> dict[str, Moved]:
+    """Measure both at the same time, each with its own quota.
+
+    `size_bytes`: more than the consumer transfers until `is_enough`.
+    """
     full, topic = create(bootstrap, unique("full")), create(bootstrap, unique("empty"))
-    fill(bootstrap, full, int(rate * (seconds + 15)))
+    fill(bootstrap, full, size_bytes)
     moved: dict[str, Moved] = {}
     work: dict[str, Callable[[str], Moved]] = {
-        "producer": lambda client_id: produce(bootstrap, topic, client_id, seconds),
-        "consumer": lambda client_id: consume(bootstrap, full, client_id, seconds),
+        "producer": lambda client_id: produce(bootstrap, topic, client_id, is_enough),
+        "consumer": lambda client_id: consume(bootstrap, full, client_id, is_enough),
     }
 
     def run(kind: str, client_id: str) -> None:
@@ -179,7 +190,11 @@ def main() -> None:
         node = Node(Path(folder) / "node")
         node.start()
         try:
-            for kind, moved in measure(node.bootstrap, arguments.seconds + 2).items():
+            seconds = arguments.seconds + 2
+            size_bytes = int(RATE * (seconds + 15))
+            for kind, moved in measure(
+                node.bootstrap, RATE, size_bytes, lambda passed_s, _: passed_s >= seconds
+            ).items():
                 first = moved.steps[0][0]
                 share = moved.between(first, first + arguments.seconds) / RATE
                 print(

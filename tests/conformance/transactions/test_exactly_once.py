@@ -5,11 +5,11 @@ import pytest
 from tests.conformance.clients import create
 from tests.conformance.groups.peers import ThreeNodes
 from tests.conformance.transactions.copiers import GO, PYTHON, SHARING, Copiers, Reader, send
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 EACH = 60
 PARTITIONS = 2
-LIMIT_S = 60.0
+LIMIT_S = PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

@@ -64,7 +64,7 @@ def test_all_records_are_committed(own: Peer, kafka_tool: KafkaTool, level: int)
     read = kafka_tool(
         *("console-consumer", *at(own), "--topic", topic, "--from-beginning"),
         *("--isolation-level", "read_committed", "--max-messages", RECORDS),
-        *("--timeout-ms", 60_000),
+        *("--timeout-ms", 170_000),
     )
     assert sorted(output(read).splitlines()) == wanted
 

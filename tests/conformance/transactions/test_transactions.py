@@ -194,6 +194,8 @@ def test_a_transaction_is_aborted_after_its_timeout(peer: Peer) -> None:
     plain.produce(topic, "plain", partition=0)
     plain.flush(PATIENCE_S)
     with Reader(peer.bootstrap, topic) as committed:
-        wait_until(lambda: committed.read() == Counter(["plain"]), 60, what="the plain record")
+        wait_until(
+            lambda: committed.read() == Counter(["plain"]), PATIENCE_S, what="the plain record"
+        )
     with pytest.raises(KafkaException):
         producer.commit_transaction(PATIENCE_S)

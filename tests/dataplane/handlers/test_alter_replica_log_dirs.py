@@ -26,6 +26,7 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
+from tests.nodes import PATIENCE_S
 from wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
@@ -326,7 +327,7 @@ class HeldDisk(FaultyDisk):
 
     def open(self, path: str, *, create: bool = False) -> File:
         if "-future/" in path and path.endswith(".log"):
-            assert self.released.wait(60)
+            assert self.released.wait(PATIENCE_S)
         return super().open(path, create=create)
 
 

@@ -256,8 +256,7 @@ async def test_a_client_that_changes_to_version_12_does_not_join_its_last_transa
         assert await codes(client, message(batch(0)), VERIFIES) == [0]
         coordinator.codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NONE]
         async with marker_before_answer(served, coordinator):
-            with trio.fail_after(10):
-                assert await codes(client, message(batch(1)), ADDS) == [0]
+            assert await codes(client, message(batch(1)), ADDS) == [0]
         asked = DescribeProducersRequest(topics=[TopicRequest(name="t", partition_indexes=[0])])
         described = await client.call(ApiKey.DESCRIBE_PRODUCERS, asked)
         (row,) = described.topics[0].partitions[0].active_producers

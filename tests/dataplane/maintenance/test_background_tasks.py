@@ -306,7 +306,8 @@ async def test_an_upkeep_that_fails_is_told_and_tried_again(tmp_path: Path) -> N
         client = await served.connect()
         await client.create("t")
         disk.fail("write", "checkpoint", errno.ENOSPC)
-        await trio.sleep(0.1)
+        while len(disk.refused) < 3:
+            await trio.sleep(0.01)
         disk.faults.clear()
         path = str(tmp_path / "recovery-point-offset-checkpoint.tmp")
         before = disk.synced.count(path)

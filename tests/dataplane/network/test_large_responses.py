@@ -43,6 +43,7 @@ from tests.dataplane.network.test_pipeline import Handler, PlayedConnection, Set
 from tests.dataplane.serving import in_trio
 from tests.metaquorum.security.certificates import Authority
 from tests.metaquorum.security.test_tls import read_all, tls_pair
+from tests.nodes import PATIENCE_S
 
 FILE_BYTES: Final = 7 << 20
 CONTENT: Final = os.urandom(1 << 16) * (FILE_BYTES >> 16)
@@ -267,7 +268,7 @@ def test_pipelined_fetches_are_answered_in_order_whatever_the_socket_takes(
                     if piece:
                         network.feed(piece)
                         await trio.testing.wait_all_tasks_blocked(0.001)
-                with trio.fail_after(10):  # cold reads are in worker threads
+                with trio.fail_after(PATIENCE_S):  # cold reads are in worker threads
                     while len(network.sent) < len(expected):
                         await trio.lowlevel.checkpoint()
                 network.end()

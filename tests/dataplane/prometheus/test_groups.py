@@ -1,6 +1,5 @@
 """Metrics of groups: states, counts, and lags with the ends of partitions that others lead."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import REFRESH_S, GroupLags
 from dataplane.prometheus.groups import add_groups
 from dataplane.prometheus.slices import Slices
+from tests.counted_work import Steps
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.prometheus.test_collector import read, scrape, value
 from tests.dataplane.replication.together import Together, together
@@ -75,18 +75,6 @@ async def test_states_counts_and_lags_of_groups_are_collected(tmp_path: Path) ->
 @pytest.mark.slow
 @in_trio
 async def test_many_offsets_do_not_hold_up_the_loop(tmp_path: Path) -> None:
-    slices: list[float] = []
-
-    class Collecting(trio.abc.Instrument):
-        began = float("inf")
-
-        def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            self.began = time.thread_time()
-
-        def after_task_step(self, task: trio.lowlevel.Task) -> None:
-            if "prometheus" in task.name:
-                slices.append(time.thread_time() - self.began)
-
     async with serving(tmp_path, metrics=True, **CONFIGS) as served:
         raw = await served.connect()
         await GroupClient(raw).find("g")
@@ -99,15 +87,12 @@ async def test_many_offsets_do_not_hold_up_the_loop(tmp_path: Path) -> None:
                 key = OffsetKey(f"g{group}", "t", partition)
                 shard.offsets.replay(key, encode_offset_value(OffsetValue(0, -1, "", 1)))
         worker = served.worker
-        trio.lowlevel.add_instrument(Collecting())
-        shares = []
-        for _ in range(3):  # in one of which nothing else gets into the way, as a collection does
-            slices.clear()
+        steps = Steps(lambda task: "prometheus" in task)
+        with steps.watching():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(GroupLags(worker).collect, Slices(worker.clock))
-            assert len(slices) > 40
-            shares.append(max(slices) / sum(slices))
-        assert min(shares) < 0.2
+        assert len(steps) > 40
+        assert steps.most_lines < steps.all_lines * 0.2
         found = await GroupLags(worker).collect(Slices(worker.clock))
         assert (len(found.lags), found.left_out) == (1000, 19_000)
 

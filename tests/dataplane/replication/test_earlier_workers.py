@@ -25,6 +25,7 @@ from metaquorum.controller.features import SUPPORTED_FEATURES, UNSTATED_FEATURES
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import METADATA_VERSION, Endpoint, RegisterWorkerRecord
 from metaquorum.runtime.system import RealNetwork
+from tests.nodes import PATIENCE_S
 from wire.messages.fetch import FetchRequest, ReplicaState
 from wire.primitives.errors import ErrorCode
 
@@ -64,6 +65,7 @@ class Resolver(RealNetwork):
         super().__init__()
         self.names: dict[str, list[str]] = {}
         self.asked: list[str] = []
+        self.in_thread = 0  # names that the system resolves at present
         self.answers = trio.Event()
         self.answers.set()
 
@@ -72,7 +74,11 @@ class Resolver(RealNetwork):
         if host in self.names:
             await self.answers.wait()
             return self.names[host]
-        return await super().addresses(host)  # numeric addresses only
+        self.in_thread += 1
+        try:
+            return await super().addresses(host)
+        finally:
+            self.in_thread -= 1
 
 
 @dataclass
@@ -96,7 +102,10 @@ class Leader:
     async def final_error(self, client: Client, *claim: int) -> ErrorCode:
         """Return the error once hosts are resolved."""
         self.error(client, *claim)
-        await trio.testing.wait_all_tasks_blocked(0.05)
+        await trio.testing.wait_all_tasks_blocked()
+        while self.network.in_thread:
+            await trio.sleep(0.001)
+            await trio.testing.wait_all_tasks_blocked()
         return self.error(client, *claim)
 
 
@@ -107,7 +116,7 @@ def client(host: str = HERE, listener: str = LISTENER) -> Client:
 def leading(story: Callable[[Leader], Awaitable[None]]) -> None:
     async def main() -> None:
         leader = Leader()
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(leader.followers.run)
                 await story(leader)

@@ -323,3 +323,33 @@ def test_a_controller_knows_a_killed_worker_from_one_that_is_cut_off() -> None:
         assert [(end.cause, end.is_evidence) for end in ends[1:]] == [(Cause.SILENT, False)]
 
     in_world(scenario)
+
+
+def test_an_idle_stream_lives() -> None:
+    async def echo(caller: Caller, method: str, payload: bytes) -> bytes:
+        return payload
+
+    async def controller(runtime: Runtime) -> None:
+        endpoint = Endpoint(runtime, ChannelIdentity("a cluster", 1, SECRET))
+        listener = ChannelListener(endpoint, rpc=RpcServer(echo))
+        await listener.listen("", PORT)
+        await listener.run()
+
+    answers: list[bytes] = []
+
+    async def worker(runtime: Runtime) -> None:
+        endpoint = Endpoint(runtime, ChannelIdentity("a cluster", 7, SECRET))
+        client = await RpcClient.connect(endpoint, 1, "controller", PORT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.run)
+            await sleep(runtime.clock, 10 * SILENCE_S)
+            answers.append(await client.call("echo", b"still here", 1.0))
+
+    async def scenario(world: World) -> None:
+        world.machine("controller").start(controller)
+        await world.sleep(0.1)
+        world.machine("worker").start(worker)
+        await world.sleep(11 * SILENCE_S)
+        assert answers == [b"still here"]
+
+    in_world(scenario)

@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ import trio.testing
 
 from metaquorum.runtime import Connection, system
 from metaquorum.runtime.interfaces import SMALL_WRITE_BYTES, Buffer
-from metaquorum.runtime.system import SLOW_WRITE_S, RealConnection, RealDisk, RealFile, RealNetwork
+from metaquorum.runtime.system import (
+    HELD_UP_S,
+    SLOW_WRITE_S,
+    RealConnection,
+    RealDisk,
+    RealFile,
+    RealNetwork,
+)
 from metaquorum.runtime.write_waits import throttles_writers, waits_of_thread
 from tests.nodes import PATIENCE_S, needs_ipv6
 
@@ -189,9 +196,19 @@ def test_a_loop_ends_without_complaint_from_the_instrument(
     assert caplog.records == []
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a turn have all steps that fit into it, also on a busy machine."""
+    monkeypatch.setattr(system, "MAX_STEPS_S", PATIENCE_S)
+
+
 @pytest.mark.parametrize("is_soon", [False, True])
-def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bool) -> None:
-    """With any number of readable connections."""
+def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(
+    monkeypatch: pytest.MonkeyPatch, is_soon: bool
+) -> None:
+    """With any number of readable connections. Only the steps advance the clock of the poller."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     count, rounds = 12, 4
     calls = [0] * count
     slicer: list[int] = []  # number of steps called in each turn of a task
@@ -204,9 +221,8 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
             ours = pairs[number][0]
 
             def step() -> bool:
-                ends = time.monotonic() + system.MAX_STEPS_S
-                while time.monotonic() < ends:
-                    pass
+                nonlocal now
+                now += system.MAX_STEPS_S
                 calls[number] += 1
                 if is_soon and calls[number] < rounds:
                     ours.call_soon(step)
@@ -377,11 +393,8 @@ def _fail(unsent: bytes) -> None:
     pytest.fail(f"{unsent!r} was not sent")
 
 
-def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(system, "MAX_STEPS_S", PATIENCE_S)  # a busy machine ends no turn early
-
+@pytest.mark.usefixtures("unhurried")
+def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held() -> None:
     async def main() -> None:
         network = RealNetwork()
         pairs = [await _pair(network) for _ in range(system.MAX_HOLDING + 3)]
@@ -414,6 +427,7 @@ def test_responses_of_a_turn_are_sent_after_its_steps_or_when_many_are_held(
     trio.run(main)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("is_pumping", [True, False])
 def test_bytes_of_a_turn_that_the_peer_does_not_take_are_given_back_before_tasks_run(
     is_pumping: bool,
@@ -465,6 +479,7 @@ def test_bytes_of_a_turn_that_the_peer_does_not_take_are_given_back_before_tasks
     trio.run(main)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_bytes_sent_at_once_follow_those_that_are_held() -> None:
     async def main() -> None:
         network = RealNetwork()
@@ -495,6 +510,7 @@ def test_bytes_sent_at_once_follow_those_that_are_held() -> None:
     trio.run(main)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_stream_that_fails_while_its_bytes_are_held_has_ended() -> None:
     async def main() -> None:
         network = RealNetwork()
@@ -613,43 +629,47 @@ def _resident(file: RealFile, size: int) -> bytes:
     return b"".join(bytes([page & 1]) * system.PAGE_BYTES for page in pages)
 
 
-class Waiting:
-    """`os.pwrite` of a device that makes writers wait, or of a machine that is only busy."""
+class Device:
+    """A disk whose writes last as long as a test says, on a clock that only they advance.
+
+    A thread whose write `waits` gives up its CPU. Otherwise the machine is only busy.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.wait: Callable[[float], object] = lambda seconds: None
-        self._write = os.pwrite
-        monkeypatch.setattr(os, "pwrite", self)
+        self.write_s = 0.0
+        self.waits = False
+        self.now = time.perf_counter()
+        monkeypatch.setattr(os, "pwrite", self._write)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
-    def __call__(self, fd: int, data: Buffer, position: int) -> int:
-        self.wait(1.5 * SLOW_WRITE_S)
-        return self._write(fd, data, position)
-
-
-def spin(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
+    def _write(self, fd: int, data: Buffer, position: int) -> int:
+        self.now += self.write_s
+        if self.waits:
+            before = waits_of_thread()
+            while waits_of_thread() == before:
+                time.sleep(0.0001)
+        return len(data)
 
 
 @pytest.mark.parametrize("size", [SMALL_WRITE_BYTES, SMALL_WRITE_BYTES + 1])
 def test_a_disk_holds_up_writers_for_a_while_once_two_writes_have_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    disk, device = RealDisk(), Waiting(monkeypatch)
+    disk, device = RealDisk(), Device(monkeypatch)
     file = disk.open(str(tmp_path / "f"), create=True)
     data = bytes(size)
     held_up = -1 if size == SMALL_WRITE_BYTES else SMALL_WRITE_BYTES
     file.write(data, 0)
-    device.wait = time.sleep
+    device.write_s, device.waits = 1.5 * SLOW_WRITE_S, True
     file.write(data, 0)  # perhaps only the CPU was busy: the next one will show
     assert disk.inline_write_bytes == sys.maxsize
     file.write(data, 0)
     assert disk.inline_write_bytes == held_up
-    device.wait = lambda seconds: None
+    device.write_s, device.waits = 0.0, False
+    device.now += HELD_UP_S / 2
     file.write(data, 0)
     assert disk.inline_write_bytes == held_up
-    disk.held_up_until = disk.small_held_up_until = time.perf_counter()
+    device.now += HELD_UP_S
     file.write(data, 0)
     assert disk.inline_write_bytes == sys.maxsize
 
@@ -659,9 +679,9 @@ def test_small_writes_in_worker_threads_do_not_limit_those_of_the_loop(
 ) -> None:
     """In a worker thread a small write waits for the bytes that the thread wrote before."""
     monkeypatch.setattr(system, "throttles_writers", lambda: True)
-    disk, device = RealDisk(), Waiting(monkeypatch)
+    disk, device = RealDisk(), Device(monkeypatch)
     file = disk.open(str(tmp_path / "f"), create=True)
-    device.wait = time.sleep
+    device.write_s, device.waits = 1.5 * SLOW_WRITE_S, True
 
     async def main() -> None:
         for _ in range(3):
@@ -711,12 +731,12 @@ def test_a_disk_holds_up_nobody_because_threads_wait_for_the_interpreter(
 def test_a_disk_holds_up_nobody_because_the_cpu_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, device = RealDisk(), Waiting(monkeypatch)
+    disk, device = RealDisk(), Device(monkeypatch)
     file = disk.open(str(tmp_path / "f"), create=True)
-    device.wait = spin
+    device.write_s = 1.5 * SLOW_WRITE_S
     for _ in range(4):
         file.write(b"slow", 0)
-    assert disk.watched_until > time.perf_counter()
+    assert disk.watched_until > device.now
     assert disk.inline_write_bytes == sys.maxsize
 
 

@@ -23,6 +23,7 @@ from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.kernel.process import MachineStopped
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import FaultyDisk, Served, in_trio, serving
+from tests.nodes import PATIENCE_S
 from wire.primitives.errors import ErrorCode, KafkaError
 
 GROUP = "group"
@@ -291,6 +292,11 @@ class FullDisk:
     def fill(self) -> None:
         self._disk.fail("write", f"/{CONSUMER_OFFSETS}-0", errno.ENOSPC)
 
+    async def wait_refused(self, count: int) -> None:
+        """Wait until the disk has refused this number of writes more."""
+        least = len(self._disk.refused) + count
+        await until(lambda: len(self._disk.refused) >= least)
+
     def empty(self) -> None:
         self._disk.faults.clear()
 
@@ -314,7 +320,7 @@ class FullDisk:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.sleep(0.01)
 
@@ -339,7 +345,7 @@ async def test_offsets_of_a_deleted_topic_are_removed_once_they_can_be(
         node.fill()
         client = await node.served.connect()
         assert await client.delete("t") == ErrorCode.NONE
-        await trio.sleep(0.2)
+        await node.wait_refused(3)
         assert node.offset_count == 1
         node.empty()
         await until(lambda: node.offset_count == 0)

@@ -4,7 +4,6 @@ When they are loaded, unloaded, deleted, or expire.
 """
 
 import gc
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
@@ -33,7 +32,9 @@ from dataplane.coordinators.group.record_formats import (
 )
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.worker.context import Worker
+from tests.counted_work import Steps
 from tests.dataplane.serving import RawClient, append_unvalidated, in_trio, serving
+from tests.hostile.slices import MAX_SLICE_OBJECTS, CountedClock
 from wire.messages.delete_groups import DeleteGroupsRequest
 from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.primitives.errors import ErrorCode
@@ -42,43 +43,14 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import Record, encode_batch
 
 TOPIC = "t"
-# Design limit of a step. A busy machine prolongs all steps: then a share of all their time is the
-# limit, which work in a single step exceeds.
-LONGEST_S = 0.010
-LONGEST_SHARE = 1 / 3
-BATCH_RECORDS = 20
+# A line takes some 50 ns: 5 ms.
+MOST_LINES = 100_000
 
 
-class Steps(trio.abc.Instrument):
-    """CPU time of the steps of tasks, and of connections between two turns of tasks."""
-
-    def __init__(self) -> None:
-        self.longest_s = self.total_s = 0.0
-        self._began_s: float | None = None  # None: within the step that added this instrument
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began_s = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._ended()
-
-    def before_io_wait(self, timeout: float) -> None:
-        self._ended()  # the steps of connections: the poller of this process is an instrument, too
-
-    def _ended(self) -> None:
-        now_s = time.thread_time()
-        if self._began_s is not None:
-            took_s = now_s - self._began_s
-            self.longest_s = max(self.longest_s, took_s)
-            self.total_s += took_s
-        self._began_s = now_s
-
-    def start_again(self) -> None:
-        self.longest_s = self.total_s = 0.0
-
-    def check(self) -> None:
-        limit_s = max(LONGEST_S, self.total_s * LONGEST_SHARE)
-        assert self.longest_s < limit_s, (self.longest_s, self.total_s)
+def check(steps: Steps) -> None:
+    """Check that no step was long: it executes some lines, and creates or frees some objects."""
+    assert steps.most_lines < MOST_LINES
+    assert steps.most_objects < MAX_SLICE_OBJECTS
 
 
 @contextmanager
@@ -128,28 +100,29 @@ def members_of_one_group(number: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("row", "rows"),
+    ("row", "rows", "batch_records"),
     [
-        (offsets_of_many_groups, 200_000),
-        (offsets_of_one_group, 200_000),
-        (groups_with_members, 5000),
-        (members_of_one_group, 20),
+        (offsets_of_many_groups, 24_000, 20),
+        (offsets_of_many_groups, 10_000, 1),
+        (offsets_of_one_group, 24_000, 20),
+        (groups_with_members, 1500, 20),
+        (members_of_one_group, 20, 20),
     ],
 )
 @in_trio
 async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
-    tmp_path: Path, row: object, rows: int
+    tmp_path: Path, row: object, rows: int, batch_records: int
 ) -> None:
     assert callable(row)
-    async with serving(tmp_path) as served:
+    async with serving(tmp_path, clock=CountedClock()) as served:
         client = await served.connect()
         await client.create(TOPIC)
         worker = served.worker
         partition = worker.replica_manager.by_name(TOPIC, 0)
-        for first in range(0, rows, BATCH_RECORDS):
+        for first in range(0, rows, batch_records):
             records = [
                 Record(index, worker.clock.now_ms(), *row(first + index))
-                for index in range(BATCH_RECORDS)
+                for index in range(batch_records)
             ]
             append_unvalidated(partition, encode_batch(records))
         memory, ids = GroupMemory(1 << 30), count()
@@ -172,29 +145,28 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
         steps = Steps()
         with without_collections():
             async with trio.open_nursery() as nursery:
-                trio.lowlevel.add_instrument(steps)
-                nursery.start_soon(runtime.run)
-                while not runtime.active:
-                    await trio.lowlevel.checkpoint()
-                steps.check()
+                with steps.watching():
+                    nursery.start_soon(runtime.run)
+                    while not runtime.active:  # asleep while a thread reads, whose objects count
+                        await trio.sleep(0.001)
+                check(steps)
                 shard = runtime.active[0]
                 listed = sum(map(len, shard.group_id_pieces()))
                 assert listed == (1 if row is offsets_of_one_group else rows)
                 del shard
-                await trio.lowlevel.checkpoint()
-                steps.start_again()  # the list above was one step
-                partition.retire()
-                runtime.look()
-                while worker.slicer.has_background_work:
-                    await trio.lowlevel.checkpoint()
-                trio.lowlevel.remove_instrument(steps)
+                steps.clear()
+                with steps.watching():
+                    partition.retire()
+                    runtime.look()
+                    while worker.slicer.has_background_work:
+                        await trio.lowlevel.checkpoint()
                 nursery.cancel_scope.cancel()
         assert memory.used_bytes == 0
-        steps.check()
+        check(steps)
 
 
 GROUP = "group"
-OFFSETS = 100_000
+OFFSETS = 16_000
 
 
 async def commit_many(worker: Worker) -> None:
@@ -219,7 +191,8 @@ async def commit_many(worker: Worker) -> None:
 
 @asynccontextmanager
 async def one_large_group(tmp_path: Path) -> AsyncIterator[tuple[RawClient, Worker]]:
-    async with serving(tmp_path, offsets_topic_num_partitions=1) as served:
+    clock = CountedClock()
+    async with serving(tmp_path, clock=clock, offsets_topic_num_partitions=1) as served:
         client, worker = await served.connect(), served.worker
         asked = FindCoordinatorRequest(coordinator_keys=[GROUP])
         await client.call(ApiKey.FIND_COORDINATOR, asked)
@@ -238,13 +211,12 @@ async def test_a_group_with_many_offsets_is_deleted_in_slices(tmp_path: Path) ->
     async with one_large_group(tmp_path) as (client, worker):
         steps = Steps()
         with without_collections():
-            trio.lowlevel.add_instrument(steps)
             asked = DeleteGroupsRequest(groups_names=[GROUP])
-            (deleted,) = (await client.call(ApiKey.DELETE_GROUPS, asked)).results
-            trio.lowlevel.remove_instrument(steps)
+            with steps.watching():
+                (deleted,) = (await client.call(ApiKey.DELETE_GROUPS, asked)).results
         assert deleted.error_code == ErrorCode.NONE
         assert worker.groups.shard(GROUP).offsets.offset_count == 0
-        steps.check()
+        check(steps)
 
 
 @pytest.mark.slow
@@ -253,14 +225,13 @@ async def test_offsets_of_deleted_topics_are_removed_in_slices(tmp_path: Path) -
     async with one_large_group(tmp_path) as (_, worker):
         steps = Steps()
         with without_collections():
-            trio.lowlevel.add_instrument(steps)
             other = GroupCoordinator(
                 worker, worker.replica_manager, worker.groups.configs, lambda: "id"
             )
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(other.run)
-                while not other.shards or other.shards[0].offsets.offset_count:
-                    await trio.sleep(0.01)
+                with steps.watching():
+                    nursery.start_soon(other.run)
+                    while not other.shards or other.shards[0].offsets.offset_count:
+                        await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
-            trio.lowlevel.remove_instrument(steps)
-        steps.check()
+        check(steps)

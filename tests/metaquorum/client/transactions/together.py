@@ -109,9 +109,9 @@ class _LosingStream(BlockingStream):
 
 
 @contextmanager
-def losing(peer: Peer, timeout_s: float = PATIENCE_S) -> Iterator[tuple[Cluster, LosingTransport]]:
+def losing(peer: Peer) -> Iterator[tuple[Cluster, LosingTransport]]:
     transport = LosingTransport()
-    cluster = Cluster(transport, peer.bootstrap, timeout_s=timeout_s)
+    cluster = Cluster(transport, peer.bootstrap, timeout_s=PATIENCE_S)
     try:
         yield cluster, transport
     finally:

@@ -313,15 +313,18 @@ def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_p
 def test_a_quota_of_the_job_slows_it_down_and_is_reported(
     start_node: NewNode, tmp_path: Path
 ) -> None:
-    """Quotas apply to one client id for all processes. The quota window is one second."""
+    """Quotas apply to one client id for all processes.
+
+    The quota window is one second: each answer, a whole batch, has more bytes than it allows.
+    """
     node = start_node({"quota.window.num": 2})
-    values = [b"%06d" % number * 100 for number in range(1000)]
+    values = [b"%06d" % number * 100 for number in range(80)]
     name = filled_topic(node.bootstrap, map(ProducerRecord, values))
     job = QuotaEntity(client_id="job")
     with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
-        rate = {"consumer_byte_rate": 400_000.0}
+        rate = {"consumer_byte_rate": 40_000.0}
         assert BlockingAdmin(cluster).alter_client_quotas({job: rate}) == {job: None}
-    options = {"client_id": "job", "max_records_per_range": 250}
+    options = {"client_id": "job", "max_records_per_range": 20}
     report = load(node.bootstrap, name, tmp_path / "out", **options)
     assert report.throttled_ms > 0
     assert [row["value"] for row in rows_of(tmp_path / "out")] == values
