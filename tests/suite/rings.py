@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 
+# Folders with tests of the ring `quick`; all others are slow.
+QUICK_FOLDERS: Final = ("tests/wire/", "tests/metaquorum/", "tests/dataplane/")
 # Fixtures that start a process of this project, or simulate a cluster.
 SLOW_FIXTURES: Final = frozenset(
     ("either", "node", "start_node", "with_groups", "with_transactions", "peer", "three")
@@ -50,10 +52,14 @@ def mark(items: Iterable[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         if not CONFORMANCE_FIXTURES.isdisjoint(fixtures) or _is_with_others(item):
             item.add_marker(pytest.mark.conformance)
-        elif not SLOW_FIXTURES.isdisjoint(fixtures) or (
-            isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
-        ):
+        elif not SLOW_FIXTURES.isdisjoint(fixtures) or _is_slow(item):
             item.add_marker(pytest.mark.slow)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    if not item.nodeid.startswith(QUICK_FOLDERS):
+        return True
+    return isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
 
 
 def _is_with_others(item: pytest.Item) -> bool:
