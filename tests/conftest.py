@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    WarmProcess.end_server()
+    WarmProcess.end_servers()
 
 
 def _package(value: object) -> str:

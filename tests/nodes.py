@@ -213,6 +213,10 @@ class Node:
         return [*SERVER, "run", *where, *sets, *self._arguments]
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None, "the node is not running"
         return self._process.pid
@@ -240,7 +244,9 @@ class Node:
         files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
         if self.is_executed:
             return subprocess.Popen(self.command(), cwd=ROOT, **files)
-        return WarmProcess(self.command()[len(SERVER) :], cwd=ROOT, **files)
+        return WarmProcess(
+            SERVER[-1], self.command()[len(SERVER) :], name="mq-server", cwd=ROOT, **files
+        )
 
     def log(self) -> str:
         """Return all log lines so far; empty before the first start."""

@@ -34,7 +34,7 @@ PROGRAMS: Final = (
     ("Maven, javac", ("mvn", "javac"), ("plexus", "com.sun.tools")),
     ("Java tools and clients", ("java",), ()),
     ("Go, Node.js, kcat", ("go", "node", "npm", "kcat", "compile", "link", "asm", "cgo"), ()),
-    ("our nodes", ("mq-server",), ("cli.server.main", "tests.warm")),
+    ("our nodes", ("mq-server",), ("cli.server.main",)),
     ("our commands", ("mq-admin", "mq-load"), ("cli.",)),
     ("simulator", (), ("simulations",)),
 )

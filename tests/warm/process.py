@@ -1,4 +1,4 @@
-"""A node as a fork of the warm process, with the methods of `subprocess.Popen` that tests use."""
+"""A fork of a warm process, with the methods of `subprocess.Popen` that tests use."""
 
 import contextlib
 import json
@@ -13,15 +13,15 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, ClassVar, Final
+from typing import IO, Any, ClassVar, Final
 
 from tests.suite import rings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MAX_ANSWER_BYTES: Final = 64
-# Any value: nodes are executed.
+# Any value: programs are executed.
 EXECUTE: Final = "METAQUORUM_TESTS_EXECUTE"
-LOST: Final = -signal.SIGKILL  # exit code of a node whose warm process has ended
+LOST: Final = -signal.SIGKILL  # exit code of a program whose warm process has ended
 
 
 def can_fork() -> bool:
@@ -36,13 +36,13 @@ def _umask() -> int:
 
 
 class WarmServer:
-    """The warm process of this process of tests, which starts it when the first node starts."""
+    """The warm process of one program, which the process of the tests starts when it needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm.server", str(other.fileno())],
+                [sys.executable, "-m", "tests.warm.server", str(other.fileno()), program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
@@ -52,7 +52,7 @@ class WarmServer:
         self.owner = os.getpid()
 
     def start(self, request: Mapping[str, object], files: Sequence[int]) -> int:
-        """Return the pid of the new node. Raises RuntimeError if the warm process has ended."""
+        """Return the pid of the new fork. Raises RuntimeError if the warm process has ended."""
         with self._lock:
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], files)
@@ -64,7 +64,7 @@ class WarmServer:
         return int(answer)
 
     def end(self) -> int:
-        """Close the socket; return the exit code. Its nodes run on."""
+        """Close the socket; return the exit code. Its forks run on."""
         self._control.close()
         return self._process.wait()
 
@@ -74,67 +74,80 @@ class WarmServer:
 
 
 class WarmProcess:
-    """One node."""
+    """One fork; pipes are text."""
 
-    _server: ClassVar[WarmServer | None] = None
+    servers: ClassVar[dict[str, WarmServer]] = {}
     _starting: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
+        program: str,
         arguments: Sequence[str],
         *,
-        stdin: int,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-        cwd: Path,
+        name: str = "",
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        stdout: IO[bytes] | int = subprocess.DEVNULL,
+        stderr: IO[bytes] | int = subprocess.DEVNULL,
+        cwd: Path = ROOT,
     ) -> None:
-        """Start `mq-server` with these arguments."""
-        rings.check_program(["mq-server", *arguments])
+        """Call `main` of the module `program` with these arguments, under this name."""
+        rings.check_program([name or program, *arguments])
         request = {
+            "name": name or program,
             "arguments": list(arguments),
             "folder": str(cwd),
             "environment": dict(os.environ),
             "umask": _umask(),
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
-        assert stdin == subprocess.DEVNULL
         self.returncode: int | None = None
         self._report, written = os.pipe()
-        try:
-            with open(os.devnull, "rb") as null:
-                files = [null.fileno(), stdout.fileno(), stderr.fileno(), written]
-                self.pid = self._shared().start(request, files)
-        except BaseException:
-            os.close(self._report)
-            self._report = -1
-            raise
-        finally:
-            os.close(written)
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        with contextlib.ExitStack() as given:
+            given.callback(os.close, written)
+            files = []
+            for field, file in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+                if file == subprocess.PIPE:
+                    read, write = os.pipe()
+                    theirs, ours = (read, write) if field == "stdin" else (write, read)
+                    given.callback(os.close, theirs)
+                    setattr(self, field, os.fdopen(ours, "w" if field == "stdin" else "r"))
+                    files.append(theirs)
+                elif isinstance(file, int):
+                    assert file == subprocess.DEVNULL
+                    files.append(given.enter_context(open(os.devnull, "r+b")).fileno())
+                else:
+                    files.append(file.fileno())
+            self.pid = self._server(program).start(request, [*files, written])
 
     @classmethod
-    def _shared(cls) -> WarmServer:
+    def _server(cls, program: str) -> WarmServer:
         with cls._starting:
-            if cls._server is None or cls._server.owner != os.getpid():
-                cls._server = WarmServer()
-            return cls._server
+            found = cls.servers.get(program)
+            if found is None or found.owner != os.getpid():
+                found = cls.servers[program] = WarmServer(program)
+            return found
 
     @classmethod
-    def end_server(cls) -> None:
-        """End the warm process, if this process has started one."""
+    def end_servers(cls) -> None:
+        """End the warm processes that this process has started."""
         with cls._starting:
-            if cls._server is not None and cls._server.owner == os.getpid():
-                cls._server.end()
-            cls._server = None
+            for each in cls.servers.values():
+                if each.owner == os.getpid():
+                    each.end()
+            cls.servers.clear()
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the node runs."""
+        """Return the exit code; None while it runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code. Raises subprocess.TimeoutExpired."""
         code = self._ended(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired(["mq-server"], timeout or 0)
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0)
         return code
 
     def _ended(self, timeout_s: float | None) -> int | None:
@@ -162,3 +175,13 @@ class WarmProcess:
     def __del__(self) -> None:
         if getattr(self, "_report", -1) >= 0:
             os.close(self._report)
+
+
+def started(
+    program: str, arguments: Sequence[str], **files: Any
+) -> "subprocess.Popen[str] | WarmProcess":
+    """Start a module of this project as a program, in ROOT: by a fork if possible."""
+    if can_fork():
+        return WarmProcess(program, arguments, **files)
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.Popen(command, text=True, cwd=ROOT, **files)

@@ -1,10 +1,10 @@
-"""The warm process: `python -m tests.warm.server FD`, with a socket to the process of the tests.
+"""The warm process: `python -m tests.warm.server FD MODULE`, with a socket to the tests.
 
-A request is JSON in one message: arguments of mq-server, folder, environment, umask and limit of
-open files. With it come four descriptors: stdin, stdout and stderr of the node, and a pipe for its
-exit status. The answer is the node's pid. The node is a fork that leaves this loop and runs the
-command as `__main__` would, so that it ends as an interpreter does. This process ends when the
-socket is closed.
+A request is JSON in one message: arguments of the module's `main`, folder, environment, umask and
+limit of open files. With it come four descriptors: stdin, stdout and stderr of the program, and a
+pipe for its exit status. The answer is the program's pid. The program is a fork that leaves this
+loop and calls `main`, so that it ends as an interpreter does. This process ends when the socket is
+closed.
 """
 
 import importlib
@@ -17,18 +17,19 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import trio
 
 import wire.messages
-from cli.server.main import main
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 DESCRIPTORS: Final = 4
 # What a node imports when it starts, or when the first clients ask.
+NODE: Final = "cli.server.main"
 LATE: Final = (
+    "cli.server.cluster",
     "cli.server.node_options",
     "dataplane.worker_server",
     "encodings.idna",
@@ -40,11 +41,15 @@ LATE: Final = (
 )
 
 
-def import_all() -> None:
-    for name in LATE:
-        importlib.import_module(name)
-    for module in pkgutil.iter_modules(wire.messages.__path__):
-        importlib.import_module(f"wire.messages.{module.name}")
+def import_all(program: str) -> Callable[[], object]:
+    """Import the module and what it imports late; return its `main`."""
+    if program == NODE:
+        for name in LATE:
+            importlib.import_module(name)
+        for module in pkgutil.iter_modules(wire.messages.__path__):
+            importlib.import_module(f"wire.messages.{module.name}")
+    main: Callable[[], object] = importlib.import_module(program).main
+    return main
 
 
 def seed_generators() -> None:
@@ -53,8 +58,8 @@ def seed_generators() -> None:
     trio._core._run._r.seed()
 
 
-class NodeForks:
-    """Forks nodes on request, and reports how they end."""
+class Forks:
+    """Forks programs on request, and reports how they end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -63,7 +68,7 @@ class NodeForks:
         self._wake, self._woken = os.pipe()
 
     def serve(self) -> Mapping[str, Any] | None:
-        """Return the request in the process of a node, and None at the end of the tests."""
+        """Return the request in the process of a program, and None at the end of the tests."""
         self._set_signals()
         while True:
             ready, _, _ = select.select([self._control, self._wake], [], [])
@@ -118,15 +123,15 @@ class NodeForks:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(request["open_files"]))
         os.environ.clear()
         os.environ.update(request["environment"])
-        sys.argv = ["mq-server", *request["arguments"]]
+        sys.argv = [request["name"], *request["arguments"]]
         seed_generators()
 
 
 def run() -> None:
-    import_all()
-    request = NodeForks(socket.socket(fileno=int(sys.argv[1]))).serve()
-    if request is not None:
-        main(request["arguments"], prog_name="mq-server")
+    _, file, program = sys.argv
+    main = import_all(program)
+    if Forks(socket.socket(fileno=int(file))).serve() is not None:
+        main()
 
 
 if __name__ == "__main__":

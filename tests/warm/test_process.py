@@ -5,7 +5,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
             if kind == "forked":
                 started.append(
                     WarmProcess(
-                        arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=tmp_path
+                        SERVER[-1],
+                        arguments,
+                        name="mq-server",
+                        stdout=out,
+                        stderr=err,
+                        cwd=tmp_path,
                     )
                 )
             else:
@@ -166,7 +170,7 @@ def test_generators_of_modules_are_seeded_anew() -> None:
 
 
 def test_the_warm_process_ends_with_the_tests_and_is_missed() -> None:
-    server = WarmServer()
+    server = WarmServer(SERVER[-1])
     assert server.end() == 0
     with pytest.raises(RuntimeError, match="the warm process has ended"):
         server.start({}, [])
@@ -175,8 +179,8 @@ def test_the_warm_process_ends_with_the_tests_and_is_missed() -> None:
 def test_a_node_whose_warm_process_is_killed_counts_as_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = WarmServer()
-    monkeypatch.setattr(WarmProcess, "_server", server)
+    server = WarmServer(SERVER[-1])
+    monkeypatch.setitem(WarmProcess.servers, SERVER[-1], server)
     node = Node(tmp_path)
     node.start()
     pid, process = node.pid, node._process
@@ -191,6 +195,22 @@ def test_an_executed_node_is_a_process_of_its_own(tmp_path: Path) -> None:
         node = Node(tmp_path / name)
         node.is_executed = is_executed
         node.start()
-        assert (sys.executable in processes.command(node.pid)[0]) is True
-        assert ("cli.server.main" in processes.command(node.pid)) is is_executed
+        assert processes.command(node.pid)[2] == (
+            SERVER[-1] if is_executed else "tests.warm.server"
+        )
         node.stop()
+
+
+@pytest.mark.parametrize(("text", "code"), [("[1]", 0), ("[1", 1)])
+def test_pipes_are_text_and_end_with_the_process(text: str, code: int) -> None:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = WarmProcess("json.tool", ["--compact"], **pipes)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdin, process.stdout, process.stderr:
+        process.stdin.write(text)
+        process.stdin.close()
+        assert process.stdout.read() == ("" if code else "[1]\n")
+        assert bool(process.stderr.read()) is bool(code)
+    assert process.wait(PATIENCE_S) == code

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.conformance.groups.peers import KafkaThree, OurThree, ThreeNodes, is_kafka
-from tests.nodes import elsewhere, missing_for_java, skip_without
+from tests.nodes import elsewhere, missing_for_java, skip_without, wait_until
 
 LOG_DIRS = ("a", "b")
 
@@ -22,6 +22,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
     nodes = KafkaThree(folder, {}, LOG_DIRS) if is_kafka() else OurThree(folder, {}, LOG_DIRS)
     nodes.start()
     yield nodes
+    if isinstance(nodes, OurThree):
+        wait_until(lambda: not nodes.cluster.damage(), what="no test left any damage")
     nodes.stop()
 
 
