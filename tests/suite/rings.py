@@ -21,7 +21,7 @@ import pytest
 QUICK_FOLDERS: Final = ("tests/wire/", "tests/metaquorum/", "tests/dataplane/")
 # Fixtures that start a process of this project, or simulate a cluster.
 SLOW_FIXTURES: Final = frozenset(
-    ("either", "node", "start_node", "with_groups", "with_transactions", "peer", "three")
+    ("either", "node", "own", "start_node", "with_groups", "with_transactions", "peer", "three")
 )
 # Fixtures that start a JVM.
 CONFORMANCE_FIXTURES: Final = frozenset(
