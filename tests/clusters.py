@@ -2,14 +2,18 @@
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.nodes import Node, free_port
+from tests.cli.admin.running import Admin
+from tests.nodes import Node, free_port, wait_until
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 SECRET_BYTES = 24
+# Lines of a log that no test of a shared cluster may cause.
+_ERRORS = re.compile(r"^.*(?: ERROR | CRITICAL |Traceback ).*$", re.MULTILINE)
 _REGISTERED = re.compile(r"is registered with controller (\d+) in term (\d+)")
 
 
@@ -95,3 +99,42 @@ class Cluster:
             for controller, term in _REGISTERED.findall(self[number].errors.read_text())
         ]
         return max(found)[1]
+
+    def damage(self) -> list[str]:
+        """Return what is not as at the start: workers, replicas, and errors in the logs."""
+        health = Admin(MQ_BOOTSTRAP=self.bootstrap).json("cluster", "health")
+        wanted = {
+            "healthy": True,
+            "workers": len(self.workers),
+            "live_workers": len(self.workers),
+            "offline": 0,
+            "under_replicated": 0,
+        }
+        found = [
+            f"{name} is {health[name]}, not {value}"
+            for name, value in wanted.items()
+            if health[name] != value
+        ]
+        return found + [
+            f"node {number}: {line}"
+            for number, node in self.nodes.items()
+            for line in _ERRORS.findall(node.log())
+        ]
+
+
+@contextmanager
+def shared(cluster: Cluster) -> Iterator[Cluster]:
+    """Run the cluster for many tests, which must leave it as it was."""
+    cluster.start()
+    try:
+        yield cluster
+        found: list[str] = []
+
+        def is_whole() -> bool:
+            found[:] = cluster.damage()
+            return not found
+
+        wait_until(is_whole, what=found)
+        cluster.stop()
+    finally:
+        cluster.kill()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.nodes import (
     KAFKA,
     PATIENCE_S,
+    SHARED,
     Elsewhere,
     KafkaNode,
     Node,
@@ -23,8 +24,10 @@ from tests.nodes import (
     missing_for_java,
     new_node,
     shared_kafka,
+    skip_without,
 )
 from tests.suite import rings
+from tests.warm.process import WarmProcess
 
 pytest_plugins = ["tests.suite.plugin"]
 
@@ -97,6 +100,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{what}"))
 
 
+def pytest_unconfigure() -> None:
+    WarmProcess.end_servers()
+
+
 def _package(value: object) -> str:
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     return str(name).partition(".")[0]
@@ -115,7 +122,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     if bootstrap := elsewhere():
         yield Elsewhere(bootstrap)
         return
-    running = Node(tmp_path_factory.mktemp("node"))
+    running = Node(tmp_path_factory.mktemp("node"), SHARED)
+    running.is_executed = True  # tests of the start itself aside, most nodes are forked
     running.start()
     yield running
     running.stop()
@@ -185,7 +193,7 @@ def start_node(tmp_path: Path) -> Iterator[NewNode]:
 @pytest.fixture(scope="session")
 def java() -> None:
     if reason := missing_for_java():
-        pytest.skip(reason)
+        skip_without(reason)
 
 
 @pytest.fixture

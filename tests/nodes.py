@@ -23,14 +23,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Final, NoReturn, Protocol, TypeVar
 
 import pytest
+
+from tests.warm.process import WarmProcess, can_fork
 
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA = ROOT / "tests" / "peers" / "kafka"
+SERVER: Final = (sys.executable, "-m", "cli.server.main")
 READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (\S+), data (.+) \(")
 # Timeout of all waits. Conditions hold within milliseconds on an idle machine, and later on a busy
 # one; only a failing test waits for the whole time.
@@ -156,6 +159,8 @@ def _give_back_ports() -> None:
 # Many tests write records with timestamps of years ago. Retention would delete them at its first
 # run after five minutes, in the middle of a test.
 LASTING: Final[Mapping[str, object]] = {"log.retention.check.interval.ms": 24 * 3600 * 1000}
+# Of the node that most tests share, and of Kafka beside it: a group need not wait for more members.
+SHARED: Final[Mapping[str, object]] = {"group.initial.rebalance.delay.ms": 0}
 
 
 class Peer(Protocol):
@@ -173,7 +178,8 @@ class Elsewhere:
 class Node:
     """One `mq-server run`, with its data, output and errors in `folder`.
 
-    It keeps its port while it is stopped.
+    It keeps its port while it is stopped. The process is a fork of a warm one (tests/warm) unless
+    `is_executed`.
     """
 
     known: ClassVar["weakref.WeakSet[Node]"] = weakref.WeakSet()
@@ -188,7 +194,8 @@ class Node:
         self.cluster_id = ""
         self._settings: dict[str, object] = {**LASTING, **(settings or {})}
         self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
+        self.is_executed = not can_fork()
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.known.add(self)
 
@@ -203,7 +210,11 @@ class Node:
         ]
         listen = [] if "listeners" in self._settings else ["--listen", self.bootstrap]
         where = [*listen, "--data-dir", str(self.data_dir)]
-        return [sys.executable, "-m", "cli.server.main", "run", *where, *sets, *self._arguments]
+        return [*SERVER, "run", *where, *sets, *self._arguments]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -214,9 +225,7 @@ class Node:
         """Start the node and wait for its ready line."""
         output = self.folder / "stdout"
         with output.open("wb") as out, self.errors.open("ab") as err:
-            self._process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT
-            )
+            self._process = self._begin(out, err)
         process = self._process
 
         def ready() -> re.Match[str] | None:
@@ -230,6 +239,14 @@ class Node:
             self.kill()
             raise
         self.bootstrap, self.cluster_id = found[2], found[3]
+
+    def _begin(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes] | WarmProcess:
+        files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+        if self.is_executed:
+            return subprocess.Popen(self.command(), cwd=ROOT, **files)
+        return WarmProcess(
+            SERVER[-1], self.command()[len(SERVER) :], name="mq-server", cwd=ROOT, **files
+        )
 
     def log(self) -> str:
         """Return all log lines so far; empty before the first start."""
@@ -305,7 +322,7 @@ def shared_kafka(folder: Path) -> Iterator[Elsewhere]:
     """Run one Apache Kafka for all processes that use this folder; the last of them stops it."""
     folder.mkdir(parents=True, exist_ok=True)
     users, bootstrap = folder / "users", folder / "bootstrap"
-    kafka = KafkaNode(folder / "kafka")
+    kafka = KafkaNode(folder / "kafka", SHARED)
     with _locked(folder):
         count = int(users.read_text()) if users.exists() else 0
         if count == 0:
@@ -347,6 +364,13 @@ def has_ipv6() -> bool:
 
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+
+
+def skip_without(reason: str) -> NoReturn:
+    """Skip the test, because a program is missing; fail it in CI, which has to have all of them."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}; CI does not skip such tests")
+    pytest.skip(reason)
 
 
 def missing_for_java() -> str:

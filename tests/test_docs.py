@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,12 +79,44 @@ def runnable(document: Path) -> list[Block]:
     return [one for one in blocks(document) if one.how in ("sh", "python")]
 
 
-@pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS if runnable(d)], ids=lambda document: document.stem
-)
+def needs_kcat(block: Block) -> bool:
+    return "kcat" in block.text
+
+
+def without_kcat(document: Path) -> list[Block]:
+    return [one for one in runnable(document) if not needs_kcat(one)]
+
+
+def with_kcat(document: Path) -> list[Block]:
+    """Return all blocks of a document of which some need kcat; none of another document."""
+    found = runnable(document)
+    return found if any(map(needs_kcat, found)) else []
+
+
+def of_documents(chosen: Callable[[Path], list[Block]]) -> pytest.MarkDecorator:
+    """Parametrize a test by the documents that have chosen blocks."""
+    found = [document for document in DOCUMENTS if chosen(document)]
+    return pytest.mark.parametrize("document", found, ids=lambda document: document.stem)
+
+
+@of_documents(without_kcat)
 def test_commands_work_in_the_order_of_the_document(
     document: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
+    work_in_order(without_kcat(document), tmp_path, environment)
+
+
+@pytest.mark.conformance
+@pytest.mark.skipif(not shutil.which("kcat"), reason="kcat is not installed")
+@of_documents(with_kcat)
+def test_commands_work_with_kcat_between_them(
+    document: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    work_in_order(with_kcat(document), tmp_path, environment)
+
+
+def work_in_order(chosen: list[Block], tmp_path: Path, environment: dict[str, str]) -> None:
+    """Run the blocks one after the other, in one folder and with one node."""
     node = Node(tmp_path / "node")
     node.start()
     # The ports above it are for the other nodes of a cluster, and for examples.
@@ -91,12 +124,8 @@ def test_commands_work_in_the_order_of_the_document(
     folder = tmp_path / "folder"
     folder.mkdir()
     environment |= {"MQ_BOOTSTRAP": node.bootstrap, "HOME": str(folder)}
-    skipped = []
     try:
-        for block in runnable(document):
-            if "kcat" in block.text and not shutil.which("kcat"):
-                skipped.append("kcat")
-                continue
+        for block in chosen:
             text = block.text.replace(ADDRESS, node.bootstrap).replace("19092", other_port)
             text = text.replace("19093", str(int(other_port) + 1))
             runner = ["bash", "-euo", "pipefail", "-c"] if block.how == "sh" else ["python", "-c"]
@@ -106,8 +135,6 @@ def test_commands_work_in_the_order_of_the_document(
     finally:
         stop_cluster(folder, environment)
         node.stop()
-    if skipped:
-        pytest.skip("kcat is not installed: only the blocks without it were run")
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:

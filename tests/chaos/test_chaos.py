@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts a cluster of o
 FAULT_COUNT = 7
 
 
+@pytest.mark.conformance
 @pytest.mark.timeout(3600)  # each fault may take PATIENCE_S
 def test_what_was_acknowledged_survives_whatever_happens_to_nodes(tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", Random().randrange(1 << 20)))

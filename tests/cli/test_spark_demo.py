@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.metaquorum.spark.conftest import missing_for_spark
-from tests.nodes import ROOT, elsewhere
+from tests.nodes import ROOT, elsewhere, skip_without
 
 TIMEOUT_S = 800
 
@@ -19,9 +19,10 @@ pytestmark = [
 ]
 
 
+@pytest.mark.conformance
 def test_the_demo_loads_each_record_once(tmp_path: Path) -> None:
     if reason := missing_for_spark():
-        pytest.skip(reason)
+        skip_without(reason)
     done = subprocess.run(
         [sys.executable, "-m", "cli.spark_demo"],
         cwd=tmp_path,

@@ -28,28 +28,34 @@ def read_all(
             **security,
         }
     )
-    rows: dict[str, list[list[Any]]] = {}
     try:
         metadata = consumer.list_topics(timeout=PATIENCE_S)
-        for topic in topics:
-            for partition in sorted(metadata.topics[topic].partitions):
-                rows[f"{topic}-{partition}"] = _read(consumer, topic, partition)
+        places = [(topic, each) for topic in topics for each in metadata.topics[topic].partitions]
+        return _read(consumer, sorted(places))
     finally:
         consumer.close()
-    return rows
 
 
-def _read(consumer: Consumer, topic: str, partition: int) -> list[list[Any]]:
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_S)
-    consumer.assign([TopicPartition(topic, partition, low)])
-    rows: list[list[Any]] = [[low, high]]
-    while True:
+def _read(consumer: Consumer, places: Sequence[tuple[str, int]]) -> dict[str, list[list[Any]]]:
+    rows: dict[str, list[list[Any]]] = {}
+    starts = []
+    for topic, partition in places:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_S)
+        rows[f"{topic}-{partition}"] = [[low, high]]
+        starts.append(TopicPartition(topic, partition, low))
+    # All at once: librdkafka takes a second for each assignment.
+    consumer.assign(starts)
+    unread = set(rows)
+    while unread:
         message = consumer.poll(PATIENCE_S)
-        assert message is not None, f"nothing more of {topic}-{partition}"
+        assert message is not None, f"nothing more of {unread}"
+        where = f"{message.topic()}-{message.partition()}"
         if message.error() is not None:
             assert message.error().name() == "_PARTITION_EOF", message.error()
-            return rows
+            unread.discard(where)
+            continue
         headers = [[name, _text(value)] for name, value in message.headers() or ()]
         kind, at = message.timestamp()
         key, value = _text(message.key()), _text(message.value())
-        rows.append([message.offset(), kind, at, key, value, headers])
+        rows[where].append([message.offset(), kind, at, key, value, headers])
+    return rows

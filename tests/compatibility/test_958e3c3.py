@@ -143,6 +143,12 @@ def holds(admin: Admin, command: Command) -> None:
 def test_json_has_the_same_fields_and_types(node: Node, admin: Admin, command: Command) -> None:
     if command.words[:2] == ("quotas", "top"):
         read_all(node.bootstrap)  # so that a client uses its quota
+        now = json.loads(admin(*command.words, "-o", "json"))
+        # The users of other tests may be on top; each kind of quota has values of its own type.
+        (was,) = captured(*command.words)["uses"]
+        now["uses"] = [row for row in now["uses"] if row["quota"] == was["quota"]]
+        compare(captured(*command.words), now, command.name)
+        return
     holds(admin, command)
 
 

@@ -5,7 +5,7 @@ records are compared with those written.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from random import Random
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.conformance.clients import CLIENTS, CODECS, TIMEOUT_S, Client, Librdkafka, Record, Stored
 from tests.conformance.clients import create as create_topic
-from tests.conftest import KafkaTool, NewNode
-from tests.nodes import KafkaNode, Node, Peer, unique, wait_until
+from tests.conftest import KafkaTool
+from tests.nodes import KafkaNode, Node, Peer, new_node, unique, wait_until
 
 KEYS = 200
 COMPACTED = {
@@ -27,9 +27,13 @@ COMPACTED = {
 SENT = {"enable_idempotence": True, "linger_ms": 5, "batch_num_messages": 100}
 
 
-@pytest.fixture
-def busy_cleaner(start_node: NewNode) -> Node | KafkaNode:
-    return start_node({"log.cleaner.backoff.ms": 100})
+@pytest.fixture(scope="module")
+def busy_cleaner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node | KafkaNode]:
+    """Run one node for all tests, each of which has a topic of its own."""
+    node = new_node(tmp_path_factory.mktemp("cleaner") / "node", {"log.cleaner.backoff.ms": 100})
+    node.start()
+    yield node
+    node.stop()
 
 
 def writes(random: Random, count: int) -> list[Record]:

@@ -20,7 +20,7 @@ from kafka import TopicPartition as OtherTopicPartition
 from kafka.admin import NewTopic as OtherNewTopic
 from kafka.errors import KafkaError as OtherKafkaError
 
-from tests.clusters import Cluster
+from tests.clusters import Cluster, shared
 from tests.conformance.clients import Librdkafka, Record
 from tests.conftest import KafkaTool
 from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
@@ -40,10 +40,8 @@ ASKED_AGAIN = {"TopicAlreadyExistsError"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One cluster for all tests here, which leave all nodes running."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    made.start()
-    yield made
-    made.stop()
+    with shared(Cluster(tmp_path_factory.mktemp("cluster"))) as made:
+        yield made
 
 
 def admin(bootstrap: str) -> AdminClient:
@@ -66,7 +64,19 @@ def is_seen(bootstrap: str, topic: str, partitions: int) -> bool:
 # Clients
 
 
-def test_aiokafka_reaches_all_workers_from_any_of_them(cluster: Cluster) -> None:
+@pytest.fixture(params=["shared", "fresh"])
+def any_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """Run a test with the cluster that others have used, and with a new one."""
+    if request.param == "shared":
+        yield request.getfixturevalue("cluster")
+        return
+    with shared(Cluster(tmp_path / "fresh")) as made:
+        yield made
+
+
+def test_aiokafka_reaches_all_workers_from_any_of_them(any_cluster: Cluster) -> None:
+    cluster = any_cluster
+
     async def through(bootstrap: str, topic: str) -> list[int]:
         partitions = range(6)
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)

@@ -24,6 +24,8 @@ PARTITIONS = 2
 RECORDS = 5  # all records in the last partition
 COMMAND_TIMEOUT_S = PATIENCE_S
 
+pytestmark = pytest.mark.conformance
+
 
 def program(variable: str) -> str:
     """Return the path in the variable, or skip the test."""

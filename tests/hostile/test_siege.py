@@ -30,6 +30,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     siege.end()
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
 def test_a_node_bears(siege: Siege, names: list[str]) -> None:
     assert siege.attack(names, SECONDS)["connections"] > 0
@@ -50,6 +51,7 @@ def strangers_siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strang
     siege.end()
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("names", STRANGERS_GROUPS, ids="-".join)
 def test_a_node_bears_strangers(strangers_siege: StrangersSiege, names: list[str]) -> None:
     assert strangers_siege.attack(names, SECONDS)["connections"] > 0

@@ -17,14 +17,20 @@ from typing import Any, Final
 
 import pytest
 
+# Folders with tests of the ring `quick`; all others are slow.
+QUICK_FOLDERS: Final = ("tests/wire/", "tests/metaquorum/", "tests/dataplane/")
 # Fixtures that start a process of this project, or simulate a cluster.
 SLOW_FIXTURES: Final = frozenset(
-    ("either", "node", "start_node", "with_groups", "with_transactions", "peer", "three")
+    ("either", "node", "own", "start_node", "with_groups", "with_transactions", "peer", "three")
 )
 # Fixtures that start a JVM.
-CONFORMANCE_FIXTURES: Final = frozenset(("java", "kafka", "kafka_tool", "shared_spark", "spark"))
+CONFORMANCE_FIXTURES: Final = frozenset(
+    ("java", "java_for_spark", "kafka", "kafka_tool", "shared_spark", "spark")
+)
 # Parameters of fixtures that mean Apache Kafka.
 KAFKA_PARAMETER: Final = "kafka"
+# Parameters of any name that mean a client of another language.
+OTHER_CLIENTS: Final = frozenset(("franz-go", "sarama", "kafkajs"))
 # Tests that simulate a cluster (tests/dataplane/replication/together.py) are slow.
 CLUSTER: Final = "together"
 # Programs that only the ring `conformance` may start.
@@ -44,19 +50,34 @@ def mark(items: Iterable[pytest.Item]) -> None:
     """Add the markers that follow from the fixtures and parameters of each item."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if not CONFORMANCE_FIXTURES.isdisjoint(fixtures) or _is_with_kafka(item):
+        if not CONFORMANCE_FIXTURES.isdisjoint(fixtures) or _is_with_others(item):
             item.add_marker(pytest.mark.conformance)
-        elif not SLOW_FIXTURES.isdisjoint(fixtures) or (
-            isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
-        ):
+        elif not SLOW_FIXTURES.isdisjoint(fixtures) or _is_slow(item):
             item.add_marker(pytest.mark.slow)
 
 
-def _is_with_kafka(item: pytest.Item) -> bool:
+def _is_slow(item: pytest.Item) -> bool:
+    if not item.nodeid.startswith(QUICK_FOLDERS):
+        return True
+    return isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
+
+
+def _is_with_others(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and any(
-        callspec.params.get(name) == KAFKA_PARAMETER for name in SLOW_FIXTURES
-    )
+    if callspec is None:
+        return False
+    with_kafka = any(callspec.params.get(name) == KAFKA_PARAMETER for name in SLOW_FIXTURES)
+    values = [value for value in callspec.params.values() if isinstance(value, str)]
+    return with_kafka or not OTHER_CLIENTS.isdisjoint(values)
+
+
+_rules: list["ProgramRule"] = []
+
+
+def check_program(arguments: Any) -> None:
+    """Raise pytest's failure if the ring of the running item forbids the program."""
+    for rule in _rules:
+        rule.check(arguments)
 
 
 class ProgramRule:
@@ -72,6 +93,7 @@ class ProgramRule:
             rule._began(process, args, *more, **options)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+        _rules.append(self)
 
     def check(self, arguments: Any) -> None:
         """Raise pytest's failure if the ring of the running item forbids the program."""

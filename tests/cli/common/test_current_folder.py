@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -73,17 +72,49 @@ def commands(name: str, command: click.Command) -> Iterator[tuple[str, ...]]:
                 yield (name, *words)
 
 
-def test_no_command_executes_the_folder_it_is_called_in(hostile: Path) -> None:
+# Runs an installed program with each line of a file as its words, one after the other, and checks
+# that none of them makes Python look for modules in the current folder.
+EACH = """
+import os, runpy, sys
+program, lines = sys.argv[1:]
+sys.path[0] = os.path.dirname(program)
+with open(lines) as file:
+    every = [line.split() for line in file]
+for words in every:
+    sys.argv[:] = [program, *words, "--help"]
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, words
+    assert not {"", ".", os.getcwd()} & set(sys.path), words
+"""
+
+
+def test_no_command_executes_the_folder_it_is_called_in(hostile: Path, tmp_path: Path) -> None:
+    """All commands of a program in one process, and two in processes of their own."""
     every = [*commands("mq-server", mq_server), *commands("mq-admin", mq_admin)]
     assert len(every) > 50
-
-    def called(words: Sequence[str]) -> None:
-        done = run(hostile, *words, "--help")
-        assert done.returncode == 0, (words, done.stderr)
-        assert "Usage: " in done.stdout
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(called, every))
+    each = tmp_path / "each" / "each.py"
+    each.parent.mkdir()
+    each.write_text(EACH)
+    for program in ("mq-server", "mq-admin"):
+        lines = [" ".join(words) for name, *words in every if name == program]
+        words = each.with_name("words")
+        words.write_text("\n".join(lines))
+        done = subprocess.run(
+            [sys.executable, each, BIN / program, words],
+            cwd=hostile,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert not executed(hostile)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("Usage: ") == len(lines)
+        alone = run(hostile, *next(one for one in every if one[0] == program), "--help")
+        assert alone.returncode == 0, alone.stderr
+        assert "Usage: " in alone.stdout
     assert not executed(hostile)
 
 

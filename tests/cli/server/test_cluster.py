@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -12,7 +10,8 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from tests.conformance.clients import Librdkafka, Record, admin, create
-from tests.nodes import PATIENCE_S, ROOT, free_ports, wait_until
+from tests.nodes import PATIENCE_S, SERVER, free_ports, wait_until
+from tests.warm.process import started
 
 
 class Command:
@@ -21,17 +20,16 @@ class Command:
         self.port = free_ports((1, 2, 100, 101, 102, 200))
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.server.main", "cluster", *arguments, "--dir", self.folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            timeout=PATIENCE_S,
-        )
-        assert done.returncode == code, done.stdout
-        assert "Traceback" not in done.stdout
-        return done.stdout
+        """Run the command, in a process that is forked; the nodes that it starts are executed."""
+        output = self.folder.with_name(f"{self.folder.name}-output")
+        with output.open("wb") as out:
+            words = ["cluster", *arguments, "--dir", str(self.folder)]
+            process = started(SERVER[-1], words, stdout=out, stderr=out)
+            ended = process.wait(PATIENCE_S)
+        said = output.read_text()
+        assert ended == code, said
+        assert "Traceback" not in said
+        return said
 
     def shows(self, *words: str) -> list[str]:
         """Return the lines of `status` once each of these words is in one: workers need time to

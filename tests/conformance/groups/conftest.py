@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.groups.members import Members
 from tests.conformance.groups.peers import SETTINGS, ThreeNodes, is_kafka, missing_groups
 from tests.conformance.groups.peers import three_nodes as new_cluster
-from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, missing_for_java
+from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, missing_for_java, skip_without
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def served() -> None:
     if not elsewhere() and (reason := missing_groups()):
         pytest.skip(reason)
     if is_kafka() and (reason := missing_for_java()):
-        pytest.skip(reason)
+        skip_without(reason)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def peer(served: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pee
         yield Elsewhere(bootstrap)
         return
     folder = tmp_path_factory.mktemp("groups")
-    node = KafkaNode(folder, SETTINGS) if is_kafka() else Node(folder, SETTINGS)
+    node: KafkaNode | Node = KafkaNode(folder, SETTINGS) if is_kafka() else Node(folder, SETTINGS)
     node.start()
     yield node
     node.stop()

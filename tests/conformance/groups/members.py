@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from tests.nodes import PATIENCE_S, ROOT, wait_until
+from tests.warm.process import WarmProcess, started
 
 CLIENTS: Final = ("librdkafka", "kafka-python", "aiokafka")
 LIMIT_S: Final = PATIENCE_S
@@ -18,6 +19,13 @@ Event = dict[str, Any]
 
 
 PYTHON: Final = (sys.executable, "-m", "tests.conformance.groups.member")
+IN_PIPES: Final = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+
+
+def _started(command: Sequence[str]) -> "subprocess.Popen[str] | WarmProcess":
+    if tuple(command[:2]) == PYTHON[:2]:
+        return started(command[2], command[3:], **IN_PIPES)
+    return subprocess.Popen(command, text=True, cwd=ROOT, **IN_PIPES)
 
 
 class Member:
@@ -26,14 +34,7 @@ class Member:
     def __init__(self, client: str, command: Sequence[str], options: dict[str, Any]) -> None:
         self.client = client
         self.events: list[Event] = []
-        self._process = subprocess.Popen(
-            [*command, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        self._process = _started((*command, json.dumps(options)))
         self._errors: list[str] = []
         self._ended = False
         self._readers = [

@@ -21,7 +21,7 @@ from tests.nodes import Peer, unique, wait_until
 CLIENTS = ("franz-go", "sarama", "kafkajs")
 GO = ("franz-go", "sarama")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.conformance
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from confluent_kafka import (
 from tests.conformance.clients import Librdkafka, Record, admin, create
 from tests.conformance.groups.peers import ThreeNodes, coordinator_node
 from tests.conformance.groups.test_java_tools import committed
-from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
+from tests.nodes import KAFKA, PATIENCE_S, Peer, skip_without, unique, wait_until
 
 DEMO = "org.apache.kafka.streams.examples.wordcount.WordCountDemo"
 INPUT, OUTPUT = "streams-plaintext-input", "streams-wordcount-output"
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("streams")]
 def streams(java: None) -> None:
     done = subprocess.run([KAFKA / "install", "streams"], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"Kafka Streams cannot be downloaded: {done.stderr[-300:]}")
+        skip_without(f"Kafka Streams cannot be downloaded: {done.stderr[-300:]}")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.conformance.groups.peers import KafkaThree, OurThree, ThreeNodes, is_kafka
-from tests.nodes import elsewhere, missing_for_java
+from tests.nodes import elsewhere, missing_for_java, skip_without, wait_until
 
 LOG_DIRS = ("a", "b")
 
@@ -17,11 +17,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
     if elsewhere():
         pytest.skip("starts clusters of our own")
     if is_kafka() and (reason := missing_for_java()):
-        pytest.skip(reason)
+        skip_without(reason)
     folder = tmp_path_factory.mktemp("three")
     nodes = KafkaThree(folder, {}, LOG_DIRS) if is_kafka() else OurThree(folder, {}, LOG_DIRS)
     nodes.start()
     yield nodes
+    if isinstance(nodes, OurThree):
+        wait_until(lambda: not nodes.cluster.damage(), what="no test left any damage")
     nodes.stop()
 
 

@@ -123,6 +123,7 @@ def test_java(three: ThreeNodes) -> None:
 LISTED = {"0": "[3 2 1] adding [3] removing [1]"}
 
 
+@pytest.mark.conformance
 def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
     program = go_program("franz-go", "moves", tmp_path)
     topic = new_topic(addresses(three), 2, [1, 2], LARGE)
@@ -141,6 +142,7 @@ def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
     assert read_all(addresses(three), topic) == list(range(RECORDS))
 
 
+@pytest.mark.conformance
 def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
     """Sarama has no call for AlterReplicaLogDirs."""
     program = go_program("sarama", "moves", tmp_path)
@@ -160,6 +162,7 @@ def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
     assert read_all(addresses(three), topic) == list(range(RECORDS))
 
 
+@pytest.mark.conformance
 def test_kafkajs(three: ThreeNodes, tmp_path: Path) -> None:
     installed(list(KAFKAJS), tmp_path)
     topic = new_topic(addresses(three), 2, [1, 2])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.nodes import PATIENCE_S, Peer, unique
+from tests.nodes import PATIENCE_S, Peer, skip_without, unique
 from wire.primitives.errors import ErrorCode
 
 HERE = Path(__file__).resolve().parent
@@ -20,19 +20,21 @@ KAFKAJS = ("npm", "install", "--no-fund", "--no-audit", "--prefix", ".", "kafkaj
 INSTALL_TIMEOUT_S = 300
 RUN_TIMEOUT_S = PATIENCE_S
 
+pytestmark = pytest.mark.conformance
+
 
 def installed(command: list[str], folder: Path) -> None:
     """Run an installation, or skip the test: the registry may be unreachable."""
     if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
+        skip_without(f"{command[0]} is not installed")
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{command[0]}: not within {INSTALL_TIMEOUT_S} s")
+        skip_without(f"{command[0]}: not within {INSTALL_TIMEOUT_S} s")
     if done.returncode:
-        pytest.skip(f"{' '.join(command)}: {done.stderr[-300:]}")
+        skip_without(f"{' '.join(command)}: {done.stderr[-300:]}")
 
 
 def go_program(client: str, package: str, folder: Path) -> str:

@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaquorum.spark.source import DefaultSource
-from tests.nodes import PATIENCE_S, ROOT, missing_for_java, unique, wait_until
+from tests.nodes import PATIENCE_S, ROOT, missing_for_java, skip_without, unique, wait_until
 
 LEAST_JAVA = 17
 JARS = "METAQUORUM_SPARK_JARS"
@@ -93,9 +93,15 @@ def text_of(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpark]:
+def java_for_spark() -> None:
     if reason := missing_for_spark():
-        pytest.skip(reason)
+        skip_without(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_spark(
+    java_for_spark: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedSpark]:
     folder = tmp_path_factory.mktemp("spark")
     logs = folder / "logs"
     events = logs / "events"

@@ -23,12 +23,9 @@ from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.load_job import load
 from metaquorum.spark.source import DefaultSource
 from tests.metaquorum.spark.conftest import connector_jars
-from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, wait_until
+from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, skip_without, wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not connector_jars(), reason="Spark's Kafka connector is not installed"),
-]
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 PREFIX = "equal-"
@@ -53,6 +50,8 @@ def written(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """Return the bootstrap address of a node with the topics, after compaction."""
+    if not connector_jars():
+        skip_without("Spark's Kafka connector is not installed")
     settings = {"log.cleaner.backoff.ms": 100, "log.cleaner.min.compaction.lag.ms": 0}
     node = request.param(tmp_path_factory.mktemp("equal") / "node", settings)
     node.start()

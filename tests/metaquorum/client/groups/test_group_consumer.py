@@ -12,11 +12,13 @@ import pytest
 import trio
 
 from metaquorum.client import BrokerError, Cluster, TopicPartition, connect, socket_transport
+from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Node
 from metaquorum.client.connection import BrokerConnection, VersionRange
 from metaquorum.client.consumer import ConsumedRecord
 from metaquorum.client.errors import UnsendableError
 from metaquorum.client.groups import trio_consumer
+from metaquorum.client.groups.admin import GroupAdmin
 from metaquorum.client.groups.assigned_partitions import NotAssignedError
 from metaquorum.client.groups.blocking import (
     BlockingGroupAdmin,
@@ -33,6 +35,7 @@ from metaquorum.client.groups.values import CommittedOffset, GroupDescription
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, BlockingTransport
 from metaquorum.client.values import NewTopic
+from tests.dataplane.serving import Simulated, simulated
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.messages.heartbeat import HeartbeatRequest
@@ -306,39 +309,59 @@ def test_a_member_that_does_not_poll_leaves_and_has_lost_its_partitions(group: G
     assert idle.client.member_id != before
 
 
-class HeartbeatCounter(Cluster):
-    """A client that counts the heartbeats that it sends."""
+class CountingCluster(Cluster):
+    """A client that counts the heartbeats which it sends."""
 
-    count = 0
+    heartbeats = 0
 
     async def open_connection(self, node: Node, deadline: float) -> BrokerConnection:
         connection = await super().open_connection(node, deadline)
         send = connection.send
 
-        async def counted(request: Message, deadline: float, **more: Any) -> None:
-            await send(request, deadline, **more)
-            self.count += isinstance(request, HeartbeatRequest)
+        async def counting(request: Message, deadline: float, **options: Any) -> None:
+            await send(request, deadline, **options)
+            self.heartbeats += isinstance(request, HeartbeatRequest)
 
-        connection.send = counted  # type: ignore[method-assign]
+        connection.send = counting  # type: ignore[method-assign]
         return connection
 
 
-def test_a_member_that_only_processes_sends_heartbeats(group: Group) -> None:
-    """A session lasts from one to the next, as tests of the coordinator show in virtual time."""
-    calls = Calls()
+def test_a_thread_sends_heartbeats_between_polls(group: Group) -> None:
     with (
         contextlib.closing(
-            HeartbeatCounter(BlockingTransport(), group.bootstrap, timeout_s=PATIENCE_S)
+            CountingCluster(BlockingTransport(), group.bootstrap, timeout_s=PATIENCE_S)
         ) as cluster,
-        open_group_consumer(cluster, group.config(), [group.topic], calls) as consumer,
+        open_group_consumer(cluster, group.config(), [group.topic]) as consumer,
     ):
-        busy = Member(consumer, calls)
-        until(lambda: busy.partitions == [0, 1, 2, 3], busy)
-        before = cluster.count
-        wait_until(lambda: cluster.count > before + 10)
+        wait_until(lambda: consumer.poll(0.05) == [] and consumer.assignment)
+        before = cluster.heartbeats
+        wait_until(lambda: cluster.heartbeats > before + 2)
         assert group.described().state == "Stable"
-        busy.poll()
-        assert busy.listener.calls == ["assigned 0 1 2 3"]
+
+
+@pytest.mark.parametrize("are_sent", [True, False], ids=["sent", "not sent"])
+def test_a_member_that_only_processes_stays_by_its_heartbeats(are_sent: bool) -> None:
+    """In virtual time, for five session timeouts."""
+    session_s, calls = 6.0, Calls()
+
+    async def scenario(node: Simulated) -> None:
+        async with connect([("server", 9092)], runtime=node.runtime) as cluster:
+            await AdminClient(cluster).create_topics([NewTopic("t", 4, 1)])
+            config = GroupConfig("g", session_timeout_s=session_s, heartbeat_interval_s=1.0)
+            async with trio_consumer.open_group_consumer(cluster, config, ["t"], calls) as busy:
+                while not busy.assignment:
+                    await busy.poll(0.1)
+                if not are_sent:
+                    busy.heartbeats.target = None  # the background sends nothing
+                await trio.sleep(5 * session_s)
+                found = (await GroupAdmin(cluster).describe_groups(["g"]))["g"]
+                assert not isinstance(found, BrokerError)
+                assert found.state == ("Stable" if are_sent else "Empty")
+                if are_sent:
+                    await busy.poll(0.1)
+                    assert calls.calls == ["assigned 0 1 2 3"]
+
+    simulated(scenario)
 
 
 def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(group: Group) -> None:

@@ -22,7 +22,7 @@ from metaquorum.client.values import NewTopic
 from tests.conformance.groups.peers import ThreeNodes, is_kafka
 from tests.conformance.groups.peers import three_nodes as new_cluster
 from tests.metaquorum.client.transactions.together import producer, read, values
-from tests.nodes import PATIENCE_S, elsewhere, missing_for_java, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, missing_for_java, skip_without, unique, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
     if elsewhere():
         pytest.skip("the nodes of METAQUORUM_BOOTSTRAP are not killed")
     if is_kafka() and (reason := missing_for_java()):
-        pytest.skip(reason)
+        skip_without(reason)
     cluster = new_cluster(tmp_path_factory.mktemp("three"))
     cluster.start()
     yield cluster

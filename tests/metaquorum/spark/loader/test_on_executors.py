@@ -19,15 +19,11 @@ import pytest
 
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.spark.loader import committed_files
-from tests.metaquorum.spark.conftest import missing_for_spark
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, ROOT, Peer
 from wire.records.records import Codec
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing_for_spark()), reason=missing_for_spark()),
-]
+pytestmark = pytest.mark.usefixtures("java_for_spark")
 
 RECORDS = 3000
 # Packages that the loader needs on executors, by import name.
