@@ -10,7 +10,10 @@ import pytest
 from tests.conformance.clients import CODECS, create
 from tests.nodes import PATIENCE_S, Peer, unique
 
-pytestmark = pytest.mark.skipif(not shutil.which("kcat"), reason="kcat not installed")
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.skipif(not shutil.which("kcat"), reason="kcat not installed"),
+]
 
 
 def kcat(node: Peer, *arguments: str, stdin: bytes = b"") -> bytes:
