@@ -14,21 +14,22 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.socket_transport import BlockingAdmin, connect
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.load_job import load
-from metaquorum.spark.source import DefaultSource
 from tests.metaquorum.spark.conftest import connector_jars
 from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not connector_jars(), reason="Spark's Kafka connector is not installed"),
-]
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from metaquorum.spark.source import DefaultSource
+
+pytestmark = pytest.mark.conformance
 
 HERE = Path(__file__).resolve().parent
 PREFIX = "equal-"
@@ -53,6 +54,8 @@ def written(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """Return the bootstrap address of a node with the topics, after compaction."""
+    if not connector_jars():
+        pytest.skip("Spark's Kafka connector is not installed")
     settings = {"log.cleaner.backoff.ms": 100, "log.cleaner.min.compaction.lag.ms": 0}
     node = request.param(tmp_path_factory.mktemp("equal") / "node", settings)
     node.start()

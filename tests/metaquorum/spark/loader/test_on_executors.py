@@ -11,10 +11,10 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from importlib.metadata import distribution, packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 
 from metaquorum.client.producer import ProducerRecord
@@ -24,10 +24,7 @@ from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, ROOT, Peer
 from wire.records.records import Codec
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing_for_spark()), reason=missing_for_spark()),
-]
+pytestmark = pytest.mark.conformance
 
 RECORDS = 3000
 # Packages that the loader needs on executors, by import name.
@@ -43,6 +40,8 @@ def site_packages(environment: Path) -> Path:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the packages in NEEDED, without this project."""
+    if reason := missing_for_spark():
+        pytest.skip(reason)
     environment = tmp_path_factory.mktemp("bare") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     for name in NEEDED:
@@ -75,8 +74,10 @@ def clean() -> dict[str, str]:
 
 def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None:
     """`mq-load load` by spark-submit; the table has every record once."""
+    found = find_spec("pyspark")
+    assert found is not None
     environment = clean() | {
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_HOME": str(Path(str(found.origin)).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(output.parent / "work"),
     }
