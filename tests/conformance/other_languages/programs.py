@@ -53,7 +53,7 @@ def kafkajs() -> Path:
 
 
 def kept(name: str, parts: Iterable[str | bytes], build: Callable[[Path], None]) -> Path:
-    """Return the folder for these parts; unless it is there, `build` fills it."""
+    """Return the folder for these parts; `build` fills it if it does not exist."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
