@@ -12,9 +12,8 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kafka_commands import KafkaCommands
 from tests.nodes import (
-    KAFKA,
-    PATIENCE_S,
     SHARED,
     Elsewhere,
     KafkaNode,
@@ -196,17 +195,13 @@ def java() -> None:
         skip_without(reason)
 
 
-@pytest.fixture
-def kafka_tool(java: None) -> KafkaTool:
+@pytest.fixture(scope="session")
+def kafka_tool(java: None) -> Iterator[KafkaTool]:
     """Return a function that runs one of Kafka's command-line tools by its short name."""
+    commands = KafkaCommands()
 
     def run(name: str, *arguments: object, stdin: str = "") -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [KAFKA / "tool", name, *map(str, arguments), *TOOL_OPTIONS.get(name, ())],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        return commands.run(name, [*map(str, arguments), *TOOL_OPTIONS.get(name, ())], stdin)
 
-    return run
+    yield run
+    commands.close()

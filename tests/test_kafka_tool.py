@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parent / "peers" / "kafka" / "tool"
+pytestmark = pytest.mark.conformance
+
 _JAVA = '#!/bin/bash\nfor each; do [ "$each" = --list ] && echo "ran with $each"; done\nexit 0\n'
 
 

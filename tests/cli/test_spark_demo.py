@@ -14,7 +14,7 @@ from tests.nodes import ROOT, elsewhere, skip_without
 TIMEOUT_S = 800
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.conformance,
     pytest.mark.skipif(bool(elsewhere()), reason="starts nodes of our own"),
 ]
 

@@ -229,8 +229,10 @@ def test_a_bundle_cannot_be_written_anywhere(tmp_path: Path) -> None:
     assert "cannot write" in mq_load.errors
 
 
+@pytest.mark.conformance
 def test_without_java_a_load_says_so_before_it_asks_anybody(tmp_path: Path) -> None:
     """In a process of its own, because this one may have a Spark session."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
     arguments = ["-b", "127.0.0.1:1", "--topic", "t", "--output", tmp_path / "table"]
     process = LoadProcess(tmp_path / "process", arguments, JAVA_HOME=str(tmp_path))
     assert process.wait() == 1

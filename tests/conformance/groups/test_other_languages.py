@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,8 @@ from tests.conformance.groups.members import (
     wait_shared,
 )
 from tests.conformance.groups.test_delivery import EACH, new_topic, places, send
-from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, go_program, installed
+from tests.conformance.other_languages.programs import HERE, go_program
+from tests.conformance.other_languages.programs import kafkajs as kafkajs_modules
 from tests.nodes import Peer, unique, wait_until
 
 CLIENTS = ("franz-go", "sarama", "kafkajs")
@@ -24,31 +24,16 @@ GO = ("franz-go", "sarama")
 pytestmark = pytest.mark.conformance
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sequence[str]]:
-    """Return the commands of the members that are built so far, by client."""
-    return {}
-
-
 @pytest.fixture
-def client(
-    request: pytest.FixtureRequest,
-    programs: dict[str, Sequence[str]],
-    members: Members,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> str:
+def client(request: pytest.FixtureRequest, members: Members) -> str:
     """Build or install the member of the client that the test names; skip if that fails."""
     name = str(request.param)
-    if name not in programs:
-        folder = tmp_path_factory.mktemp(name)
-        programs[name] = (go_program(name, "member", folder),) if name in GO else kafkajs(folder)
-    members.commands |= programs
+    members.commands[name] = (go_program(name, "member"),) if name in GO else kafkajs()
     return name
 
 
-def kafkajs(folder: Path) -> Sequence[str]:
-    installed(list(KAFKAJS), folder)
-    modules = f"NODE_PATH={folder / 'node_modules'}"
+def kafkajs() -> Sequence[str]:
+    modules = f"NODE_PATH={kafkajs_modules()}"
     return ["env", modules, "node", str(HERE / "kafkajs_member.js")]
 
 

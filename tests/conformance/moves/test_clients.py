@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 
 from tests.conformance.groups.peers import ThreeNodes
 from tests.conformance.moves.topics import LARGE, RECORDS, new_topic, read_all, send
-from tests.conformance.other_languages.test_admin import HERE, KAFKAJS, go_program, installed
+from tests.conformance.other_languages.programs import HERE, go_program, kafkajs
 from tests.nodes import KAFKA, PATIENCE_S, eventually
 from wire.primitives.errors import ErrorCode
 
@@ -124,8 +124,8 @@ LISTED = {"0": "[3 2 1] adding [3] removing [1]"}
 
 
 @pytest.mark.conformance
-def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
-    program = go_program("franz-go", "moves", tmp_path)
+def test_franz_go(three: ThreeNodes) -> None:
+    program = go_program("franz-go", "moves")
     topic = new_topic(addresses(three), 2, [1, 2], LARGE)
     with running(program, addresses(three), topic) as process:
         assert answers(process) == {
@@ -143,9 +143,9 @@ def test_franz_go(three: ThreeNodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.conformance
-def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
+def test_sarama(three: ThreeNodes) -> None:
     """Sarama has no call for AlterReplicaLogDirs."""
-    program = go_program("sarama", "moves", tmp_path)
+    program = go_program("sarama", "moves")
     topic = new_topic(addresses(three), 2, [1, 2], LARGE)
     codes = {name: code for name, code in MOVES.items() if isinstance(code, str)}
     with running(program, addresses(three), topic) as process:
@@ -163,10 +163,9 @@ def test_sarama(three: ThreeNodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.conformance
-def test_kafkajs(three: ThreeNodes, tmp_path: Path) -> None:
-    installed(list(KAFKAJS), tmp_path)
+def test_kafkajs(three: ThreeNodes) -> None:
+    modules = f"NODE_PATH={kafkajs()}"
     topic = new_topic(addresses(three), 2, [1, 2])
-    modules = f"NODE_PATH={tmp_path / 'node_modules'}"
     program = HERE / "kafkajs_moves.js"
     with running("env", modules, "node", program, addresses(three), topic) as process:
         assert answers(process) == {

@@ -11,16 +11,8 @@ from tests.conformance.transactions.copiers import Copiers
 __all__ = ["copiers", "peer", "served", "three_nodes"]
 
 
-@pytest.fixture(scope="session")
-def programs() -> dict[str, tuple[str, ...]]:
-    """Return the commands of the programs that are built so far, by client."""
-    return {}
-
-
 @pytest.fixture
-def copiers(
-    programs: dict[str, tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Copiers]:
+def copiers() -> Iterator[Copiers]:
     """Start copiers as processes, and kill those that are left at the end."""
     with ExitStack() as ended:
-        yield Copiers(ended, programs, tmp_path_factory)
+        yield Copiers(ended)

@@ -15,31 +15,25 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tests.conformance.clients import Librdkafka, Record, partitions_of
 from tests.conformance.groups.members import LIMIT_S, Member
-from tests.conformance.other_languages.test_admin import go_program
+from tests.conformance.other_languages.programs import go_program
 from tests.nodes import wait_until
 
 PYTHON: Final = ("librdkafka", "kafka-python", "aiokafka")
-GO: Final = ("franz-go", "sarama")
+FRANZ_GO: Final = pytest.param("franz-go", marks=pytest.mark.conformance)
+GO: Final = (FRANZ_GO, pytest.param("sarama", marks=pytest.mark.conformance))
 # Clients that fence by the group's generation: two of them may share a group (KIP-447).
-SHARING: Final = ("librdkafka", "kafka-python", "franz-go")
+SHARING: Final = ("librdkafka", "kafka-python", FRANZ_GO)
 
 
 class Copiers:
     """The copiers that one test has started."""
 
-    def __init__(
-        self,
-        ended: ExitStack,
-        programs: dict[str, tuple[str, ...]],
-        folders: pytest.TempPathFactory,
-    ) -> None:
+    def __init__(self, ended: ExitStack) -> None:
         self._ended = ended
-        self._programs = programs
-        self._folders = folders
 
     def start(self, client: str, transactional_id: str, **options: Any) -> Member:
         """Start a copier; `options`: bootstrap, group, source, target, most."""
-        member = Member(client, self._command(client), {"id": transactional_id, **options})
+        member = Member(client, _command(client), {"id": transactional_id, **options})
         self._ended.callback(member.end)
         return member
 
@@ -47,13 +41,11 @@ class Copiers:
         """Start a copier that `KeptCopier.look` starts again whenever it has ended by itself."""
         return KeptCopier(lambda: self.start(client, transactional_id, **options))
 
-    def _command(self, client: str) -> tuple[str, ...]:
-        if client in PYTHON:
-            return (sys.executable, "-m", "tests.conformance.transactions.copier", client)
-        if client not in self._programs:
-            folder = self._folders.mktemp(client)
-            self._programs[client] = (go_program(client, "copier", folder),)
-        return self._programs[client]
+
+def _command(client: str) -> tuple[str, ...]:
+    if client in PYTHON:
+        return (sys.executable, "-m", "tests.conformance.transactions.copier", client)
+    return (go_program(client, "copier"),)
 
 
 class KeptCopier:

@@ -4,7 +4,15 @@ import pytest
 
 from tests.conformance.clients import create
 from tests.conformance.groups.peers import ThreeNodes
-from tests.conformance.transactions.copiers import GO, PYTHON, SHARING, Copiers, Reader, send
+from tests.conformance.transactions.copiers import (
+    FRANZ_GO,
+    GO,
+    PYTHON,
+    SHARING,
+    Copiers,
+    Reader,
+    send,
+)
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 EACH = 60
@@ -69,7 +77,7 @@ def test_copiers_share_a_group_and_one_is_killed(peer: Peer, copiers: Copiers, c
     second.close()
 
 
-@pytest.mark.parametrize("client", ["librdkafka", "franz-go"])
+@pytest.mark.parametrize("client", ["librdkafka", FRANZ_GO])
 def test_nodes_are_killed_while_topics_are_copied(
     three_nodes: ThreeNodes, copiers: Copiers, client: str
 ) -> None:

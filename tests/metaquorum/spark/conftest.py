@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process, if Java is installed.
+"""One Spark session for all tests of a process, if PySpark and Java are installed.
 
 The official connector's jars are added if they are available (tests/peers/spark/install, for
 one version of PySpark), for comparison. METAQUORUM_SPARK_JARS names other jars, separated by
@@ -14,15 +14,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
-from metaquorum.spark.source import DefaultSource
 from tests.nodes import PATIENCE_S, ROOT, missing_for_java, skip_without, unique, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
 JARS = "METAQUORUM_SPARK_JARS"
@@ -41,6 +44,8 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 @functools.cache
 def missing_for_spark() -> str:
     """Return the reason why Spark cannot run here; "" if it can."""
+    if find_spec("pyspark") is None:
+        return "pyspark is not installed"
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -67,7 +72,7 @@ def connector_jars() -> str:
     if (
         missing_for_spark()
         or missing_for_java()
-        or not pyspark.__version__.startswith(CONNECTOR_SPARK)
+        or not version("pyspark").startswith(CONNECTOR_SPARK)
     ):
         return ""
     done = subprocess.run([ROOT / "tests/peers/spark/install"], capture_output=True, text=True)
@@ -76,7 +81,7 @@ def connector_jars() -> str:
 
 @dataclass(frozen=True)
 class SharedSpark:
-    session: SparkSession
+    session: "SparkSession"
     logs: Path  # output of driver and executors, and the event log
 
     def logged(self) -> str:
@@ -102,6 +107,10 @@ def java_for_spark() -> None:
 def shared_spark(
     java_for_spark: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedSpark]:
+    from pyspark.sql import SparkSession
+
+    from metaquorum.spark.source import DefaultSource
+
     folder = tmp_path_factory.mktemp("spark")
     logs = folder / "logs"
     events = logs / "events"
@@ -137,7 +146,7 @@ def shared_spark(
 
 
 @pytest.fixture(scope="session")
-def spark(shared_spark: SharedSpark) -> SparkSession:
+def spark(shared_spark: SharedSpark) -> "SparkSession":
     return shared_spark.session
 
 

@@ -14,18 +14,22 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.socket_transport import BlockingAdmin, connect
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.load_job import load
-from metaquorum.spark.source import DefaultSource
 from tests.metaquorum.spark.conftest import connector_jars
 from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, skip_without, wait_until
 
-pytestmark = pytest.mark.slow
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from metaquorum.spark.source import DefaultSource
+
+pytestmark = pytest.mark.conformance
 
 HERE = Path(__file__).resolve().parent
 PREFIX = "equal-"

@@ -16,8 +16,6 @@ import pytest
 from tests.nodes import PATIENCE_S, ROOT
 from tests.test_house import project_files
 
-pytestmark = pytest.mark.slow
-
 # Without its own site-packages, so that this environment's editable install has no effect.
 LOOKUP = """
 import sys
@@ -36,6 +34,7 @@ for info in iter_modules():
 
 def found_by_spark(*folders: Path) -> list[str]:
     """Return name and files of the data source, with `folders` first in the path."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
     installed = sysconfig.get_path("purelib")
     done = subprocess.run(
         [sys.executable, "-S", "-c", LOOKUP, *map(str, folders), installed],
@@ -77,12 +76,14 @@ def sources_in(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.conformance
 def test_after_pip_install(tmp_path: Path) -> None:
     sources, site = sources_in(tmp_path / "sources"), tmp_path / "site"
     pip("install", "--no-build-isolation", "--no-deps", "--target", site, sources)
     assert found_by_spark(site) == expected(site, site)
 
 
+@pytest.mark.conformance
 def test_from_a_wheel(tmp_path: Path) -> None:
     sources, site = sources_in(tmp_path / "sources"), tmp_path / "site"
     pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, sources)
@@ -91,6 +92,7 @@ def test_from_a_wheel(tmp_path: Path) -> None:
     assert found_by_spark(site) == expected(site, site)
 
 
+@pytest.mark.conformance
 def test_after_make(tmp_path: Path) -> None:
     """Its step for Spark, in an environment where nothing is installed."""
     environment = tmp_path / "environment"

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.socket_transport import connect
 from tests.metaquorum.spark.topics import new_topic, send
@@ -44,8 +46,10 @@ print(json.dumps([sum(rows), sorted(ABSENT & sys.modules.keys())]))
 """
 
 
+@pytest.mark.conformance
 def test_a_topic_is_read_where_nothing_of_a_node_is_installed(node: Peer) -> None:
     """Read with every codec, each a module of its own, and import all modules."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
     with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
         topic = new_topic(cluster)
         for codec in Codec:

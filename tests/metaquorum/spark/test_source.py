@@ -16,6 +16,21 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.producer import ProducerRecord
+from metaquorum.client.socket_transport import BlockingAdmin, connect
+from metaquorum.spark.columns import schema
+from metaquorum.spark.errors import LoadError
+from metaquorum.spark.options import ReadOptions
+from tests.metaquorum.security.certificates import Authority
+from tests.metaquorum.spark.conftest import SharedSpark
+from tests.metaquorum.spark.topics import filled_topic
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, free_ports
+from wire.records.records import Codec
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
@@ -29,18 +44,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.producer import ProducerRecord
-from metaquorum.client.socket_transport import BlockingAdmin, connect
-from metaquorum.spark.columns import schema
-from metaquorum.spark.errors import LoadError
-from metaquorum.spark.options import ReadOptions
 from metaquorum.spark.source import DefaultSource, RangesReader
-from tests.metaquorum.security.certificates import Authority
-from tests.metaquorum.spark.conftest import SharedSpark
-from tests.metaquorum.spark.topics import filled_topic
-from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, free_ports
-from wire.records.records import Codec
+
+pytestmark = pytest.mark.conformance
 
 PASSWORD = "s3cret of alice, unlike others"
 BEGAN_MS = 1_700_000_000_000

@@ -34,7 +34,6 @@ from metaquorum.spark.loader.errors import (
 from metaquorum.spark.loader.load_job import LoadJob, committed_files, plan_load, read_report
 from metaquorum.spark.loader.load_report import LoadReport
 from metaquorum.spark.loader.process_runner import MAX_ATTEMPTS
-from metaquorum.spark.loader.spark_runner import lanes
 from metaquorum.spark.loader.storage.local_storage import LocalStorage
 from metaquorum.spark.loader.table.committed_table import Table
 from metaquorum.spark.loader.tasks.task_spec import RangeTask
@@ -484,7 +483,11 @@ def test_a_range_that_fails_leaves_the_others_as_they_are(node: Peer, tmp_path: 
     assert [row["offset"] for row in rows_of(output)] == [*range(200), *range(150, 200)]
 
 
+@pytest.mark.conformance
 def test_lanes_have_about_the_same_size() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    from metaquorum.spark.loader.spark_runner import lanes
+
     tasks = [
         RangeTask(index, OffsetRange("t", 0, index, index + 1, bytes_estimate=size))
         for index, size in enumerate([7, 1, 5, 3, 8, 2])

@@ -24,7 +24,7 @@ server = pytest.importorskip("moto.server", reason="moto is not installed")
 BUCKET = "tables"
 # Warnings of the libraries in between.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.conformance,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -11,10 +11,10 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from importlib.metadata import distribution, packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 
 from metaquorum.client.producer import ProducerRecord
@@ -37,7 +37,7 @@ def site_packages(environment: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(java_for_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the packages in NEEDED, without this project."""
     environment = tmp_path_factory.mktemp("bare") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -71,8 +71,10 @@ def clean() -> dict[str, str]:
 
 def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None:
     """`mq-load load` by spark-submit; the table has every record once."""
+    found = find_spec("pyspark")
+    assert found is not None
     environment = clean() | {
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_HOME": str(Path(str(found.origin)).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(output.parent / "work"),
     }
