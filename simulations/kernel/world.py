@@ -6,10 +6,11 @@ effect. Each purpose and each machine has a random stream of its own: a new draw
 others as they were.
 """
 
+import gc
 import logging
 import random
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -72,9 +73,10 @@ class Counting(Protocol):
 class World:
     """Timeline, network, machines, checkers and trace of one run, which `seed` determines."""
 
-    def __init__(self, seed: int, *, mutated: str = "") -> None:
+    def __init__(self, seed: int, *, ends_with: Collection[str] = ()) -> None:
         self.seed = seed
-        self.mutated = mutated
+        # Invariants whose violation ends the world at once.
+        self._ends_with = ends_with
         self.timeline = Timeline()
         self.trace = Trace()
         self.internet = Internet(self.timeline, self.stream("network"), self.trace)
@@ -104,10 +106,12 @@ class World:
         self.counts[what] = self.counts.get(what, 0) + number
 
     def violate(self, invariant: str, text: str) -> None:
-        """Record a violation, once per invariant; the world continues to its end."""
+        """Record a violation, once per invariant; the world continues unless it `ends_with` it."""
         if all(known.invariant != invariant for known in self.violations):
             self.violations.append(Violation(invariant, text))
             self.say("VIOLATION", f"{invariant}: {text}")
+            if invariant.split()[0] in self._ends_with:
+                self.timeline.after(0.0, self._end)
 
     def machine(self, name: str, *, skew_s: float = 0.0, rate: float = 1.0) -> Machine:
         assert self._nursery is not None, "a machine can be created only while the world runs"
@@ -136,6 +140,7 @@ class World:
     def run(self, program: Callable[["World"], Awaitable[None]]) -> None:
         """Run `program` to its end or to the time limit; `violations` has the findings."""
         with (
+            without_collection(),
             seeded_scheduler(self.stream("scheduler")),
             swapped(_KERNEL, "get_events", seldom_asked),
             interpreted_forms(),
@@ -160,6 +165,10 @@ class World:
                     self._nursery.cancel_scope.cancel()
         if limit.cancelled_caught:
             self.violate("liveness", f"not over after {TIME_LIMIT_S:.0f} s of virtual time")
+
+    def _end(self) -> None:
+        assert self._nursery is not None
+        self._nursery.cancel_scope.cancel()
 
     @contextmanager
     def _node_logs(self) -> Iterator[None]:
@@ -191,6 +200,18 @@ class _TraceHandler(logging.Handler):
                 # Nodes log a traceback only if a bug ends a connection or a call.
                 self._world.violate(BUG, f"{running_on.get()}: {text}")
         self._world.say(running_on.get(), f"log: {record.levelname.lower()} {text}")
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage while the block runs: a world lasts for seconds, and all of it is used."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 class _Order:

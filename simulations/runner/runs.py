@@ -31,14 +31,21 @@ class Outcome:
 
 
 def run_seed(
-    scenario_name: str, seed: int, *, mutant: str | None = None, leave_out: Collection[int] = ()
+    scenario_name: str,
+    seed: int,
+    *,
+    mutant: str | None = None,
+    leave_out: Collection[int] = (),
+    ends_with: Collection[str] = (),
 ) -> tuple[Outcome, World]:
     """Run one world to its end; return its outcome, and the world with its trace.
+
+    The violation of an invariant in `ends_with` ends the world at once.
 
     The digest of the outcome depends on the arguments and the code only.
     """
     scenario = SCENARIOS[scenario_name]
-    world = World(seed)
+    world = World(seed, ends_with=ends_with)
     began = time.process_time()
     with mutated(MUTANTS[mutant] if mutant else None):
         world.run(lambda world: scenario.play(world, leave_out))

@@ -1,5 +1,6 @@
 """The shipped admin client on a simulated machine, with a node that is killed repeatedly."""
 
+import pytest
 import trio
 
 from metaquorum.client import InterruptedChangeError, TopicPartition, connect
@@ -65,6 +66,7 @@ async def _create(admin: AdminClient) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_when_the_node_is_killed() -> None:
     kills = 0
     for seed in range(12):

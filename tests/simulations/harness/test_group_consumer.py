@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import trio
 
 from metaquorum.client import InterruptedChangeError, connect
@@ -130,6 +131,7 @@ async def create(admin: AdminClient) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_every_record_is_processed_while_members_and_the_node_are_killed() -> None:
     totals: Counter[str] = Counter()
     for seed in range(5):

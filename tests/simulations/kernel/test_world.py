@@ -101,6 +101,7 @@ def test_synced_appends_survive_every_stop() -> None:
     assert all(world.counts["acknowledged"] > 5 for world in worlds)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_trace_in_another_process_with_another_hash_seed() -> None:
     here = [run(seed).trace.digest() for seed in range(5)]
     code = (

@@ -6,9 +6,10 @@ from simulations.cluster.fault_plan import PlannedFault
 from simulations.kernel.world import World
 from simulations.mutants.registry import MUTANTS
 from simulations.replication import replication_scenario
-from simulations.runner.runs import run_seed
 from tests.dataplane.partition import test_joins
-from tests.simulations.mutant_tests import assert_fails_with
+from tests.simulations.mutant_tests import assert_fails_with, assert_found
+
+pytestmark = pytest.mark.slow
 
 
 def play_with(kind: str, seed: int = 3) -> World:
@@ -36,16 +37,8 @@ def test_replicas_agree_after_each_trouble_alone(kind: str) -> None:
 
 
 def test_a_mistake_in_replication_is_found_and_named() -> None:
-    mutant = MUTANTS["ack-before-followers"]
-
-    def is_found(seed: int) -> bool:
-        outcome, _ = run_seed(mutant.scenario, seed, mutant=mutant.name)
-        return bool(
-            {violated.split()[0] for violated, _ in outcome.violations} & set(mutant.found_as)
-        )
-
     # Each added kind of fault changes the draws of a seed, and some worlds have no acks=all.
-    assert any(map(is_found, range(6)))
+    assert_found("ack-before-followers", 2)
 
 
 def test_the_test_of_joins_fails_without_their_rule() -> None:
