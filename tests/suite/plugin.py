@@ -17,7 +17,6 @@ from tests.suite.leftovers import OWNER, Leftovers
 from tests.suite.rings import ProgramRule
 from tests.suite.scheduling import Order
 
-
 # Of the youngest generation; with Python's 700, collections were a quarter of all work of the tests
 # without processes. A simulated node allocates some thousand objects at once.
 GARBAGE_THRESHOLDS: Final = (10_000, 10, 10)
