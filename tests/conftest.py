@@ -110,7 +110,13 @@ def _package(value: object) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def leftovers() -> Iterator[None]:
-    """Collect garbage after each module, so that its resource warnings appear in that module."""
+    """Collect garbage after each module, so that its resource warnings appear in that module.
+
+    What the last test of a module holds is collected before the next module. What is alive then is
+    exempt from later collections, of which each looks at the objects of one module only.
+    """
+    gc.collect()
+    gc.freeze()
     yield
     gc.collect()
 
