@@ -117,7 +117,7 @@ def test_signals_reach_the_node_alone(run: Start, kind: str, number: signal.Sign
     code = 0 if number == signal.SIGINT else -signal.SIGKILL
     assert process.wait(PATIENCE_S) == code
     assert processes.state(process.pid) is None  # no zombie is left
-    process.kill()  # of a process that has ended
+    process.kill()  # does nothing: the process has ended
 
 
 def _stat(pid: int) -> str:
