@@ -159,8 +159,12 @@ def _give_back_ports() -> None:
 # Many tests write records with timestamps of years ago. Retention would delete them at its first
 # run after five minutes, in the middle of a test.
 LASTING: Final[Mapping[str, object]] = {"log.retention.check.interval.ms": 24 * 3600 * 1000}
-# Of the node that most tests share, and of Kafka beside it: a group need not wait for more members.
-SHARED: Final[Mapping[str, object]] = {"group.initial.rebalance.delay.ms": 0}
+# Settings of the node that most tests share, and of Kafka in the same run: a group need not wait
+# for more members, and transactions that time out are soon found.
+SHARED: Final[Mapping[str, object]] = {
+    "group.initial.rebalance.delay.ms": 0,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+}
 
 
 class Peer(Protocol):

@@ -1,4 +1,4 @@
-"""What a test does to a shared cluster is found at the end of its module."""
+"""Damage that a test does to a shared cluster is found at the end of its module."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main as simulator
-from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
+from tests.nodes import PATIENCE_S, READY, ROOT, SHARED, Node, free_ports, wait_until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # A fence may be indented, as a part of a list item.
@@ -117,7 +117,7 @@ def test_commands_work_with_kcat_between_them(
 
 def work_in_order(chosen: list[Block], tmp_path: Path, environment: dict[str, str]) -> None:
     """Run the blocks one after the other, in one folder and with one node."""
-    node = Node(tmp_path / "node")
+    node = Node(tmp_path / "node", SHARED)
     node.start()
     # The ports above it are for the other nodes of a cluster, and for examples.
     other_port = str(free_ports([*range(1, 14), *range(100, 105)]))

@@ -1,4 +1,4 @@
-"""What tests do without a program that they need."""
+"""Tests whose program is missing are skipped, except in CI."""
 
 import pytest
 

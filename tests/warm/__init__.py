@@ -2,5 +2,5 @@
 
 `process` asks for them, in the process of the tests; `server` is the warm process, one for each
 program: nodes, and members of groups with the Python clients. Tests of the start itself execute
-`mq-server` instead, and so do the nodes that the tests of a process share.
+`mq-server` instead, and so do the fixtures `node` and `peer`, which most tests use.
 """

@@ -101,6 +101,7 @@ class WarmProcess:
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         self.returncode: int | None = None
+        self._reading = threading.Lock()
         self._report, written = os.pipe()
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
@@ -151,14 +152,15 @@ class WarmProcess:
         return code
 
     def _ended(self, timeout_s: float | None) -> int | None:
+        """Several threads may wait; the first of them reads the exit code."""
         if self.returncode is None:
             poller = select.poll()
             poller.register(self._report, select.POLLIN)
             if poller.poll(None if timeout_s is None else 1000 * timeout_s):
-                status = os.read(self._report, MAX_ANSWER_BYTES)
-                self.returncode = int(status) if status else LOST
-                os.close(self._report)
-                self._report = -1
+                with self._reading:
+                    if self.returncode is None:
+                        status = os.read(self._report, MAX_ANSWER_BYTES)
+                        self.returncode = int(status) if status else LOST
         return self.returncode
 
     def send_signal(self, number: int) -> None:

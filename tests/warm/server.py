@@ -26,7 +26,7 @@ import wire.messages
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 DESCRIPTORS: Final = 4
-# What a node imports when it starts, or when the first clients ask.
+# Modules that a node imports when it starts, or at the first requests.
 NODE: Final = "cli.server.main"
 LATE: Final = (
     "cli.server.cluster",
@@ -71,11 +71,11 @@ class Forks:
         """Return the request in the process of a program, and None at the end of the tests."""
         self._set_signals()
         while True:
-            ready, _, _ = select.select([self._control, self._wake], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._wake], [], [])
             if self._wake in ready:
                 os.read(self._wake, 1 << 10)
                 self._report_ended()
-            if self._control not in ready:
+            if self._control.fileno() not in ready:
                 continue
             data, files, _, _ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, DESCRIPTORS)
             if not data:

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_signals_reach_the_node_alone(run: Start, kind: str, number: signal.Sign
     code = 0 if number == signal.SIGINT else -signal.SIGKILL
     assert process.wait(PATIENCE_S) == code
     assert processes.state(process.pid) is None  # no zombie is left
-    process.kill()  # of a process that has ended
+    process.kill()  # does nothing: the process has ended
 
 
 def _stat(pid: int) -> str:
@@ -214,3 +215,14 @@ def test_pipes_are_text_and_end_with_the_process(text: str, code: int) -> None:
         assert process.stdout.read() == ("" if code else "[1]\n")
         assert bool(process.stderr.read()) is bool(code)
     assert process.wait(PATIENCE_S) == code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_may_wait_for_the_same_process(run: Start, kind: str) -> None:
+    process = run(kind)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(process.wait, PATIENCE_S) for _ in range(7)]
+        polled = pool.submit(wait_until, lambda: process.poll() is not None)
+        process.send_signal(signal.SIGTERM)
+        assert [each.result() for each in waiting] == [0] * 7
+        assert polled.result()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -212,31 +213,30 @@ def test_a_member_that_does_not_join_again_is_named(admin: Admin, with_groups: P
         return
     topic, name = new_topic(admin, 1, 1), unique("g")
     asked = {"bootstrap.servers": with_groups.bootstrap, "group.id": name, "client.id": "new"}
-    with member(with_groups.bootstrap, name, [topic], "billing"):  # it is not polled from here on
-        joining = confluent_kafka.Consumer(asked)
-        try:
-            joining.subscribe([topic])
-            wait_until(
-                lambda: (
-                    joining.poll(0.01) is None
-                    and explained(admin, name)["waits_for"] == "JoinGroup"
-                )
+    # It is closed when the other member has left: librdkafka waits 5 s for an answer to JoinGroup.
+    with (
+        closing(confluent_kafka.Consumer(asked)) as joining,
+        member(with_groups.bootstrap, name, [topic], "billing"),  # it is not polled from here on
+    ):
+        joining.subscribe([topic])
+        wait_until(
+            lambda: (
+                joining.poll(0.01) is None and explained(admin, name)["waits_for"] == "JoinGroup"
             )
-            found = explained(admin, name)
-            late, waiting = found["members"]
-            assert (late["client_id"], late["is_late"]) == ("billing", True)
-            assert (waiting["client_id"], waiting["waiting_in"]) == ("new", "JoinGroup")
-            assert found["rebalances"][-1]["lasted_s"] is None
-            assert re.search(
-                r"1 of 2 members has waited .* for billing \(127.0.0.1\), silent for .*, to join "
-                r"again; it continues without them in .* min",
-                texts(found),
-            )
-            text = admin("groups", "explain", name, "--sample", 0)
-            assert re.search(r"^! rebalance: 1 of 2 members", text, re.MULTILINE)
-            assert re.search(r"^billing +127.0.0.1 +- +late ", text, re.MULTILINE)
-        finally:
-            joining.close()
+        )
+        found = explained(admin, name)
+        late, waiting = found["members"]
+        assert (late["client_id"], late["is_late"]) == ("billing", True)
+        assert (waiting["client_id"], waiting["waiting_in"]) == ("new", "JoinGroup")
+        assert found["rebalances"][-1]["lasted_s"] is None
+        assert re.search(
+            r"1 of 2 members has waited .* for billing \(127.0.0.1\), silent for .*, to join "
+            r"again; it continues without them in .* min",
+            texts(found),
+        )
+        text = admin("groups", "explain", name, "--sample", 0)
+        assert re.search(r"^! rebalance: 1 of 2 members", text, re.MULTILINE)
+        assert re.search(r"^billing +127.0.0.1 +- +late ", text, re.MULTILINE)
 
 
 def test_a_quota_that_delays_a_member_is_named(admin: Admin, with_groups: Peer) -> None:

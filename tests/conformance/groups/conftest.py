@@ -28,6 +28,8 @@ def peer(served: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pee
         return
     folder = tmp_path_factory.mktemp("groups")
     node: KafkaNode | Node = KafkaNode(folder, SETTINGS) if is_kafka() else Node(folder, SETTINGS)
+    if isinstance(node, Node):
+        node.is_executed = True
     node.start()
     yield node
     node.stop()

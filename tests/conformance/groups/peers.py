@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from tests.clusters import Cluster
 from tests.conformance.groups.raw import coordinator_of
-from tests.nodes import KAFKA, LASTING, PATIENCE_S, free_ports
+from tests.nodes import KAFKA, LASTING, PATIENCE_S, SHARED, free_ports
 from wire.protocol.apis import APIS
 
 NODES: Final = 3
@@ -16,8 +16,8 @@ JOIN_GROUP: Final = 11
 # Short session timeouts let a test kill a member and end within seconds. Few partitions of
 # __consumer_offsets are created faster.
 SETTINGS: Final = {
+    **SHARED,
     "group.min.session.timeout.ms": 500,
-    "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 5,
 }
 THREE: Final = {"offsets.topic.replication.factor": 3, "min.insync.replicas": 2}
