@@ -102,10 +102,10 @@ def members_of_one_group(number: int) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     ("row", "rows", "batch_records"),
     [
-        (offsets_of_many_groups, 40_000, 20),
+        (offsets_of_many_groups, 24_000, 20),
         (offsets_of_many_groups, 10_000, 1),
         (offsets_of_one_group, 40_000, 20),
-        (groups_with_members, 4000, 20),
+        (groups_with_members, 1500, 20),
         (members_of_one_group, 20, 20),
     ],
 )
@@ -166,7 +166,7 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
 
 
 GROUP = "group"
-OFFSETS = 40_000
+OFFSETS = 16_000
 
 
 async def commit_many(worker: Worker) -> None:
