@@ -104,7 +104,7 @@ def members_of_one_group(number: int) -> tuple[bytes, bytes]:
     [
         (offsets_of_many_groups, 24_000, 20),
         (offsets_of_many_groups, 10_000, 1),
-        (offsets_of_one_group, 24_000, 20),
+        (offsets_of_one_group, 40_000, 20),
         (groups_with_members, 1500, 20),
         (members_of_one_group, 20, 20),
     ],
