@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -87,33 +88,44 @@ def run(
 @click.option("--scenario", type=_scenarios, required=True)
 @click.option("--defect", type=click.Choice(list(MUTANTS)))
 @click.option("--seconds", type=float)
-@click.option("--always", default=0)
 @click.option("--enough", type=int)
-def work(
-    scenario: str, defect: str | None, seconds: float | None, always: int, enough: int | None
-) -> None:
+def work(scenario: str, defect: str | None, seconds: float | None, enough: int | None) -> None:
     """Play the seeds read from standard input; print one outcome per line, as JSON.
 
     With `--enough`, stop once that number of seeds has found the defect.
     """
     seeds = [int(word) for word in sys.stdin.read().split()]
     began = time.monotonic()
-    gc.disable()
-    gc.freeze()  # imported modules stay
-    signal.signal(signal.SIGPROF, _hung)
-    for number, seed in enumerate(seeds):
-        if seconds is not None and number >= always and time.monotonic() - began > seconds:
-            break
-        signal.setitimer(signal.ITIMER_PROF, SEED_LIMIT_S)
-        outcome = run_seed(scenario, seed, mutant=defect)[0]
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    for outcome in _played(((scenario, seed) for seed in seeds), defect):
         print(json.dumps(outcome.as_json()), flush=True)
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
         if defect is not None and _is_misfit(outcome):
             break
         if defect is not None and enough is not None and _finds(outcome, MUTANTS[defect]):
             enough -= 1
             if not enough:
                 break
+
+
+@main.command(hidden=True)
+def play() -> None:
+    """Play each seed read from standard input, a line "SCENARIO SEED", and print its outcome."""
+    turns = (line.split() for line in sys.stdin)
+    for outcome in _played((scenario, int(seed)) for scenario, seed in turns):
+        print(json.dumps(outcome.as_json()), flush=True)
+
+
+def _played(turns: Iterable[tuple[str, int]], mutant: str | None = None) -> Iterator[Outcome]:
+    """Play each seed of a scenario, without garbage collection meanwhile."""
+    gc.disable()
+    gc.freeze()  # imported modules stay
+    signal.signal(signal.SIGPROF, _hung)
+    for number, (scenario, seed) in enumerate(turns):
+        signal.setitimer(signal.ITIMER_PROF, SEED_LIMIT_S)
+        outcome = run_seed(scenario, seed, mutant=mutant)[0]
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        yield outcome
         # Collect the objects of this world; at times also those that earlier worlds have left.
         gc.collect(2 if number % ALL_GARBAGE_EVERY == 0 else 0)
 

@@ -204,7 +204,7 @@ class _TraceHandler(logging.Handler):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Collect no garbage while the block runs: a world lasts for seconds, and all of it is used."""
+    """Run no cyclic collection in the block: a world lasts for seconds, and most of it is used."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -136,5 +136,6 @@ MOVING_DIRS: Final = Scenario(
         "transactions committed",
         "truncations",
         "moves ended",
+        "fault: copied tail",
     ),
 )

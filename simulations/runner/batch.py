@@ -8,7 +8,8 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
@@ -27,7 +28,6 @@ class Job:
     seeds: list[int]
     hash_seed: int
     mutant: str | None = None
-    always: int = 0  # number of first seeds that are played even if the time is over
     enough: int | None = None  # the job ends once this number of seeds has found the defect
 
 
@@ -136,7 +136,7 @@ def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
         command += ["--defect", job.mutant]
         command += [] if job.enough is None else ["--enough", str(job.enough)]
     if seconds is not None:
-        command += ["--seconds", str(seconds), "--always", str(job.always)]
+        command += ["--seconds", str(seconds)]
     process = subprocess.Popen(  # noqa: S603 - this very package
         command,
         stdin=subprocess.PIPE,
@@ -160,38 +160,20 @@ def run_batch(
     seconds: float | None = None,
     heard: Callable[[Outcome], None] = lambda _: None,
 ) -> Totals:
-    seeds = range(start, start + count)
-    return run_seeds(scenario, seeds, jobs=jobs, twice=twice, seconds=seconds, heard=heard)
+    """Run seeds in `jobs` processes, and return their totals. Blocking.
 
-
-def run_seeds(
-    scenario: Scenario,
-    seeds: Sequence[int],
-    *,
-    jobs: int,
-    twice: bool = False,
-    seconds: float | None = None,
-    always: int = 0,
-    heard: Callable[[Outcome], None] = lambda _: None,
-    totals: Totals | None = None,
-) -> Totals:
-    """Run seeds in `jobs` processes; add them to `totals` if given, and return them. Blocking.
-
-    After `seconds`, processes start only those of the first `always` seeds that were not run yet.
+    After `seconds`, processes start no further seed.
     """
-    totals = Totals() if totals is None else totals
+    totals = Totals()
     every = 1 if twice else TWICE_EVERY
     work: list[Job] = []
     for number in range(jobs):
-        mine = range(number, len(seeds), jobs)
+        mine = range(number, count, jobs)
         # The next process repeats a sample of this process's seeds.
-        other = [n for n in range((number + 1) % jobs, len(seeds), jobs) if n % every == 0]
+        other = [n for n in range((number + 1) % jobs, count, jobs) if n % every == 0]
         parts = [(other, 77), (mine, 1)] if jobs == 1 else [({*mine, *other}, number + 1)]
         for part, hash_seed in parts:
-            places = sorted(part)
-            job = Job(scenario.name, [seeds[n] for n in places], hash_seed)
-            job.always = sum(n < always for n in places)
-            work.append(job)
+            work.append(Job(scenario.name, [start + n for n in sorted(part)], hash_seed))
 
     def add(outcome: Outcome) -> None:
         totals.add(outcome)
@@ -201,3 +183,34 @@ def run_seeds(
     run_jobs(work, add, seconds)
     totals.wall_s += time.monotonic() - began
     return totals
+
+
+class Player:
+    """A process that plays one seed after another, of any scenario."""
+
+    def __init__(self, hash_seed: int) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - this very package
+            [*own_command("simulations"), "play"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**own_environment(), "PYTHONHASHSEED": str(hash_seed)},
+        )
+
+    def play(self, scenario: str, seed: int) -> Outcome:
+        """Play a seed; return its outcome. Blocking. Raises RuntimeError if the process fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{scenario} {seed}\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process that plays {scenario} {seed} has failed: see above")
+        return Outcome.from_json(json.loads(line))
+
+    def close(self) -> None:
+        """End the process, also while it plays."""
+        self._process.kill()
+        with self._process:
+            pass

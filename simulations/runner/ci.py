@@ -4,24 +4,22 @@ import json
 import os
 import random
 import sys
+import threading
+import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from simulations.harness.scenario import Scenario
-from simulations.runner.batch import Totals, run_seeds
+from simulations.runner.batch import Player
 from simulations.runner.report import Progress, print_findings, summary
-from simulations.scenarios.gates import CI, CiShare, is_gated
+from simulations.runner.schedule import Schedule
+from simulations.scenarios.gates import CI, is_gated
 from simulations.scenarios.registry import SCENARIOS
 
 SEEDS_FILE: Final = Path(__file__).parents[1] / "seeds.toml"
-# Upper bound of the seeds per second: a seed takes at least a tenth of a second.
-MAX_FRESH_SEEDS_PER_S: Final = 50
-# Fresh seeds of each scenario that are played even if the time is over.
-FRESH_AT_LEAST: Final = 4
 DEFAULT_SECONDS: Final = 600.0
 
 
@@ -36,64 +34,127 @@ def committed_seeds(scenario: str) -> list[int]:
     "--seconds", default=DEFAULT_SECONDS, show_default=True, help="Real seconds for all scenarios."
 )
 @click.option("--start", type=int, help="The first fresh seed; random if not given.")
+@click.option("--only", type=click.Choice(list(SCENARIOS)), help="Play only this scenario.")
 @click.option(
-    "--only", type=click.Choice(list(SCENARIOS)), help="Play only this scenario, for its share."
+    "--committed/--no-committed",
+    default=True,
+    show_default=True,
+    help="Play the seeds of seeds.toml, which `make test` plays as well.",
 )
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Write totals to this file."
 )
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
 def ci(
-    seconds: float, start: int | None, only: str | None, json_path: Path | None, jobs: int
+    seconds: float,
+    start: int | None,
+    only: str | None,
+    committed: bool,
+    json_path: Path | None,
+    jobs: int,
 ) -> None:
     """Play every scenario for its share of the time; exit with 1 on a finding or a missed gate.
 
-    For each scenario, play the committed seeds and the first seeds, even if the time is over, then
-    fresh seeds until its share of the time is over; then more of the first seeds while a gate is
-    not met, at most as many as `gates` prints.
+    The committed seeds and a few fresh seeds of each scenario are played even if the time is over;
+    then fresh seeds until it is over; then the first seeds of each scenario of which a gate is not
+    met, until it is met, at most as many as `gates` prints.
     """
     first_fresh = random.randrange(1 << 30) if start is None else start
     click.echo(f"fresh seeds from {first_fresh} (--start {first_fresh} repeats them)")
-    _print_shares()
-    found: dict[str, Totals] = {}
-    for name, share in CI.items():
-        if only in (None, name):
-            share_s = seconds * share.percent / 100
-            found[name] = play(SCENARIOS[name], share, share_s, first_fresh, jobs)
+    began = time.monotonic()
+    schedule = Schedule(
+        {
+            name: (SCENARIOS[name], share, committed_seeds(name) if committed else ())
+            for name, share in CI.items()
+            if only in (None, name)
+        },
+        first_fresh,
+        players=max(jobs, 2),
+        end_s=began + seconds,
+    )
+    play(schedule, jobs)
+    found = schedule.totals
+    for name, totals in found.items():
+        print_findings(SCENARIOS[name], totals, totals.open_gates(SCENARIOS[name]))
+        click.echo(summary(SCENARIOS[name], totals))
+        click.echo(f"    seeds {ranges(totals.outcomes)}")
+        if met := schedule.met_after(name):
+            click.echo(f"    all gates met by {met[0]} seeds in {met[1]:.1f} s of CPU")
+    seeds = sum(len(totals.outcomes) for totals in found.values())
+    wall_s = time.monotonic() - began
+    click.echo(f"{seeds} seeds in {wall_s:.0f} s, {schedule.used_s:.0f} s of CPU")
     if json_path is not None:
-        totals = [totals.as_json(SCENARIOS[name]) for name, totals in found.items()]
-        json_path.write_text(json.dumps(totals, indent=1) + "\n")
+        rows = [totals.as_json(SCENARIOS[name]) for name, totals in found.items()]
+        json_path.write_text(json.dumps(rows, indent=1) + "\n")
     failed = [name for name, t in found.items() if t.failures or t.open_gates(SCENARIOS[name])]
     click.echo(f"failed: {', '.join(failed)}" if failed else f"clean: {len(found)} scenarios")
     sys.exit(1 if failed else 0)
 
 
-def play(scenario: Scenario, share: CiShare, share_s: float, first_fresh: int, jobs: int) -> Totals:
-    """Play a scenario for `share_s` seconds and until its gates are met (see `ci`). Blocking.
+def play(schedule: Schedule, jobs: int) -> None:
+    """Play the seeds of a schedule, at most `jobs` at a time. Blocking.
 
-    A gate that is open in the result was not met by any of the seeds that `share` permits.
+    There are at least two processes, each with a PYTHONHASHSEED of its own, so that a seed can be
+    played again by another one. Raises RuntimeError if a process fails.
     """
-    known = committed_seeds(scenario.name)
-    begin = [seed for seed in range(share.first) if seed not in known]
-    rest = [seed for seed in range(share.first, share.seeds) if seed not in known]
-    most = first_fresh + FRESH_AT_LEAST + int(share_s * MAX_FRESH_SEEDS_PER_S)
-    fresh = [seed for seed in range(first_fresh, most) if seed >= share.seeds and seed not in known]
-    heard = Progress(scenario).heard
-    totals = run_seeds(
-        scenario,
-        [*known, *begin, *fresh],
-        jobs=jobs,
-        seconds=share_s,
-        always=len(known) + len(begin) + FRESH_AT_LEAST,
-        heard=heard,
-    )
-    while rest and totals.open_gates(scenario):
-        part, rest = rest[: share.first], rest[share.first :]
-        run_seeds(scenario, part, jobs=jobs, heard=heard, totals=totals)
-    print_findings(scenario, totals, totals.open_gates(scenario))
-    click.echo(summary(scenario, totals))
-    click.echo(f"    seeds {ranges(totals.outcomes)}")
-    return totals
+    heard = {name: Progress(SCENARIOS[name]).heard for name in schedule.totals}
+    phases = _Phases(schedule)
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+    players = [Player(number + 1) for number in range(schedule.players)]
+
+    def take_turns(numbers: Sequence[int]) -> None:
+        """Let these players play, one at a time: the first, or one that is to repeat a seed."""
+        try:
+            while not errors:
+                began = time.monotonic()
+                with lock:
+                    number = next(filter(schedule.repeats, numbers), numbers[0])
+                    turn = schedule.next(number, began)
+                    phases.look(began)
+                if turn is None:
+                    break
+                outcome = players[number].play(turn.scenario, turn.seed)
+                with lock:
+                    schedule.heard(outcome, (time.monotonic() - began) / jobs)
+                    heard[turn.scenario](outcome)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    lanes = [[number] for number in range(jobs)] if jobs > 1 else [list(range(schedule.players))]
+    threads = [threading.Thread(target=take_turns, args=(lane,), daemon=True) for lane in lanes]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for player in players:
+            player.close()
+    if errors:
+        raise errors[0]
+
+
+class _Phases:
+    """Prints the time and CPU at which a phase of a schedule has ended, and gates were met."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._began = time.monotonic()
+        self._phase = schedule.phase
+        self._are_gates_met = False
+
+    def look(self, now: float) -> None:
+        schedule = self._schedule
+        at = f"{now - self._began:.0f} s, {schedule.used_s:.0f} s of CPU"
+        if schedule.phase != self._phase:
+            click.echo(f"{at}: end of {self._phase}")
+            self._phase = schedule.phase
+            if open_scenarios := schedule.open_scenarios:
+                click.echo(f"    gates are not met yet in {', '.join(open_scenarios)}")
+        if not self._are_gates_met and not schedule.open_scenarios:
+            self._are_gates_met = True
+            click.echo(f"{at}: all gates are met")
 
 
 def ranges(seeds: Iterable[int]) -> str:
@@ -137,6 +198,6 @@ def _cell(scenario: str, checker: str) -> str:
 
 
 def _print_shares() -> None:
-    click.echo(f"{'scenario':<20} {'of the time':>11}  {'first seeds':>15}")
+    click.echo(f"{'scenario':<20} {'of the time':>11}  {'first seeds':>11}")
     for name, share in CI.items():
-        click.echo(f"{name:<20} {share.percent:>9} %  {f'{share.first}-{share.seeds}':>15}")
+        click.echo(f"{name:<20} {share.percent:>9} %  {share.seeds:>11}")

@@ -2,8 +2,8 @@
 
 A *gate* is an event that must have happened, or a checker that must have compared something, in at
 least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. Gates
-apply to runs of at least `CI[scenario].seeds` seeds; CI plays that number, even if the time is
-over, unless all gates are met by fewer.
+apply to runs of at least `CI[scenario].seeds` seeds; `ci` plays that number of first seeds, even if
+the time is over, unless all gates are met by fewer, or by fresh seeds.
 `python -m simulations gates` prints the table.
 
 The rarest gates are met by about 4 of 100 seeds with several machines, and by 5 to 20 with one
@@ -17,16 +17,11 @@ from typing import Final, NamedTuple
 class CiShare(NamedTuple):
     """Share of CI's time for simulation.
 
-    A third of the first `seeds` are always played, then fresh ones; more of the first ones, up to
-    all, while a gate is not met.
+    If fresh seeds do not meet a gate, CI plays the first `seeds`, one by one, until it is met.
     """
 
     percent: int
     seeds: int
-
-    @property
-    def first(self) -> int:
-        return -(-self.seeds // 3)
 
 
 CI: Final[Mapping[str, CiShare]] = {

@@ -1,4 +1,4 @@
-"""Moving partitions in the simulator: worlds, and the tests that find each mutant."""
+"""Mutants of moving partitions: the test of the rule finds each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from simulations.mutants.registry import MUTANTS
-from simulations.runner.runs import run_seed
 from tests.dataplane.replication.moves import test_added_while_down as added
 from tests.dataplane.replication.moves import test_removed_replicas as removed
 from tests.dataplane.replication.moves import test_under_replicated as behind
@@ -16,17 +15,7 @@ from tests.simulations.mutant_tests import assert_fails_with
 partition = controller.partition
 
 
-def test_worlds_with_moves_keep_all_invariants() -> None:
-    counts: dict[str, int] = {}
-    for seed in (0, 1):
-        outcome, _ = run_seed("moving-partitions", seed)
-        assert not outcome.violations
-        for name, count in outcome.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    assert counts["moves ended"]
-    assert counts["logs deleted by moves"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "test"),
     [

@@ -1,4 +1,4 @@
-"""Moves after an upgrade, in the simulator: a world, and the tests that find each mutant."""
+"""Mutants of the levels of moves: the test of the rule finds each."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,6 @@ import pytest
 
 from simulations.mutants.registry import MUTANTS
 from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS
-from simulations.runner.runs import run_seed
 from tests.metaquorum.controller import test_draining as draining
 from tests.metaquorum.controller import test_features as features
 from tests.metaquorum.controller import test_reassignment as moves
@@ -20,14 +19,6 @@ FAILS: dict[str, Callable[[], None]] = {
     "drains-at-every-level": draining.test_a_level_below_moves_has_no_draining_workers,
     "newest-record-versions": features.test_moves_are_written_from_their_level_on,
 }
-
-
-def test_partitions_move_after_an_upgrade_and_not_before() -> None:
-    outcome, _ = run_seed("upgraded-moves", 0)
-    assert not outcome.violations
-    assert outcome.counts["early moves: UNSUPPORTED_VERSION"]
-    assert outcome.counts["levels raised"]
-    assert outcome.counts["moves ended"]
 
 
 def test_each_mistake_has_its_test() -> None:

@@ -32,6 +32,8 @@ SHOWS_IN = {
     "unmatched-log-kept": "deleted ahead",
 }
 SEEDS = range(12)
+# Seed that finds a mutant soonest, if it is not 0; the others are played only if it does not.
+SOONEST = {"recovery-point-above-cut": 1, "cut-damage-forgotten": 10}
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +63,8 @@ def test_a_mistake_shows_in_the_crossing_that_is_for_it(name: str) -> None:
         violations = played(SHOWS_IN[name], seed, mutant).violations
         return any(each.invariant.split()[0] in mutant.found_as for each in violations)
 
-    assert any(map(is_found, SEEDS))
+    soonest = SOONEST.get(name, 0)
+    assert any(map(is_found, (soonest, *(seed for seed in SEEDS if seed != soonest))))
 
 
 def test_each_of_these_mistakes_has_its_crossing() -> None:

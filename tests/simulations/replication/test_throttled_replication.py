@@ -1,4 +1,4 @@
-"""Replication quotas in the simulator: a world, and the tests that find each mutant."""
+"""Mutants of replication quotas: the test of the rule finds each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from simulations.mutants.registry import MUTANTS
-from simulations.runner.runs import run_seed
 from tests.dataplane.replication.test_followed_partitions import (
     test_partitions_in_sync_or_caught_up_are_not_left_out as follower_left_out,
 )
@@ -19,12 +18,7 @@ from tests.dataplane.replication.throttling.test_throttling import (
 from tests.simulations.mutant_tests import assert_fails_with
 
 
-def test_a_world_with_throttled_replicas_keeps_all_invariants() -> None:
-    outcome, _ = run_seed("throttled-replication", 3)
-    assert not outcome.violations
-    assert outcome.counts["throttles set"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "test"),
     [
