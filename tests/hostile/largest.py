@@ -18,7 +18,6 @@ from wire.schema.message import Field, Struct
 
 TOPIC: Final = "t"
 PARTITIONS: Final = 20
-MOST_FETCHED: Final = REQUEST_MAX_ELEMENTS - 10  # partitions of one topic in one request
 # Values by field name for which the node executes the whole request, unlike zero or empty values.
 _HINTS: Final[dict[str, Any]] = {
     "acks": -1,

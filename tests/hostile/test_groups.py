@@ -19,7 +19,7 @@ from dataplane.coordinators.group.requests import (
 )
 from tests.dataplane.serving import RawClient, Served, in_trio, request, serving
 from tests.hostile.slices import MAX_SLICE_S, CountedClock, Watch, WatchedNetwork
-from tests.hostile.test_slices import ATTEMPTS, too_long, watched_answer
+from tests.hostile.test_slices import ATTEMPTS, watched_answer
 from wire.messages.describe_group_activity import DescribeGroupActivityRequest
 from wire.messages.describe_groups import DescribeGroupsRequest
 from wire.messages.find_coordinator import FindCoordinatorRequest
@@ -266,7 +266,7 @@ async def check_slices(
     """Send a frame until its slices are short; it fails if they never are."""
     for attempt in range(ATTEMPTS):
         assert await watched_answer(watch, served, frame_of(attempt)), what
-        if not (found := too_long(watch)):
+        if not (found := watch.too_long()):
             return
     pytest.fail(f"{what}: {found}")
 
@@ -311,7 +311,7 @@ async def test_no_slice_of_a_large_group_is_long(
         with watch.watching():
             group = await fill(served, "g", MAX_MEMBERS + 10, protocols_of)
             assert len(group.members) == MAX_MEMBERS
-            assert not too_long(watch)
+            assert not watch.too_long()
             leader = group.members.leader
             assert leader is not None
             sync = SyncGroupRequest(
@@ -399,7 +399,7 @@ async def test_no_slice_is_long_when_all_members_are_late(
             watch.start()
             while len(group.members):
                 await trio.sleep(0.01)
-            assert not too_long(watch)
+            assert not watch.too_long()
 
 
 def _same_protocols(asked: JoinGroupRequest, protocols: tuple[Protocol, ...]) -> JoinGroupRequest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.fetch.sessions import (
@@ -23,6 +23,7 @@ from dataplane.partition.partition import FetchWaiter
 from dataplane.scheduling.time_slices import at_once
 from dataplane.worker.context import Request
 from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
+from tests.examples import examples
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import (
     FetchPartition,
@@ -599,7 +600,7 @@ def test_epochs_go_round_without_zero() -> None:
     assert [next_epoch(n) for n in (0, 1, 2**31 - 2, 2**31 - 1)] == [1, 2, 2**31 - 1, 1]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 90)), max_size=60))
 def test_counts_agree_whatever_is_done(slots: int, steps: list[tuple[int, int]]) -> None:
     cache = FetchSessions(slots, Random(1), partitions_max=12)

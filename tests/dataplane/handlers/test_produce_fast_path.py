@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from dataplane.instruments.error_counts import ErrorCounts
@@ -26,6 +26,7 @@ from tests.dataplane.serving import (
     request,
     simulated,
 )
+from tests.examples import examples
 from tests.wire.records.sample_batches import damaged, legacy, rewritten
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.delete_records import (
@@ -311,11 +312,7 @@ async def outcome_of(served: Simulated, client: RawClient, answers: list[list[by
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@examples(80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     series(),
     st.sampled_from([None, 10_000]),

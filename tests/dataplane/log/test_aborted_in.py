@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.config import LogConfig
 from tests.dataplane.log.logs import open_log
 from tests.dataplane.log.test_transactions import end, send
+from tests.examples import examples
 from wire.records.records import batches
 
 ROLLING = LogConfig(segment_bytes=2000, index_interval_bytes=200)
@@ -41,7 +42,7 @@ def aborted_records(
     return aborted, len(found), last
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_each_read_has_the_transactions_of_its_records(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

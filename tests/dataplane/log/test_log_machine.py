@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import trio
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -33,6 +32,7 @@ from tests.dataplane.log.logs import (
     open_log,
     read_headers,
 )
+from tests.examples import examples
 
 CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=100)
 MAX_OPEN_FILES = 3
@@ -202,7 +202,7 @@ class LogMachine(RuleBasedStateMachine):
             )
 
 
-LogMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+LogMachine.TestCase.settings = examples(30, stateful_step_count=20)
 TestLog = LogMachine.TestCase
 
 

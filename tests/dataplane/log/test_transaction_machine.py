@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import trio
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -13,6 +12,7 @@ from dataplane.log.segments.aborted import AbortedTransaction
 from dataplane.log.segments.config import LogConfig
 from tests.dataplane.log.logs import cut, open_log
 from tests.dataplane.log.test_transactions import close_clean, end, index_files, send
+from tests.examples import examples
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 PRODUCERS = st.integers(1, 4)
@@ -117,4 +117,4 @@ class TransactionMachine(RuleBasedStateMachine):
 
 
 TestTransactionMachine = TransactionMachine.TestCase
-TestTransactionMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTransactionMachine.settings = examples(60, stateful_step_count=40)

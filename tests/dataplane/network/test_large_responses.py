@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.segments.files import LogFile, OpenFiles
@@ -41,6 +41,7 @@ from metaquorum.runtime.system import RealDisk, RealFile
 from metaquorum.security.tls_context import client_context, server_context
 from tests.dataplane.network.test_pipeline import Handler, PlayedConnection, Setting, framed
 from tests.dataplane.serving import in_trio
+from tests.examples import examples
 from tests.metaquorum.security.certificates import Authority
 from tests.metaquorum.security.test_tls import read_all, tls_pair
 from tests.nodes import PATIENCE_S
@@ -196,7 +197,7 @@ scripts = st.lists(taken_bytes, max_size=8)
 probes = st.lists(st.booleans(), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_a_step_sends_a_prefix_and_leaves_the_rest(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -240,7 +241,7 @@ class Fetches(Handler):
         return list(self.responses[int(request[1:])])
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_pipelined_fetches_are_answered_in_order_whatever_the_socket_takes(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

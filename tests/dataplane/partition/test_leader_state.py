@@ -1,10 +1,11 @@
 """A leader's view of its replicas, alone and compared with a simple model of a partition."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, LeaderState
+from tests.examples import examples
 
 LAG_S = 10.0
 
@@ -413,7 +414,7 @@ class WholePartition(RuleBasedStateMachine):
 
 
 TestWholePartition = WholePartition.TestCase
-TestWholePartition.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWholePartition.settings = examples(150, stateful_step_count=40)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 30)), max_size=20))

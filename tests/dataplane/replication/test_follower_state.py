@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.fetch.reader import diverging_epoch
@@ -13,6 +13,7 @@ from dataplane.replication import follower_state
 from tests.dataplane.log.logs import append, make_batch, open_log, read_headers
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
+from tests.examples import examples
 from wire.messages.fetch import EpochEndOffset, FetchPartition
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.records import BatchHeader
@@ -208,7 +209,7 @@ TERMS = st.lists(
 
 
 @given(TERMS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_logs_agree_after_any_row_of_leaders(
     terms: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:

@@ -1,10 +1,11 @@
 """Frames arrive as they were sent and in their order, or the stream ends."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.channel.frames import MAX_FRAME_BYTES, OVERHEAD_BYTES, Opener, Sealer
+from tests.examples import examples
 from wire.primitives.errors import WireError
 from wire.protocol.frames import FrameBuffer
 
@@ -67,7 +68,7 @@ def test_a_size_beyond_the_bound_is_refused_before_its_bytes_come() -> None:
         frames.next_frame()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_of_changed_bytes_only_what_is_before_the_change_is_believed(data: st.DataObject) -> None:
     frames = sealed(MESSAGES[:4])
@@ -83,7 +84,7 @@ def test_of_changed_bytes_only_what_is_before_the_change_is_believed(data: st.Da
     assert opened(bytes(whole)) == MESSAGES[:kept]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=200))
 def test_a_cut_stream_gives_whole_messages_only(tail: bytes) -> None:
     whole = b"".join(sealed(MESSAGES[:3]))
@@ -93,7 +94,7 @@ def test_a_cut_stream_gives_whole_messages_only(tail: bytes) -> None:
     assert len(opened(whole + tail)) == 3
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.binary(max_size=100))
 def test_no_bytes_crash_the_opener(frame: bytes) -> None:
     with pytest.raises(WireError):

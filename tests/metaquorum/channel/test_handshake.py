@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.channel.handshake import (
@@ -16,6 +16,7 @@ from metaquorum.channel.handshake import (
     Refusal,
 )
 from metaquorum.channel.identity import ChannelIdentity, StreamKind
+from tests.examples import examples
 from tests.metaquorum.channel.nodes import CLUSTER, identity
 
 
@@ -217,7 +218,7 @@ def test_another_version_is_named() -> None:
         dialer.receive(acceptor.data_to_send())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data())
 def test_changed_bytes_are_never_believed(data: st.DataObject) -> None:
     there, back = shake(dialing(), accepting())
@@ -236,7 +237,7 @@ def test_changed_bytes_are_never_believed(data: st.DataObject) -> None:
     assert side.established is None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(pieces=st.lists(st.binary(min_size=1, max_size=120), max_size=12), knows=st.booleans())
 def test_no_bytes_crash_a_side_or_make_it_hold_more_than_its_bound(
     pieces: list[bytes], knows: bool

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.controller.heartbeats import (
@@ -16,6 +16,7 @@ from metaquorum.controller.heartbeats import (
     WorkerSessions,
 )
 from metaquorum.metadata.records import RegisterWorkerRecord
+from tests.examples import examples
 
 TIMEOUT_S = 9.0
 
@@ -145,7 +146,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-@settings(max_examples=300)
+@examples(300)
 def test_who_is_overdue_and_when_is_as_the_rules_say(
     operations: list[tuple[str, int, int, float]],
 ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.controller.alter_partition import PartitionChange, alter_partition
@@ -23,6 +23,7 @@ from metaquorum.controller.worker_registration import (
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RecordEncoder
 from metaquorum.metadata.replay import replay
+from tests.examples import examples
 from tests.metaquorum.controller.test_reassignment import TOPIC_ID, founded
 from tests.metaquorum.storage.histories import registration
 from wire.primitives.errors import KafkaError
@@ -194,7 +195,7 @@ class Moving:
             self.take("join", worker_id, [worker_id])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(STEPS, st.integers(1, 3))
 def test_a_moving_partition_keeps_its_records_and_copies_and_arrives(
     steps: list[tuple[str, int, list[int]]], least: int

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.moves.balance import (
@@ -21,8 +21,9 @@ from metaquorum.moves.balance import (
 )
 from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
 from metaquorum.moves.plan import Plan, PlanError
+from tests.examples import examples
 
-FEW = settings(max_examples=30)  # each example is a whole cluster
+FEW = examples(30)  # each example is a whole cluster
 GOALS = st.sets(st.sampled_from(Goal), min_size=1)
 
 

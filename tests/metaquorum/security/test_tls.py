@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from cryptography.hazmat.primitives import serialization
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
@@ -28,6 +28,7 @@ from metaquorum.security.tls_connection import (
 )
 from metaquorum.security.tls_context import TlsFiles, TlsFilesError, client_context, server_context
 from simulations.kernel.world import World
+from tests.examples import examples
 from tests.metaquorum.channel.nodes import (
     HOST,
     endpoint,
@@ -519,7 +520,7 @@ class Tampered:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(position=st.integers(0, 24_000), flip=st.integers(1, 255))
 def test_changed_bytes_are_never_delivered(position: int, flip: int, files: TlsFiles) -> None:
     delivered = bytearray()
@@ -732,7 +733,7 @@ async def test_handshakes_take_turns_with_everybody_else(files: TlsFiles) -> Non
     assert 1 <= most <= 2  # since the order within an iteration is arbitrary
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.integers(0, 300), max_size=100),
     st.lists(st.integers(1, 500), max_size=300),

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.spark import columns
 from metaquorum.spark.columns import BatchBuilder, schema
+from tests.examples import examples
 from tests.wire.records.sample_batches import NOW, rewritten, sample
 from wire.primitives.errors import KafkaError, WireError
 from wire.records import walk_form
@@ -190,7 +191,7 @@ def batches(draw: st.DrawFn) -> bytes:
 
 
 @given(batch=batches(), data=st.data())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_the_rows_are_what_decode_records_gives(batch: bytes, data: st.DataObject) -> None:
     header = parse_header(batch)
     edges = st.integers(header.base_offset - 1, header.next_offset + 1)
@@ -208,7 +209,7 @@ def test_the_rows_are_what_decode_records_gives(batch: bytes, data: st.DataObjec
 
 
 @given(some=st.lists(batches(), min_size=1, max_size=4), take_every=st.integers(1, 3))
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_batches_are_added_before_and_behind_a_take(some: list[bytes], take_every: int) -> None:
     """The rows are in the order of the adds, without duplicates, whenever they are taken."""
     expected = [row for batch in some for row in expected_rows(batch)]

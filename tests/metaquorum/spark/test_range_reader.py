@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.client.cluster import Cluster
@@ -19,6 +19,7 @@ from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
 from metaquorum.spark.range_reader import Progress, RangeReader
+from tests.examples import examples
 from tests.metaquorum.spark.model_broker import TOPIC, TOPIC_ID, ModelBroker, PartitionLog
 from wire.messages.fetch import FetchRequest
 from wire.primitives.errors import ErrorCode
@@ -225,7 +226,7 @@ def accounted(reader: RangeReader) -> Mapping[int, GapReason]:
     return found
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(histories(), st.data())
 def test_every_offset_is_a_record_or_a_gap_with_its_reason(
     history: History, data: st.DataObject

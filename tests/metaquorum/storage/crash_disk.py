@@ -8,7 +8,7 @@ writes to a file, the last one perhaps partial; some of the changes to a folder)
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
@@ -103,6 +103,22 @@ class CrashDisk:
         disk.synced_files = dict(self.synced_files if random is None else disk.files)
         disk.pending_names = list(self.pending_names if random is None else [])
         return disk
+
+    def survivors(self, seed: int, losses: int) -> Iterator["CrashDisk"]:
+        """Yield the disks after that many power losses and, last, after a kill, each content once.
+
+        The disk after the kill has the files of this one, so this one must not be used after it.
+        """
+        seen: set[frozenset[tuple[str, bytes]]] = set()
+        for random in (*map(Random, range(seed, seed + losses)), None):
+            disk = self.survivor(random)
+            if (contents := disk.contents()) not in seen:
+                seen.add(contents)
+                yield disk
+
+    def contents(self) -> frozenset[tuple[str, bytes]]:
+        """Return all files with their bytes."""
+        return frozenset((path, bytes(inode.data)) for path, inode in self.files.items())
 
     def used_bytes(self) -> int:
         return sum(len(inode.data) for inode in self.files.values())

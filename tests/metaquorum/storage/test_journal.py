@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.storage.framing import DamagedError
 from metaquorum.storage.journal import Journal, JournalFullError
 from metaquorum.storage.journal_ops import Entry, HardState, LogPosition, decode_ops
+from tests.examples import examples
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
 DIRECTORY = "/data/metadata"
@@ -141,7 +142,7 @@ class Pair:
         self.model.entries, self.model.base = [], position
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(STEPS)
 def test_the_journal_holds_what_a_list_would(steps: list[tuple[Any, ...]]) -> None:
     pair = Pair()

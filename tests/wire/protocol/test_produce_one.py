@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -139,7 +140,7 @@ def test_cut_and_extended_requests_are_left_to_the_tables(version: int) -> None:
         assert decode_one(memoryview(data + b"\0"), 0, version) is None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(version=st.sampled_from(VERSIONS), seed=st.integers(0, 2**32))
 def test_no_damage_raises(version: int, seed: int) -> None:
     rng = random.Random(seed)

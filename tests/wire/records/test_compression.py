@@ -9,9 +9,10 @@ from collections.abc import Callable
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from wire.primitives.errors import WireError
 from wire.records.compression import (
     MAX_MEMBERS,
@@ -29,7 +30,7 @@ from wire.records.compression import (
 MAX = 1 << 20
 SAMPLE = b"".join(b"%d squared is %d\n" % (n, n * n) for n in range(3000))
 COMPRESSING = [codec for codec in Codec if codec is not Codec.NONE]
-quick = settings(deadline=None, max_examples=100)
+quick = examples(100)
 
 codecs = pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
 compressing = pytest.mark.parametrize("codec", COMPRESSING, ids=lambda codec: codec.name.lower())
@@ -117,7 +118,7 @@ def test_input_cut_anywhere_is_a_wire_error(codec: Codec) -> None:
 
 
 @given(st.sampled_from(COMPRESSING), st.binary(max_size=300), st.data())
-@settings(deadline=None, max_examples=300)
+@examples(300)
 def test_any_bytes_give_bytes_or_a_wire_error(
     codec: Codec, data: bytes, draw: st.DataObject
 ) -> None:
@@ -188,7 +189,7 @@ def test_short_input_of_several_members_is_left_to_the_pieces(codec: Codec, pack
 
 
 @given(st.sampled_from(SHORT), st.binary(max_size=300), st.data())
-@settings(deadline=None, max_examples=500)
+@examples(500)
 def test_short_input_has_the_output_of_the_pieces_or_is_left_to_them(
     codec: Codec, data: bytes, draw: st.DataObject
 ) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.kernel.world import World
+from tests.examples import examples
 from tests.wire.records.naive_walk import Naive, Unsound, naive_walk
 from wire.primitives.errors import WireError
 from wire.primitives.varint import write_varint
@@ -167,7 +168,7 @@ def test_a_walk_gives_what_a_naive_one_gives(form: type[RecordWalk]) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.binary(max_size=300), count=st.integers(0, 40), dense=st.booleans())
-@settings(deadline=None, max_examples=300)
+@examples(300)
 def test_a_walk_over_random_bytes_gives_what_a_naive_one_gives(
     form: type[RecordWalk], data: bytes, count: int, dense: bool
 ) -> None:

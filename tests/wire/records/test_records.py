@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.wire.records.sample_batches import NOW, rewritten, sample
 from wire.primitives.errors import KafkaError, WireError
 from wire.primitives.varint import read_varint, read_varlong, write_varint
@@ -39,7 +40,7 @@ from wire.records.records import (
     scan,
 )
 
-quick = settings(deadline=None, max_examples=150)
+quick = examples(150)
 
 data = st.none() | st.binary(max_size=40)
 headers = st.lists(st.tuples(st.text(max_size=8), data), max_size=3).map(tuple)
@@ -251,7 +252,7 @@ def test_records_in_an_unknown_codec_or_beyond_the_bound_are_wire_errors() -> No
 
 @pytest.mark.slow
 @given(record_lists(), st.sampled_from(Codec), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_mutated_batches_give_records_or_our_errors(
     records: list[Record], codec: Codec, dice: random.Random
 ) -> None:

@@ -6,12 +6,13 @@ import kio.records.readers
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.codec import has_snappy
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
+from tests.examples import examples
 from wire.records.records import (
     Codec,
     Record,
@@ -21,7 +22,7 @@ from wire.records.records import (
     produced_batch,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = examples(60)
 data = st.none() | st.binary(max_size=40)
 headers = st.lists(st.tuples(st.text(max_size=8), data), max_size=3).map(tuple)
 contents = st.lists(

@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -25,6 +24,7 @@ from dataplane.coordinators.group.record_formats import (
     encode_offset_value,
 )
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS
+from tests.examples import examples
 from wire.primitives.types import ZERO_UUID
 
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
@@ -226,7 +226,7 @@ class OffsetsModel(RuleBasedStateMachine):
                     assert self.offsets.has_offset(*key) == (key in existing)
 
 
-OffsetsModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+OffsetsModel.TestCase.settings = examples(60, stateful_step_count=40)
 TestOffsetsModel = OffsetsModel.TestCase
 
 

@@ -7,7 +7,6 @@ grow; and a member that is silent is removed.
 
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -18,6 +17,7 @@ from dataplane.coordinators.group.record_formats import GroupMetadataValue, deco
 from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
 from dataplane.coordinators.group.sessions import pending_bytes
 from tests.dataplane.coordinators.group.coordinator import Answers, Coordinator
+from tests.examples import examples
 from wire.primitives.errors import ErrorCode
 
 SESSION_S = 10.0
@@ -270,6 +270,6 @@ class GroupProtocolInPieces(GroupProtocol):
 
 
 TestGroupProtocol = GroupProtocol.TestCase
-TestGroupProtocol.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestGroupProtocol.settings = examples(200, stateful_step_count=60)
 TestGroupProtocolInPieces = GroupProtocolInPieces.TestCase
 TestGroupProtocolInPieces.settings = TestGroupProtocol.settings

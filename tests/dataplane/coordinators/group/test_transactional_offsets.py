@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -23,6 +22,7 @@ from dataplane.coordinators.group.record_formats import (
 )
 from dataplane.coordinators.group.transactional_offsets import ENDED_AT_ONCE
 from dataplane.scheduling.time_slices import at_once
+from tests.examples import examples
 from wire.primitives.types import ZERO_UUID
 
 KEY = OffsetKey("g", "t", 0)
@@ -141,9 +141,7 @@ class TransactionsModel(RuleBasedStateMachine):
                     assert (fetched and fetched.offset) == (known and known[1])
 
 
-TransactionsModel.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
-)
+TransactionsModel.TestCase.settings = examples(100, stateful_step_count=40)
 TestTransactionsModel = TransactionsModel.TestCase
 
 

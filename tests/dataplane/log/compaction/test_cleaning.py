@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.compaction.cleaning import (
@@ -34,6 +34,7 @@ from tests.dataplane.log.compaction.compacted import (
 )
 from tests.dataplane.log.logs import UnsyncedDisk, close_clean, cut, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
+from tests.examples import examples
 from wire.records.compression import Codec
 from wire.records.records import (
     ControlType,
@@ -62,7 +63,7 @@ _steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(_steps)
 def test_what_stays_is_what_a_naive_model_keeps(steps: list[tuple]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -27,6 +26,7 @@ from tests.dataplane.log.logs import (
     make_batch,
     open_log,
 )
+from tests.examples import examples
 
 CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=100)
 PRODUCERS = (0, 1, 2)
@@ -193,4 +193,4 @@ class ProducerMachine(RuleBasedStateMachine):
 
 
 TestProducers = ProducerMachine.TestCase
-TestProducers.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestProducers.settings = examples(30, stateful_step_count=30)

@@ -1,4 +1,7 @@
-"""Moves of 100 partitions among three whole nodes in virtual time, as in the test plan of KIP-73.
+"""Moves of 40 partitions among three whole nodes in virtual time, as in the test plan of KIP-73.
+
+The plan has 100 partitions; what is moved, and its rate, do not depend on the number of partitions
+that hold it, but each fetch looks at all of them.
 
 A topic is filled, and its partitions are moved with the throttles that `kafka-reassign-partitions
 --throttle` sets: replicas that a partition has already are throttled as leaders, those that it gets
@@ -26,7 +29,7 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
-PARTITIONS = 100
+PARTITIONS = 40
 RATE = 60_000
 BATCH = bytes(batch_of(bytes(2_000)))
 BATCH_BYTES = len(BATCH)

@@ -21,14 +21,14 @@ def test_a_throttle_up_to_the_inbound_rate_stalls_until_it_is_raised(throttle: i
 
     async def scenario(cluster: Together) -> None:
         experiment = Experiment(cluster, ((1,), (1, 2)))
-        await experiment.fill(6)
+        await experiment.fill(15)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(experiment.produce, INBOUND))
             await experiment.throttle(throttle)
             await experiment.start()
             await cluster.world.sleep(11)  # the first window
             lag = experiment.lag()
-            throttled, caught_up, _ = await experiment.rates(60)
+            throttled, caught_up, _ = await experiment.rates(30)
             assert throttled["leader", 1] == pytest.approx(throttle, rel=0.02)
             assert caught_up == pytest.approx(throttle - INBOUND, abs=0.02 * INBOUND)
             assert experiment.lag() >= lag * 0.99
@@ -53,7 +53,7 @@ def test_moved_leaders_matter_only_under_different_throttles(low: int) -> None:
 
     async def scenario(cluster: Together) -> None:
         experiment = Experiment(cluster, ((1, 2), (1, 3)))
-        await experiment.fill(20)
+        await experiment.fill(35)
         await cluster.restart(1)
         await cluster.until(lambda: all(s.leader == 2 for s in experiment.states(2)))
         await cluster.until(lambda: all(1 in s.isr for s in experiment.states(2)))
