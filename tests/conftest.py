@@ -55,7 +55,8 @@ for name in ("no_proxy", "NO_PROXY"):
 
 # Programs in Java run for seconds here: the best compiler costs them more than it gains.
 os.environ["KAFKA_SHORT_LIVED"] = "1"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+for name in ("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS"):
+    os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # By default the console producer gives up after four attempts of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}

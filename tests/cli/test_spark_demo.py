@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.metaquorum.spark.conftest import missing_for_spark
-from tests.nodes import ROOT, elsewhere, skip_without
+from tests.metaquorum.spark.conftest import OPTIONS, java_for_spark, spark_options
+from tests.nodes import ROOT, elsewhere
 
 TIMEOUT_S = 800
+
+__all__ = ["java_for_spark", "spark_options"]
 
 pytestmark = [
     pytest.mark.conformance,
@@ -19,14 +21,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.conformance
-def test_the_demo_loads_each_record_once(tmp_path: Path) -> None:
-    if reason := missing_for_spark():
-        skip_without(reason)
+def test_the_demo_loads_each_record_once(spark_options: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cli.spark_demo"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), OPTIONS: spark_options},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

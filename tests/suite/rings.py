@@ -25,7 +25,7 @@ SLOW_FIXTURES: Final = frozenset(
 )
 # Fixtures that start a JVM.
 CONFORMANCE_FIXTURES: Final = frozenset(
-    ("java", "java_for_spark", "kafka", "kafka_tool", "shared_spark", "spark")
+    ("java", "java_for_spark", "kafka", "kafka_tool", "shared_spark", "spark", "spark_options")
 )
 # Parameters of fixtures that mean Apache Kafka.
 KAFKA_PARAMETER: Final = "kafka"

@@ -1,8 +1,10 @@
 """The order of tests: failures of the last run first, then the longest modules.
 
 A module runs in one process, so that its fixtures start once; a module that takes long is split
-into its tests, or the last process would run it alone. `long_modules.txt` has the seconds of the
-longest modules; `python -m tests.suite.scheduling` writes it from the journals of this folder.
+into its tests, or the last process would run it alone. All modules of a folder in TOGETHER run in
+one process, because they share a fixture that takes seconds and hundreds of megabytes.
+`long_modules.txt` has the seconds of the longest modules; `python -m tests.suite.scheduling` writes
+it from the journals of this folder.
 """
 
 from collections import Counter, OrderedDict
@@ -19,6 +21,7 @@ TABLE: Final = Path(__file__).parent / "long_modules.txt"
 LEAST_S: Final = 2.0  # of a module in the table
 SPLIT_S: Final = 15.0  # a longer module is split
 JOURNALS: Final = 4
+TOGETHER: Final = ("tests/metaquorum/spark/by_spark",)
 
 
 def known_seconds() -> Counter[str]:
@@ -87,6 +90,9 @@ class Modules(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         module = module_of(nodeid)
+        folder = module.rpartition("/")[0]
+        if folder in TOGETHER:
+            return folder
         return nodeid if nodeid in self._first or module in self._split else module
 
     def _assign_work_unit(self, node: Any) -> None:

@@ -8,7 +8,6 @@ commas; if it is empty, no jars are added.
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,12 +21,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.metaquorum.spark.stored_classes import java_command, reading, reading_or_storing
 from tests.nodes import PATIENCE_S, ROOT, missing_for_java, skip_without, unique, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
+OPTIONS = "SPARK_SUBMIT_OPTS"  # of Java, for Spark's drivers
 JARS = "METAQUORUM_SPARK_JARS"
 CONNECTOR_SPARK = "4.2."  # the newest release with a connector
 DRIVER_LOG = """
@@ -46,8 +47,7 @@ def missing_for_spark() -> str:
     """Return the reason why Spark cannot run here; "" if it can."""
     if find_spec("pyspark") is None:
         return "pyspark is not installed"
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    java = java_command()
     if java is None:
         return f"Spark needs Java {LEAST_JAVA} or newer, by JAVA_HOME or as a command"
     try:
@@ -137,12 +137,25 @@ def shared_spark(
     )
     if jars := connector_jars():
         builder = builder.config("spark.jars", jars)
-    with printing_to(logs / "printed"):  # for Java, which starts here and inherits both files
-        session = builder.getOrCreate()
-    if not any(info.name == "pyspark_metaquorum" for info in iter_modules()):
-        session.dataSource.register(DefaultSource)  # not installed by make
-    yield SharedSpark(session, logs)
-    session.stop()
+    with reading_or_storing() as options:
+        # Java starts here, and inherits both files.
+        with printing_to(logs / "printed"), pytest.MonkeyPatch.context() as patch:
+            patch.setenv(OPTIONS, f"{os.environ[OPTIONS]} {options}")
+            session = builder.getOrCreate()
+        if not any(info.name == "pyspark_metaquorum" for info in iter_modules()):
+            session.dataSource.register(DefaultSource)  # not installed by make
+        yield SharedSpark(session, logs)
+        gateway = session.sparkContext._gateway
+        session.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # ends the JVM
+        gateway.proc.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def spark_options(java_for_spark: None) -> str:
+    """Return options for the JVMs of Spark that a test starts; skip without Spark."""
+    return f"{os.environ[OPTIONS]} {reading()}"
 
 
 @pytest.fixture(scope="session")

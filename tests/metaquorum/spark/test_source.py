@@ -1,8 +1,8 @@
-"""Records read by the data source: without Java where possible, and by Spark."""
+"""Records read by the data source, without Java; `by_spark.test_source` has Spark read them."""
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,15 +24,12 @@ from metaquorum.spark.columns import schema
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.options import ReadOptions
 from tests.metaquorum.security.certificates import Authority
-from tests.metaquorum.spark.conftest import SharedSpark
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, free_ports
 from wire.records.records import Codec
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import (
     ArrayType,
@@ -93,19 +90,6 @@ def read(bootstrap: str, **options: object) -> list[dict[str, Any]]:
         if "timestamp" in each:
             each["timestamp"] = each["timestamp"].replace(tzinfo=None)
     return rows
-
-
-def load(spark: SparkSession, bootstrap: str, **options: object) -> DataFrame:
-    texts = {name: str(value) for name, value in options.items()}
-    return (
-        spark.read.format("metaquorum")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .options(**texts)
-        .load()
-    )
-
-
-# Without Java
 
 
 @pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
@@ -287,87 +271,3 @@ def test_certificates_are_shown_and_checked(secured: Secured) -> None:
         read(secured.tls, subscribe=topic, **own, **{"kafka.security.protocol": "SSL"})
     with pytest.raises(ValueError, match=r"nowhere\.pem cannot be read"):
         read(secured.tls, subscribe=topic, **trust | {"kafka.ssl.ca.location": "nowhere.pem"})
-
-
-# By Spark
-
-
-def sorted_rows(frame: DataFrame) -> list[dict[str, Any]]:
-    def values(found: Row) -> dict[str, Any]:
-        fields: dict[str, Any] = found.asDict(recursive=True)
-        return {
-            name: bytes(value) if isinstance(value, bytearray) else value
-            for name, value in fields.items()
-        }
-
-    return sorted(map(values, frame.collect()), key=lambda one: (one["partition"], one["offset"]))
-
-
-def test_spark_finds_the_source_and_reads_every_row(spark: SparkSession, either: Peer) -> None:
-    records = [record(number, number % 2) for number in range(1000)]
-    topic = filled_topic(either.bootstrap, records, 2, Codec.LZ4)
-    frame = load(spark, either.bootstrap, subscribe=topic, includeHeaders="true", minPartitions=4)
-    assert sorted_rows(frame) == [
-        row(number, topic, partition, number // 2)
-        for partition in (0, 1)
-        for number in range(partition, 1000, 2)
-    ]
-    assert frame.filter("offset < 10").count() == 20
-    assert (
-        load(spark, either.bootstrap, subscribe=topic, columns="offset").distinct().count() == 500
-    )
-    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")  # type of TIMESTAMP in DDL
-    try:
-        timestamps = load(spark, either.bootstrap, subscribe=topic, columns="timestamp")
-        assert timestamps.schema["timestamp"].dataType == TimestampType()
-        assert len(timestamps.collect()) == 1000
-    finally:
-        spark.conf.unset("spark.sql.timestampType")
-    empty = load(spark, either.bootstrap, subscribePattern="no such topic there is")
-    assert empty.count() == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"startingOffsets": "latest"}, "startingOffsets can't be latest in a batch read"),
-        ({"columns": "offsets"}, "option columns names 'offsets'; the columns are key, value"),
-        ({"kafka.group.id": "g"}, "a load is in no consumer group"),
-        ({"subscribe": "nowhere"}, "there is no topic nowhere"),
-    ],
-)
-def test_what_is_wrong_is_said_by_spark(
-    spark: SparkSession, node: Peer, options: Mapping[str, str], words: str
-) -> None:
-    with pytest.raises(PySparkException, match=words):
-        load(spark, node.bootstrap, **{"subscribe": "t", **options}).count()
-
-
-def test_what_this_source_does_not_do_is_said(spark: SparkSession, node: Peer) -> None:
-    options = {"kafka.bootstrap.servers": node.bootstrap, "subscribe": "t"}
-    stream = spark.readStream.format("metaquorum").options(**options).load()
-    query = stream.writeStream.format("noop").start()
-    with pytest.raises(PySparkException, match="does not support streaming reads"):
-        query.awaitTermination()
-    written = spark.range(1).write.format("metaquorum").mode("append")
-    with pytest.raises(PySparkException, match="does not support writing"):
-        written.save()
-    other = spark.read.format("metaquorum").schema("value string").options(**options).load()
-    with pytest.raises(PySparkException, match="the schema of the data source metaquorum is fixed"):
-        other.count()
-
-
-def test_no_secret_is_in_what_spark_logs(shared_spark: SharedSpark, secured: Secured) -> None:
-    topic = filled_topic(secured.node.bootstrap, map(record, range(10)))
-    options = {"subscribe": topic, **sasl_options(secured, "SCRAM-SHA-512")}
-    frame = load(shared_spark.session, secured.sasl, **options)
-    frame.createOrReplaceTempView("secured")
-    assert shared_spark.session.sql("SELECT count(value) FROM secured").collect()
-    plan = str(frame._jdf.queryExecution().toString())
-    with pytest.raises(PySparkException, match="there is no topic nowhere") as caught:
-        load(shared_spark.session, secured.sasl, **options | {"subscribe": "nowhere"}).count()
-    logged = shared_spark.logged()
-    assert "SparkListenerSQLExecutionStart" in logged
-    assert "metaquorum" in plan
-    for text in (plan, str(caught.value), logged):
-        assert PASSWORD not in text

@@ -19,11 +19,12 @@ import pytest
 
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.spark.loader import committed_files
+from tests.metaquorum.spark.conftest import OPTIONS
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, ROOT, Peer
 from wire.records.records import Codec
 
-pytestmark = pytest.mark.usefixtures("java_for_spark")
+pytestmark = pytest.mark.conformance
 
 RECORDS = 3000
 # Packages that the loader needs on executors, by import name.
@@ -37,7 +38,7 @@ def site_packages(environment: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare(java_for_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(spark_options: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the packages in NEEDED, without this project."""
     environment = tmp_path_factory.mktemp("bare") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -69,12 +70,13 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
-def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None:
+def submit(node: Peer, topic: str, output: Path, java: str, options: Sequence[str]) -> None:
     """`mq-load load` by spark-submit; the table has every record once."""
     found = find_spec("pyspark")
     assert found is not None
     environment = clean() | {
         "SPARK_HOME": str(Path(str(found.origin)).parent),
+        OPTIONS: java,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(output.parent / "work"),
     }
@@ -87,7 +89,7 @@ def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None
         *("--driver-memory", "512m", "--executor-memory", "512m"),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"),
         *("--conf", f"spark.pyspark.driver.python={sys.executable}"),
-        *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
+        *("--conf", f"spark.executor.extraJavaOptions={java}"),
         *options,
         *(script, "load", "--bootstrap", node.bootstrap, "--topic", topic),
         *("--output", output, "--min-ranges", "4", "--quiet"),
@@ -109,16 +111,19 @@ def submit(node: Peer, topic: str, output: Path, options: Sequence[str]) -> None
 
 
 def test_a_zip_for_executors_that_have_pyarrow(
-    node: Peer, topic: str, bare: Path, tmp_path: Path
+    node: Peer, topic: str, bare: Path, spark_options: str, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle.zip"
     mq_load = Path(sys.executable).with_name("mq-load")
     subprocess.run([mq_load, "bundle", bundle], check=True, env=clean(), cwd=tmp_path)
     python = f"spark.pyspark.python={bare / 'bin' / 'python'}"
-    submit(node, topic, tmp_path / "table", ["--py-files", str(bundle), "--conf", python])
+    options = ["--py-files", str(bundle), "--conf", python]
+    submit(node, topic, tmp_path / "table", spark_options, options)
 
 
-def test_a_packed_environment(node: Peer, topic: str, bare: Path, tmp_path: Path) -> None:
+def test_a_packed_environment(
+    node: Peer, topic: str, bare: Path, spark_options: str, tmp_path: Path
+) -> None:
     archive = tmp_path / "environment.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=False) as tar:
         tar.add(bare, ".")
@@ -129,7 +134,7 @@ def test_a_packed_environment(node: Peer, topic: str, bare: Path, tmp_path: Path
         *("--archives", f"{archive}#environment"),
         *("--conf", "spark.pyspark.python=./environment/bin/python"),
     ]
-    submit(node, topic, tmp_path / "table", options)
+    submit(node, topic, tmp_path / "table", spark_options, options)
 
 
 def without_caches(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:

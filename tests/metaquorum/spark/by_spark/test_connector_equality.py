@@ -60,10 +60,7 @@ def written(
     node = request.param(tmp_path_factory.mktemp("equal") / "node", settings)
     node.start()
     try:
-        classpath = subprocess.run(
-            [KAFKA / "tool", "--classpath"], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        writer = ["java", "-cp", classpath, str(HERE / "WriteTopics.java"), node.bootstrap, PREFIX]
+        writer = [KAFKA / "tool", HERE / "WriteTopics.java", node.bootstrap, PREFIX]
         done = subprocess.run(writer, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr[-2000:]
         wait_until(lambda: is_compacted(node), what="the cleaner")

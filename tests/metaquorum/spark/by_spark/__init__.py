@@ -1,0 +1,1 @@
+"""Tests that share one Spark session: all in one process (tests/suite/scheduling.py)."""
