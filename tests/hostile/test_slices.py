@@ -42,7 +42,7 @@ from wire.protocol.headers import encode_request
 from wire.schema.compiling import REQUEST_MAX_ELEMENTS
 
 # Without slices the largest requests take from 30 to 10,000 ms on a fast machine.
-ATTEMPTS: Final = 3
+ATTEMPTS: Final = 10  # only a request that fails needs more than one or two
 SHARE: Final = 0.3
 MOST: Final = int(REQUEST_MAX_ELEMENTS * SHARE)
 SESSION_VERSION: Final = 12  # the last version that identifies partitions by topic name
