@@ -4,8 +4,8 @@
 #   make quick    the inner ring of the tests: pure state, codecs, one simulated node; a minute on two cores
 #   make test     the tests that need Python alone, quick's among them; ten minutes (ARGS="-k offsets" chooses
 #                 some, JOBS=4 says how many processes)
-#   make conformance  make test, then other languages, Spark, Apache Kafka beside ours, chaos; needs Java 17,
-#                 Maven, Go, Node.js and kcat, or skips what needs them; ten minutes more
+#   make conformance  make test, then other languages, Spark, Apache Kafka, chaos; needs Java 17, Maven,
+#                 Go, Node.js and kcat, or skips what needs them; ten minutes more
 #   make outer    what `make conformance` adds to `make test`
 #   make spark    the data source, and loads by Spark, tested with another PySpark (PYSPARK=4.3.0)
 #   make lint     ruff, mypy --strict, import-linter

@@ -43,7 +43,7 @@ OTHER_PROGRAMS: Final = "other programs"
 
 @frozen
 class Usage:
-    """What a process has used so far, in seconds."""
+    """Time that a process has used so far, in seconds."""
 
     wall: float
     cpu: float

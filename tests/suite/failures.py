@@ -20,8 +20,8 @@ from tests.suite import journal
 from tests.suite.leftovers import end_processes_of, owned_processes
 from tests.suite.processes import state, this_process
 
-LINES: Final = 60  # of a failure's traceback, which the summary repeats as a whole
-LOG_LINES: Final = 15  # of each node of a failed test
+LINES: Final = 60  # a longer traceback is printed as a whole in the summary only
+LOG_LINES: Final = 15  # for each node of a failed test
 # After the last permitted failure: its report arrives within the first time; then workers have the
 # second one to stop their nodes.
 INTERRUPT_AFTER_S: Final = 0.5

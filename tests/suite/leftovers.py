@@ -1,7 +1,7 @@
-"""What a killed run leaves: its processes and folders are ended at the start of the next run.
+"""Processes and folders of a killed run are ended at the start of the next run.
 
 Each process that a test starts inherits the variable `OWNER`, which names the process that controls
-the run by pid and start time. A process or folder is ended only if its owner is gone; names of
+the run by pid and start time. A process or folder is ended only if its owner has ended; names of
 programs play no part, so other runs and other people's nodes are safe. Without /proc nothing is
 ended, and pytest's own rules for folders apply.
 """
@@ -38,7 +38,7 @@ def end_processes_of(owner: ProcessId) -> list[str]:
 
 
 def end_orphans() -> list[str]:
-    """Kill the processes of runs that are gone; return the command of each."""
+    """Kill the processes of runs that have ended; return the command of each."""
     return _kill([pid for pid, owner in owned_processes() if not processes.is_alive(owner)])
 
 

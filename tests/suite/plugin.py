@@ -17,8 +17,8 @@ from tests.suite.leftovers import OWNER, Leftovers
 from tests.suite.rings import ProgramRule
 from tests.suite.scheduling import Order
 
-# Of the youngest generation; with Python's 700, collections were a quarter of all work of the tests
-# without processes. A simulated node allocates some thousand objects at once.
+# With Python's own 700 for the youngest generation, collections were a quarter of all work of the
+# tests without processes. A simulated node allocates some thousand objects at once.
 GARBAGE_THRESHOLDS: Final = (10_000, 10, 10)
 
 
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and test items from later collections of garbage, which are many."""
+    """Exempt modules and test items from later garbage collections, which are many."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)

@@ -22,7 +22,7 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str) -> "ProcessId | None":
-        """Return the process that `str` has written; None if it is no such text."""
+        """Return the process that `str` has written; None for other texts."""
         pid, _, started = text.partition(":")
         return cls(int(pid), int(started)) if pid.isdecimal() and started.isdecimal() else None
 
@@ -31,7 +31,7 @@ class ProcessId:
 class ProcessState:
     id: ProcessId
     parent: int
-    cpu_s: float  # of the process itself, without children
+    cpu_s: float  # without children
     is_zombie: bool
 
 

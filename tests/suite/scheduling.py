@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.suite import journal
 
 TABLE: Final = Path(__file__).parent / "long_modules.txt"
-LEAST_S: Final = 2.0  # of a module in the table
+LEAST_S: Final = 2.0  # a shorter module is not in the table
 SPLIT_S: Final = 15.0  # a longer module is split
 JOURNALS: Final = 4
 TOGETHER: Final = ("tests/metaquorum/spark/by_spark",)

@@ -1,4 +1,4 @@
-"""What a run prints while it runs, when it is ended, and in the next run."""
+"""A run prints failures while it runs, open tests when it is ended, and both in the next run."""
 
 import re
 import signal
