@@ -15,7 +15,7 @@ import click
 
 from simulations.runner.batch import Player
 from simulations.runner.report import Progress, print_findings, summary
-from simulations.runner.schedule import Schedule
+from simulations.runner.schedule import PHASES, Schedule
 from simulations.scenarios.gates import CI, is_gated
 from simulations.scenarios.registry import SCENARIOS
 
@@ -142,7 +142,7 @@ class _Phases:
         self._schedule = schedule
         self._began = time.monotonic()
         self._phase = schedule.phase
-        self._are_gates_met = False
+        self._open = schedule.open_scenarios
 
     def look(self, now: float) -> None:
         schedule = self._schedule
@@ -150,11 +150,12 @@ class _Phases:
         if schedule.phase != self._phase:
             click.echo(f"{at}: end of {self._phase}")
             self._phase = schedule.phase
-            if open_scenarios := schedule.open_scenarios:
-                click.echo(f"    gates are not met yet in {', '.join(open_scenarios)}")
-        if not self._are_gates_met and not schedule.open_scenarios:
-            self._are_gates_met = True
-            click.echo(f"{at}: all gates are met")
+            self._open = schedule.open_scenarios
+            click.echo(f"    gates are not met yet in {', '.join(self._open) or 'no scenario'}")
+        if schedule.phase != PHASES[0] and schedule.open_scenarios != self._open:
+            met = sorted(set(self._open).difference(schedule.open_scenarios))
+            self._open = schedule.open_scenarios
+            click.echo(f"{at}: gates are met in {', '.join(met)}; not in {len(self._open)} others")
 
 
 def ranges(seeds: Iterable[int]) -> str:
