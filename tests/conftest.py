@@ -112,8 +112,8 @@ def _package(value: object) -> str:
 def leftovers() -> Iterator[None]:
     """Collect garbage after each module, so that its resource warnings appear in that module.
 
-    What the last test of a module holds is collected before the next module. What is alive then is
-    exempt from later collections, of which each looks at the objects of one module only.
+    Objects that the last test of a module holds are collected before the next module. All that are
+    alive then are exempt from later collections, so that each looks at one module's objects only.
     """
     gc.collect()
     gc.freeze()

@@ -10,6 +10,7 @@ TOOL = Path(__file__).parent / "peers" / "kafka" / "tool"
 _JAVA = '#!/bin/bash\nfor each; do [ "$each" = --list ] && echo "ran with $each"; done\nexit 0\n'
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_a_command_runs_in_a_kafka_folder_that_is_not_writable(
     tmp_path: Path, is_writable: bool

@@ -17,8 +17,8 @@ from tests.suite.leftovers import OWNER, Leftovers
 from tests.suite.rings import ProgramRule
 from tests.suite.scheduling import Order
 
-# Of the youngest generation; with Python's 700, collections were a quarter of all work of the tests
-# without processes. A simulated node allocates some thousand objects at once.
+# A collection of the youngest generation for each 10,000 new objects instead of Python's 700: they
+# were a quarter of the work of tests without processes. A request of a test creates thousands.
 GARBAGE_THRESHOLDS: Final = (10_000, 10, 10)
 
 

@@ -25,6 +25,8 @@ SLOW_FIXTURES: Final = frozenset(
 CONFORMANCE_FIXTURES: Final = frozenset(("java", "kafka", "kafka_tool", "shared_spark", "spark"))
 # Parameters of fixtures that mean Apache Kafka.
 KAFKA_PARAMETER: Final = "kafka"
+# Folders of the ring `quick`.
+QUICK: Final = ("tests/wire/", "tests/metaquorum/", "tests/dataplane/")
 # Tests that simulate a cluster (tests/dataplane/replication/together.py) are slow.
 CLUSTER: Final = "together"
 # Programs that only the ring `conformance` may start.
@@ -37,7 +39,8 @@ KAFKA_SCRIPTS: Final = Path(__file__).resolve().parents[1] / "peers" / "kafka"
 def ring_of(item: pytest.Item) -> str:
     if item.get_closest_marker("conformance") is not None:
         return "conformance"
-    return "test" if item.get_closest_marker("slow") is not None else "quick"
+    is_quick = item.nodeid.startswith(QUICK) and item.get_closest_marker("slow") is None
+    return "quick" if is_quick else "test"
 
 
 def mark(items: Iterable[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 AT = ("t", 0)
 ONE_SEGMENT = LogConfig(segment_bytes=100_000, index_interval_bytes=150)
 SMALL_SEGMENTS = LogConfig(segment_bytes=300, index_interval_bytes=150)
-LOSSES = 11  # of power at each disk operation, each with another part of what is not synced
+LOSSES = 11  # losses of power at each disk operation, with other parts of the unsynced bytes
 Found = list[tuple[int, int]]  # base offset and leader epoch of each batch
 Story = Callable[[LogDir, PartitionLog, CrashDisk], Awaitable[None]]
 
