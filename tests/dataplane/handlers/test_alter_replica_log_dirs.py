@@ -217,7 +217,8 @@ async def half_copied(tmp_path: Path, **configs: object) -> tuple[int, list[byte
         while begun.future.log_end_offset < 10:
             await trio.sleep(0.001)
         stop_copying(served)
-        return begun.future.log_end_offset, await client.values("t")
+        values = await client.values("t")
+    return begun.future.log_end_offset, values  # a step that was under way has ended
 
 
 def copied_bytes(served: Served) -> int:
