@@ -1,5 +1,6 @@
 """Checks of the whole project."""
 
+import functools
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ TOP_LEVEL = {
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt)/[A-Za-z]")
 
 
+@functools.cache
 def project_files() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.conformance
 _JAVA = '#!/bin/bash\nfor each; do [ "$each" = --list ] && echo "ran with $each"; done\nexit 0\n'
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_a_command_runs_in_a_kafka_folder_that_is_not_writable(
     tmp_path: Path, is_writable: bool

@@ -1,6 +1,7 @@
 """The code uses the terms of its field: names that were replaced do not return."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def identifiers(tree: ast.Module) -> set[str]:
     return found
 
 
+@functools.cache  # most names are in many files
 def has_word(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
     return any(f"_{word}_" in f"_{words}_" for word in WORDS)

@@ -56,9 +56,9 @@ def _without_code(text: str) -> str:
 
 
 def _of_python(path: Path, source: str) -> Iterator[Prose]:
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     docstrings: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         ) or not ast.get_docstring(node):
@@ -67,7 +67,7 @@ def _of_python(path: Path, source: str) -> Iterator[Prose]:
         docstrings.add(id(constant))
         text = ast.get_docstring(node) or ""
         yield Prose(path, constant.lineno, "docstring", _without_code(text), _documented(node))
-    yield from _strings(path, tree, docstrings)
+    yield from _strings(path, nodes, docstrings)
     yield from _comments(path, source)
 
 
@@ -86,10 +86,10 @@ def _documented(
     return "function"
 
 
-def _strings(path: Path, tree: ast.Module, docstrings: set[int]) -> Iterator[Prose]:
+def _strings(path: Path, nodes: list[ast.AST], docstrings: set[int]) -> Iterator[Prose]:
     """Yield string literals of three words and more: messages, help texts, tables."""
     within: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [
                 str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values

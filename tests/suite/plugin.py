@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
         plugins += [LastRun(before), Costs(config, written), Failures(config, written)]
     if is_worker or not config.getoption("numprocesses", None):
         plugins += [Meter(), NodeLogs(), ProgramRule()]
+        gc.disable()  # until all items are known: almost all objects until then stay
     plugins.append(Order(config, before))
     for plugin in plugins:
         config.pluginmanager.register(plugin)
@@ -46,3 +47,4 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.enable()

@@ -443,10 +443,10 @@ def test_transactions_are_listed_by_state_and_producer_id(version: int) -> None:
 def test_filters_and_ids_of_very_many_rows_are_answered() -> None:
     async def scenario(node: Simulated, producer: Producer) -> None:
         with trio.fail_after(60):
-            states = [f"s{number}" for number in range(90_000)]
+            states = [f"s{number}" for number in range(30_000)]
             answer = await listed(producer, state_filters=states)
             assert answer.unknown_state_filters == states
-            ids = [str(number) for number in range(90_000)]
+            ids = [str(number) for number in range(30_000)]
             answer = await producer.client.call(
                 ApiKey.DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=ids)
             )
