@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
-OPTIONS = "SPARK_SUBMIT_OPTS"  # of Java, for Spark's drivers
+OPTIONS = "SPARK_SUBMIT_OPTS"  # Java's options for Spark's drivers
 JARS = "METAQUORUM_SPARK_JARS"
 CONNECTOR_SPARK = "4.2."  # the newest release with a connector
 DRIVER_LOG = """
