@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.clients import CODECS, Librdkafka, Record, create
 from tests.conftest import KafkaTool, NewNode
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 FIRST_MS = 1_600_000_000_000
 
@@ -152,11 +152,12 @@ def test_dump_log_reads_our_files(start_node: NewNode, kafka_tool: KafkaTool) ->
     create(node.bootstrap, "dumped", config={"segment.bytes": "1048576"})
     records = [Record(b"%d" % i, b"x" * 100, (), FIRST_MS + i) for i in range(200)]
     for codec in CODECS:
-        for start in range(0, 200, 50):
-            Librdkafka().send(
-                node.bootstrap, "dumped", records[start : start + 50], codec,
-                enable_idempotence=True,
-            )  # fmt: skip
+        options = {"compression_type": codec, "enable_idempotence": True}
+        producer = Librdkafka().producer(node.bootstrap, **options)
+        for number, each in enumerate(records, 1):
+            producer.produce("dumped", each.value, each.key, 0, timestamp=each.timestamp)
+            if number % 50 == 0:
+                assert producer.flush(PATIENCE_S) == 0
     node.stop()
     folder = Path(node.data_dir) / "dumped-0"
     log = folder / "00000000000000000000.log"

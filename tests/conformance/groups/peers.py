@@ -13,12 +13,14 @@ from wire.protocol.apis import APIS
 
 NODES: Final = 3
 JOIN_GROUP: Final = 11
-# Short session timeouts let a test kill a member and end within seconds. Few partitions of
-# __consumer_offsets are created faster.
+# Short session timeouts let a test kill a member and end within seconds. Few partitions of the
+# internal topics are created faster. Transactions end soon after their timeout.
 SETTINGS: Final = {
     **SHARED,
     "group.min.session.timeout.ms": 500,
     "offsets.topic.num.partitions": 5,
+    "transaction.state.log.num.partitions": 5,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
 }
 THREE: Final = {"offsets.topic.replication.factor": 3, "min.insync.replicas": 2}
 WITH_GROUPS: Final = {**SETTINGS, **THREE}

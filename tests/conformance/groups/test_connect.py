@@ -35,7 +35,7 @@ SETTINGS = {
     "scheduled.rebalance.max.delay.ms": 500,
     "consumer.session.timeout.ms": 3000,
     "consumer.heartbeat.interval.ms": 300,
-    "plugin.discovery": "only_scan",
+    "plugin.discovery": "service_load",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]

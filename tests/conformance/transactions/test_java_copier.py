@@ -18,9 +18,11 @@ from tests.nodes import KAFKA, PATIENCE_S, Peer, unique, wait_until
 RECORDS = 600
 SIZE = 4  # records of a transaction
 # It asks for its offset before it ends the transaction that is left, so it waits for the timeout.
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 5000
+LONGER_TIMEOUT_MS = 10_000  # for transactions while a node is killed
 MORE = 40  # records that are copied before the next kill
 Options = tuple[str, ...]
+NewCopier = Callable[..., "JavaCopier"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
 
@@ -28,13 +30,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
 class JavaCopier:
     """The program, which ends by itself at the end of its partition."""
 
-    def __init__(self, folder: Path, bootstrap: str, source: str, target: str) -> None:
+    def __init__(
+        self, folder: Path, bootstrap: str, source: str, target: str, timeout_ms: int
+    ) -> None:
         self._folder = folder
         self._arguments = (
             *("--broker-list", bootstrap, "--consumer-group", unique("group")),
             *("--input-topic", source, "--input-partition", "0", "--output-topic", target),
             *("--transaction-size", str(SIZE), "--transactional-id", unique("copier")),
-            *("--transaction-timeout", str(TIMEOUT_MS)),
+            *("--transaction-timeout", str(timeout_ms)),
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.log = ""
@@ -67,13 +71,11 @@ class JavaCopier:
 
 
 @pytest.fixture
-def copier(
-    tmp_path: Path,
-) -> Iterator[Callable[[str, str, str], JavaCopier]]:
+def copier(tmp_path: Path) -> Iterator[NewCopier]:
     started: list[JavaCopier] = []
 
-    def new(bootstrap: str, source: str, target: str) -> JavaCopier:
-        started.append(JavaCopier(tmp_path, bootstrap, source, target))
+    def new(bootstrap: str, source: str, target: str, timeout_ms: int = TIMEOUT_MS) -> JavaCopier:
+        started.append(JavaCopier(tmp_path, bootstrap, source, target, timeout_ms))
         return started[-1]
 
     yield new
@@ -95,9 +97,7 @@ def wait_for_more(reader: Reader, program: JavaCopier) -> None:
     [(), ("--use-group-metadata",), ("--use-group-metadata", "--enable-random-aborts")],
     ids=["id", "metadata", "aborts"],
 )
-def test_a_killed_copier_is_replaced(
-    peer: Peer, copier: Callable[[str, str, str], JavaCopier], more: Options
-) -> None:
+def test_a_killed_copier_is_replaced(peer: Peer, copier: NewCopier, more: Options) -> None:
     source = create(peer.bootstrap, unique("source"))
     target = create(peer.bootstrap, unique("target"))
     sent = send(peer.bootstrap, source, 1, RECORDS)
@@ -154,14 +154,12 @@ class Copied:
             return str(error)
 
 
-def test_nodes_and_copiers_are_killed(
-    three_nodes: ThreeNodes, copier: Callable[[str, str, str], JavaCopier]
-) -> None:
+def test_nodes_and_copiers_are_killed(three_nodes: ThreeNodes, copier: NewCopier) -> None:
     bootstrap = ",".join(three_nodes.addresses)
     source = create(bootstrap, unique("source"), 1, replicas=3)
     target = create(bootstrap, unique("target"), 1, replicas=3)
     sent: Counter[str] = Counter()
-    program = copier(bootstrap, source, target)
+    program = copier(bootstrap, source, target, LONGER_TIMEOUT_MS)
     with Reader(bootstrap, target) as reader:
         for number in (1, 2, 3):
             sent += send(bootstrap, source, 1, RECORDS, number * RECORDS)

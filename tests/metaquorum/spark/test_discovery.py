@@ -1,4 +1,4 @@
-"""Spark finds the source: from a wheel, after `pip install .`, and after `make`.
+"""Spark finds the source: from a wheel, as `pip install .` builds one, and after `make`.
 
 Spark's lookup imports what `pkgutil.iter_modules` lists as `pyspark_*` and takes its
 `DefaultSource`; `test_source` has Spark itself do that.
@@ -77,14 +77,8 @@ def sources_in(folder: Path) -> Path:
 
 
 @pytest.mark.conformance
-def test_after_pip_install(tmp_path: Path) -> None:
-    sources, site = sources_in(tmp_path / "sources"), tmp_path / "site"
-    pip("install", "--no-build-isolation", "--no-deps", "--target", site, sources)
-    assert found_by_spark(site) == expected(site, site)
-
-
-@pytest.mark.conformance
 def test_from_a_wheel(tmp_path: Path) -> None:
+    """`pip install .` takes the same two steps."""
     sources, site = sources_in(tmp_path / "sources"), tmp_path / "site"
     pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, sources)
     (wheel,) = tmp_path.glob("*.whl")
