@@ -95,8 +95,8 @@ $(VENV)/pyspark-%: $(BIN)/python
 
 spark: $(VENV)/installed-conformance $(VENV)/pyspark-$(PYSPARK)
 	PYTHONPATH="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)" SPARK_HOME="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)/pyspark" \
-		$(BIN)/python -m pytest -rs tests/metaquorum/spark/test_source.py \
-		tests/metaquorum/spark/loader/test_load.py -k 'test_source or of_spark or test_spark or that_spark' $(ARGS)
+		$(BIN)/python -m pytest -rs -k 'not kafka' tests/metaquorum/spark/test_source.py \
+		tests/metaquorum/spark/by_spark $(ARGS)
 
 lint: $(VENV)/installed-lint
 	$(BIN)/ruff check
