@@ -39,6 +39,10 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer with its venv module is needed; install it or say PYTHON=/path/to/python3' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Extras that another one contains need no installation of their own.
+CONTAINED_conformance := test docs
+CONTAINED_ci := conformance lint test docs
+
 # One stamp for each extra: packages are installed again when pyproject.toml changes, or a source file
 # that is compiled.
 $(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/plain_batch.py wire/*/*.pxd \
@@ -46,7 +50,7 @@ $(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record
 	@echo 'installing what `make $*` needs into $(VENV)'
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@$(MAKE) --no-print-directory spark-discovery
-	@touch $@
+	@touch $@ $(addprefix $(VENV)/installed-,$(CONTAINED_$*))
 
 # Spark finds data sources by listing packages named pyspark_*, which an editable install does not list.
 spark-discovery: metaquorum/spark/discovery/__init__.py
