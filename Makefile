@@ -67,7 +67,7 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -rs -m 'not conformance' $(ARGS)
 
 quick: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow and not conformance' --hypothesis-profile=quick \
+	$(BIN)/python -m pytest -n $(JOBS:auto=logical) -m 'not slow and not conformance' --hypothesis-profile=quick \
 		tests/wire tests/metaquorum tests/dataplane $(ARGS)
 
 conformance: test

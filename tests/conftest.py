@@ -63,8 +63,9 @@ TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
 
 
 MOST_PROCESSES = 8
-# Test processes per processor: a test of a node, or of a client, waits for a part of its time.
-PER_PROCESSOR = 1.5
+# Test processes per processor for `-n auto`: a test of a node, or of a client, waits for a part of
+# its time. For `-n logical` (make quick) one: its tests do not wait.
+PER_PROCESSOR = 2.0
 PROCESS_BYTES = 1 << 29  # memory of one test process with its nodes, and sometimes Java
 
 CLIENTS = "tests.conformance.clients"
@@ -76,15 +77,16 @@ for name in OTHERS:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return the number of workers for `-n auto`, limited by processors and memory."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist uses this variable
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limits = [PER_PROCESSOR * (count or 1), float(MOST_PROCESSES)]
+    each = 1.0 if config.option.numprocesses == "logical" else PER_PROCESSOR
+    limits = [each * (count or 1), float(MOST_PROCESSES)]
     with suppress(OSError, ValueError):  # "max 100000": no limit; otherwise quota and period in us
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limits.append(PER_PROCESSOR * int(quota) / int(period))
+        limits.append(each * int(quota) / int(period))
     with suppress(OSError, ValueError):
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) / PROCESS_BYTES)
     with suppress(OSError, ValueError):
