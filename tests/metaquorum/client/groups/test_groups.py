@@ -174,8 +174,19 @@ def test_an_error_that_lasts_is_the_outcome_at_the_deadline(cluster: Cluster) ->
     async def ask(node_id: int, own: list[str]) -> Outcomes[int]:
         return {group: BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) for group in own}
 
-    name = unique("g")
-    found = wait(ask_coordinators(cluster, [name], ask, cluster.deadline(0.2)))
+    name, timeout_s = unique("g"), 0.2
+
+    def outcomes() -> Outcomes[int] | None:
+        """Return None if the coordinator was not found in time; the next attempt has longer."""
+        nonlocal timeout_s
+        timeout_s *= 2
+        try:
+            return wait(ask_coordinators(cluster, [name], ask, cluster.deadline(timeout_s / 2)))
+        except UnreachableError:
+            return None
+
+    found = wait_until(outcomes)
+    assert found is not None
     assert getattr(found[name], "code", None) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
