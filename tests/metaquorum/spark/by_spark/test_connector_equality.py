@@ -10,6 +10,7 @@ these tests are skipped.
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -19,7 +20,7 @@ from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.socket_transport import BlockingAdmin, connect
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.load_job import load
-from tests.metaquorum.spark.conftest import connector_jars
+from tests.metaquorum.spark.conftest import CONNECTOR_SPARK, connector_jars
 from tests.nodes import KAFKA, PATIENCE_S, KafkaNode, Node, skip_without, wait_until
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -55,6 +56,8 @@ def written(
 ) -> Iterator[str]:
     """Return the bootstrap address of a node with the topics, after compaction."""
     if not connector_jars():
+        if not version("pyspark").startswith(CONNECTOR_SPARK):
+            pytest.skip(f"there is no connector for Spark {version('pyspark')}")
         skip_without("Spark's Kafka connector is not installed")
     settings = {"log.cleaner.backoff.ms": 100, "log.cleaner.min.compaction.lag.ms": 0}
     node = request.param(tmp_path_factory.mktemp("equal") / "node", settings)
