@@ -371,7 +371,7 @@ async def play_settings(
             if at_end is not None:
                 await at_end(cluster_state)
             await _inspect(cluster_state)
-            _look_at_hosts(cluster_state)
+            await _look_at_hosts(cluster_state)
             cluster_state.checker(LossesAreRecorded).finals()
             cluster_state.checker(RecordedWasLost).finals()
             await stop(cluster_state, nursery)
@@ -503,24 +503,41 @@ async def _inspect(cluster_state: ReplicatedClusterState) -> None:
             cluster_state.checker(LastOfEachKeyIsRead).finals(history, found)
 
 
-def _look_at_hosts(cluster_state: ReplicatedClusterState) -> None:
-    """Check that workers have, on disk and in memory, only partitions of existing topics."""
-    if cluster_state.world.violations:
-        return
-    checker, image = cluster_state.checker(TopicsAreTheirOwn), cluster_state.cluster_history.image
+async def _look_at_hosts(cluster_state: ReplicatedClusterState) -> None:
+    """Check that workers have, on disk and in memory, only partitions of existing topics.
+
+    A worker that has applied the deletion of a topic may still wait for its disk: it has
+    `LIVENESS_S` for that.
+    """
+    world = cluster_state.world
+    with trio.move_on_after(LIVENESS_S):
+        while any(_of_no_topic(cluster_state).values()) and not world.violations:
+            await world.sleep(0.05)
+    if not world.violations:
+        checker = cluster_state.checker(TopicsAreTheirOwn)
+        for worker_id, found in _of_no_topic(cluster_state).items():
+            checker.hosted(worker_id, found)
+
+
+def _of_no_topic(cluster_state: ReplicatedClusterState) -> dict[int, list[str]]:
+    """Return, by running worker, what it has of topics that do not exist."""
+    image = cluster_state.cluster_history.image
+    known = {f"{name}-{i}" for name, t in image.topics.items() for i in range(len(t.partitions))}
+    ids = {topic.topic_id for topic in image.topics.values()}
+    found: dict[int, list[str]] = {}
     for member in cluster_state.workers:
-        worker = None if member.running is None else member.running.worker
-        if worker is None:
+        if member.running is None or (worker := member.running.worker) is None:
             continue
-        hosted = {str(p): (p.topic, p.topic_id) for p in worker.replica_manager}
-        checker.hosted(member.config.node_id, dict(hosted.values()), image)
-        known = {f"{name}-{index}" for name, t in image.topics.items() for index in range(4)}
-        for path in log_folders(member):
-            folder = path.rsplit("/", 1)[1]
-            if parse_partition_folder(folder) is not None:
-                checker.compare(
-                    folder in known, "worker {} has a folder {}", member.config.node_id, folder
-                )
+        names = (path.rsplit("/", 1)[1] for path in log_folders(member))
+        found[member.config.node_id] = [
+            *(f"folder {n}" for n in names if parse_partition_folder(n) and n not in known),
+            *(
+                f"{p} of topic id {p.topic_id.hex()}"
+                for p in worker.replica_manager
+                if p.topic_id not in ids
+            ),
+        ]
+    return found
 
 
 REPLICATION: Final = Scenario(

@@ -25,7 +25,7 @@ from simulations.checkers.log_files import (
 from simulations.checkers.metadata import AppliedStays, ImageIsFold
 from simulations.faults.device_faults import DEVICE_FAULTS
 from simulations.faults.node_faults import FAULTS, FaultContext
-from simulations.harness.environment import PORT, Environment
+from simulations.harness.environment import NODE, PORT, Environment
 from simulations.harness.history import PartitionOf
 from simulations.harness.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.kernel.machine import Fate
@@ -65,6 +65,7 @@ async def play(environment: Environment) -> None:
     await fault_context.up()
     await _finish_clients(environment, clients)
     await fault_context.up()
+    await _await_last_requests(environment)
     if settings.disk_movers:
         await environment.run("move inspector", MoveInspector(environment).run)
     await environment.run("auditor", Auditor(environment).run)
@@ -132,6 +133,24 @@ async def _finish_clients(environment: Environment, clients: Clients) -> None:
     environment.closing = True
     if limit.cancelled_caught:
         environment.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
+
+
+async def _await_last_requests(environment: Environment) -> None:
+    """Wait until the node has read all that clients sent before they ended.
+
+    A producer with acks=0 waits for no response: its last batches may be appended after its end.
+    """
+    world = environment.world
+
+    def are_left() -> bool:
+        return any(
+            end.hosts[0] == NODE and not world.machines[end.hosts[1]].running
+            for end in world.internet.connections
+        )
+
+    with trio.move_on_after(CLIENTS_LIMIT_S):
+        while are_left() and not world.violations:
+            await world.sleep(0.05)
 
 
 async def _compare_images(environment: Environment, node: NodeOnMachine) -> None:
