@@ -45,6 +45,8 @@ class NodeConfig:
     host: str = "localhost"  # name of the machine, for the placement of replicas
     rack: str | None = None
     metrics_listen: Address | None = None  # address of the metrics endpoint; None: disabled
+    # Whether limits of connections in the metadata log are ignored: a way in if they refuse all.
+    ignores_connection_limits: bool = False
     inline_append_bytes: int = INLINE_APPEND_BYTES  # larger appends run in a worker thread
     # Kafka's worker configs as text, validated by the reader of the file.
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -110,7 +110,12 @@ class WorkerRole:
             registered_at = await self.session.register()
             await self._loader.wait_applied(registered_at)
             nursery.start_soon(self.session.run)
-            configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
+            configs = WorkerConfigs(
+                self._config.node_id,
+                self._config.configs,
+                self._loader.image,
+                ignores_connection_limits=self._config.ignores_connection_limits,
+            )
             quotas = ClientQuotas(
                 self._loader.image, self._runtime.clock, self._runtime.random, configs.own
             )
@@ -222,6 +227,7 @@ class WorkerRole:
         if len(self._listeners) > 1:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
+        quotas.connections.ignores_quotas = self._config.ignores_connection_limits
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)

@@ -105,6 +105,13 @@ def main() -> None:
     help="Address of /metrics for Prometheus, without authentication.  [default: none]",
 )
 @click.option(
+    "--ignore-dynamic-connection-limits",
+    is_flag=True,
+    default=None,
+    help="Ignore limits of connections that were set while nodes ran: a way in if they refuse all"
+    " connections.",
+)
+@click.option(
     "--set",
     "sets",
     multiple=True,

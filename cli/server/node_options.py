@@ -47,6 +47,7 @@ _FILE_KEYS: Final[Mapping[str, type]] = {
     "host": str,
     "rack": str,
     "metrics-listen": str,
+    "ignore-dynamic-connection-limits": bool,
     "log-format": str,
     "log-level": str,
 }
@@ -97,6 +98,7 @@ def invocation(
         rack=chosen.get("rack") or configs.get("broker.rack"),
         **quorum_settings(chosen, configs, node_id),
         metrics_listen=metrics_listen,
+        ignores_connection_limits=bool(chosen.get("ignore-dynamic-connection-limits")),
     )
     return Invocation(
         replace(node, configs=configs | _shown(node)),
@@ -167,7 +169,7 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     return content, {name: _config_text(path, name, value) for name, value in _flat(configs)}
 
 
-_ARTICLES: Final = {str: "a string", int: "a whole number"}
+_ARTICLES: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from metaquorum.config.plan_limit import FOLLOWER, LEADER, plan_limit
 from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, ConfigSource, Resolved, Synonym
 from metaquorum.controller.config_changes import ALL_WORKERS
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages.describe_configs import (
@@ -111,7 +112,8 @@ def _resolved(worker: DescribesConfigs, resource: DescribeConfigsResource) -> It
         check_topic_name(name)
         if worker.image.topic(name) is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
-        return resolve_all(worker.layers.topic_configs(worker.image.topic_configs(name)))
+        own = worker.image.topic_configs(name)
+        return resolve_all(worker.layers.topic_configs(own, is_internal=is_internal(name)))
     if name == ALL_WORKERS:
         return worker.layers.set_for_all_workers()
     if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:

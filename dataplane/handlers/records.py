@@ -17,7 +17,7 @@ from dataplane.worker.capabilities import (
     HasSlicer,
 )
 from dataplane.worker.context import Request
-from metaquorum.metadata.internal_topics import check_writable
+from metaquorum.metadata.internal_topics import check_writable, is_internal
 from metaquorum.runtime import StorageError
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -210,6 +210,8 @@ def _advance(worker: AdvancesLogStart, partition: Partition, offset: int) -> boo
 
 
 def _check_policy(worker: ReadsTopicConfigs, topic: str) -> None:
-    configs = worker.layers.topic_configs(worker.image.topic_configs(topic))
+    configs = worker.layers.topic_configs(
+        worker.image.topic_configs(topic), is_internal=is_internal(topic)
+    )
     if "compact" in (policy := configs.list("cleanup.policy")) and "delete" not in policy:
         raise KafkaError(ErrorCode.POLICY_VIOLATION)

@@ -70,6 +70,7 @@ class ConnectionRates:
         self._by_listener: dict[str, _SharedRates] = {}
         self._configs = configs
         self.own_listener: str | None = None
+        self.ignores_quotas = False  # whether connection_creation_rate is ignored
         self.throttled = 0
         self.limit(configs)
 
@@ -105,6 +106,8 @@ class ConnectionRates:
 
     def quota(self, ip: str) -> float | None:
         """Return the quota of the address in connections per second; None: not limited."""
+        if self.ignores_quotas:
+            return None
         for entity in (QuotaEntity(ip=ip), _ANYBODY):
             value = self._quotas.get(entity, {}).get(CONNECTION_CREATION_RATE)
             if value is not None:

@@ -18,6 +18,7 @@ from dataplane.replication.isr_manager import IsrManager
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.runtime import Clock, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
@@ -135,17 +136,16 @@ class ReplicaManager:
         return sum(len(indexes) for indexes in self._offline.values())
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
-        return self._topic_config(image.topic_configs(topic))
-
-    def _topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        overrides, is_state = image.topic_configs(topic), is_internal(topic)
         configs = self._configs
-        if not overrides and self._of_most is not None and self._of_most[0] is configs.layers:
+        is_of_most = not overrides and not is_state
+        if is_of_most and self._of_most is not None and self._of_most[0] is configs.layers:
             return self._of_most[1]
         config = TopicConfig.of(
-            configs.layers.topic_configs(overrides),
+            configs.layers.topic_configs(overrides, is_internal=is_state),
             configs.own.integer("producer.id.expiration.ms"),
         )
-        if not overrides:
+        if is_of_most:
             self._of_most = configs.layers, config
         return config
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
+from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse
 from metaquorum.config.group import GROUP_CONFIGS
 from metaquorum.config.listener import SOCKET_SERVER_CONFIGS
@@ -60,6 +61,12 @@ def find_key(scope: Scope, name: str) -> ConfigKey | None:
     return None
 
 
+def base_name(name: str) -> str:
+    """Return the name of a worker config without the prefix of a listener."""
+    match = None if name in WORKER_KEYS else _OF_LISTENER.fullmatch(name)
+    return name if match is None else match[3]
+
+
 def is_of_listener(name: str) -> bool:
     """Return whether `name` is a worker config with a listener's prefix."""
     return name not in WORKER_KEYS and find_key(Scope.WORKER, name) is not None
@@ -90,6 +97,8 @@ def parse_all(scope: Scope, texts: Mapping[str, str]) -> dict[str, ConfigValue]:
     values = {name: parse(key_named(scope, name), text) for name, text in texts.items()}
     if scope is Scope.TOPIC:
         check_topic_values(values)
+    else:
+        check_worker_values(values)
     return values
 
 
@@ -103,6 +112,18 @@ def check_topic_values(values: Mapping[str, ConfigValue]) -> None:
             ErrorCode.INVALID_CONFIG,
             f"conflict topic config setting min.compaction.lag.ms ({least}) > "
             f"max.compaction.lag.ms ({most})",
+        )
+
+
+def check_worker_values(values: Mapping[str, ConfigValue]) -> None:
+    """Raise KafkaError (INVALID_CONFIG) if a worker's values contradict each other."""
+    overrides = values.get("max.connections.per.ip.overrides") or ""
+    assert isinstance(overrides, str)
+    if values.get("max.connections.per.ip") == 0 and not any(counts_by_address(overrides).values()):
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides"
+            " property is set, with a count above zero",
         )
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse, to_text
 from metaquorum.config.registry import WORKER_KEYS, find_key, shown_keys
+from metaquorum.config.state_topics import in_force
 from wire.primitives.errors import KafkaError
 from wire.primitives.frozen import frozen
 
@@ -73,6 +74,7 @@ class Configs:
 
     scope: Scope
     layers: tuple[tuple[ConfigSource, Mapping[str, str]], ...]
+    is_state: bool = False  # whether `state_topics` bounds the values (internal topics)
 
     def resolve(self, name: str) -> Resolved:
         """Return the config `name` with its synonyms. Raises KeyError if the name is unknown."""
@@ -90,7 +92,11 @@ class Configs:
             default = WORKER_KEYS[last].default if key.synonyms else key.default
             words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
         values.append(key.default)
-        return Resolved(key, values[0], tuple(words))
+        value = values[0]
+        if self.is_state:
+            is_own = bool(words) and words[0].source is ConfigSource.TOPIC
+            value = in_force(name, value, is_own=is_own)
+        return Resolved(key, value, tuple(words))
 
     def _words(self, key: ConfigKey) -> Iterator[tuple[ConfigSource, str, str, ConfigValue]]:
         """Yield (layer, name in that layer, text, value) of all layers except the default."""
@@ -112,9 +118,11 @@ class Configs:
         key = find_key(self.scope, name)
         if key is None:
             raise KeyError(name)
-        for _, _, _, value in self._words(key):
+        for source, _, _, value in self._words(key):
+            if self.is_state:
+                return in_force(name, value, is_own=source is ConfigSource.TOPIC)
             return value
-        return key.default
+        return in_force(name, key.default, is_own=False) if self.is_state else key.default
 
     def boolean(self, name: str) -> bool:
         value = self[name]
@@ -209,9 +217,12 @@ class WorkerLayers:
     dynamic: Mapping[str, str] = field(default_factory=dict)  # set for this worker
     dynamic_default: Mapping[str, str] = field(default_factory=dict)  # set for all workers
 
-    def topic_configs(self, overrides: Mapping[str, str] = _NO_TEXTS) -> Configs:
+    def topic_configs(
+        self, overrides: Mapping[str, str] = _NO_TEXTS, *, is_internal: bool = False
+    ) -> Configs:
         """Return the configs of a topic with these overrides, as this worker applies them."""
-        return Configs(Scope.TOPIC, ((ConfigSource.TOPIC, overrides), *self._layers()))
+        layers = ((ConfigSource.TOPIC, overrides), *self._layers())
+        return Configs(Scope.TOPIC, layers, is_state=is_internal)
 
     def worker_configs(self) -> Configs:
         return Configs(Scope.WORKER, self._layers())

@@ -13,7 +13,15 @@ from typing import Final
 
 from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse
 from metaquorum.config.plan_limit import plan_named
-from metaquorum.config.registry import COMPACTION_LAGS, check_topic_values, find_key, key_named
+from metaquorum.config.registry import (
+    COMPACTION_LAGS,
+    check_topic_values,
+    check_worker_values,
+    find_key,
+    key_named,
+)
+from metaquorum.config.running_bounds import OVERRIDES, PER_IP, bound_of
+from metaquorum.config.state_topics import own_complaint
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import MIN_ISR, check_configs, reconfigured
 from metaquorum.metadata.image import MetadataImage
@@ -24,7 +32,6 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 CLEANUP_POLICY: Final = "cleanup.policy"
-COMPACT: Final = "compact"
 UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
 ALL_WORKERS = ""  # name of the resource that holds the cluster-wide worker configs
 
@@ -67,31 +74,70 @@ def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[K
         _check_resource(image, resource)
         wanted = _changed({} if resource.replace else own, resource)
         check_configs(image, resource.scope, resource.name, own, wanted)
+        if resource.scope is Scope.WORKER:
+            _check_running(image, resource.name, own, wanted)
         if resource.scope is Scope.TOPIC and is_internal(resource.name):
-            _check_internal(resource.name, own, wanted)
+            _check_internal(image, resource.name, own, wanted)
     except KafkaError as error:
         return Decision(error)
     partitions = reconfigured(image, resource.scope, resource.name, wanted)
     return Decision(None, chain(_records(resource, own, wanted), partitions))
 
 
-def _check_internal(name: str, own: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raise KafkaError if the change could remove state from an internal topic.
+def _check_internal(
+    image: MetadataImage, name: str, own: Mapping[str, str], wanted: Mapping[str, str]
+) -> None:
+    """Raise KafkaError if a changed config could remove, or stop, the state of an internal topic.
 
-    A topic that a user created with cleanup.policy=delete, before the name was reserved, keeps it
-    until it is changed to a policy with compaction.
+    A value from before such a rule stays until it is changed: `state_topics` bounds it.
     """
-    policy = wanted.get(CLEANUP_POLICY)
-    if policy != own.get(CLEANUP_POLICY) and COMPACT not in _items(policy or ""):
+    topic = image.topic(name)
+    replicas = (len(each.replicas) for each in topic.partitions) if topic is not None else ()
+    fewest = min(replicas, default=1)
+    if CLEANUP_POLICY in own and CLEANUP_POLICY not in wanted:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"Topic '{name}' has the state of {INTERNAL_TOPICS[name]}: {CLEANUP_POLICY} must"
-            f" contain {COMPACT}, or retention would delete state that is in use.",
+            f"Topic '{name}' has the state of {INTERNAL_TOPICS[name]}: its {CLEANUP_POLICY} cannot"
+            " be deleted.",
         )
-    if wanted.get(UNCLEAN_ELECTIONS, "") != own.get(UNCLEAN_ELECTIONS, "") and parse(
-        key_named(Scope.TOPIC, UNCLEAN_ELECTIONS), wanted.get(UNCLEAN_ELECTIONS, "false")
-    ):
-        raise no_unclean_election(name)
+    for config, text in wanted.items():
+        if text == own.get(config):
+            continue
+        value = parse(key_named(Scope.TOPIC, config), text)
+        if config == UNCLEAN_ELECTIONS and value:
+            raise no_unclean_election(name)
+        if (complaint := own_complaint(config, value, fewest)) is not None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Topic '{name}' has the state of {INTERNAL_TOPICS[name]}: {config} must be"
+                f" {complaint}.",
+            )
+
+
+def _check_running(
+    image: MetadataImage, name: str, own: Mapping[str, str], wanted: Mapping[str, str]
+) -> None:
+    """Raise KafkaError if running workers could not be used with a changed config."""
+    for config, text in wanted.items():
+        bound = bound_of(config)
+        if bound is None or text == own.get(config):
+            continue
+        value = parse(key_named(Scope.WORKER, config), text)
+        if (complaint := bound.complaint(value)) is not None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Invalid value {text} for {config}: {complaint}"
+            )
+    limits = {each: wanted.get(each) for each in (PER_IP, OVERRIDES)}
+    if limits == {each: own.get(each) for each in limits}:
+        return
+    of_all = image.worker_configs(None) if name else {}
+    texts = {each: text or of_all.get(each) for each, text in limits.items()}
+    try:
+        check_worker_values(
+            {n: parse(key_named(Scope.WORKER, n), t) for n, t in texts.items() if t is not None}
+        )
+    except KafkaError as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
 
 
 def may_need_fewer(resource: ResourceChange) -> bool:

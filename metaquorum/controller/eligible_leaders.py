@@ -19,12 +19,13 @@ from typing import Final
 
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.config.state_topics import MIN_ISR as MIN_ISR
 from metaquorum.controller.leader_selection import OFF, needing, without_elr
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage, partition_record
+from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, ConfigRecord, MetadataRecord
 from wire.primitives.errors import ErrorCode, KafkaError
 
-MIN_ISR: Final = "min.insync.replicas"
 SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
 
 _PLAIN: Final = frozenset(map(str, range(1, 10)))
@@ -36,14 +37,15 @@ def min_isr(image: MetadataImage, topic: str) -> int:
     """Return the topic's min.insync.replicas, or OFF if the cluster does not use ELRs."""
     if ELIGIBLE_LEADERS not in image.features:
         return OFF
-    return _min_isr(image.topic_configs(topic), image.worker_configs(None))
+    return _min_isr(topic, image.topic_configs(topic), image.worker_configs(None))
 
 
-def _min_isr(own: Mapping[str, str], of_workers: Mapping[str, str]) -> int:
-    text = own.get(MIN_ISR) or of_workers.get(MIN_ISR, "")
-    if text in _PLAIN:  # fast path: one decision may ask for thousands of topics
+def _min_isr(topic: str, own: Mapping[str, str], of_workers: Mapping[str, str]) -> int:
+    text, is_state = own.get(MIN_ISR) or of_workers.get(MIN_ISR, ""), is_internal(topic)
+    if text in _PLAIN and not is_state:  # fast path: one decision may ask for thousands of topics
         return int(text)
-    return WorkerLayers(dynamic_default=of_workers).topic_configs(own).integer(MIN_ISR)
+    layers = WorkerLayers(dynamic_default=of_workers)
+    return layers.topic_configs(own, is_internal=is_state).integer(MIN_ISR)
 
 
 def for_all_workers(static: Mapping[str, str]) -> ConfigRecord:
@@ -97,12 +99,15 @@ def reconfigured(
         return iter(())
     if scope is Scope.TOPIC:
         topic = image.topic(name)
-        needed = _min_isr(wanted, of_workers)
+        needed = _min_isr(name, wanted, of_workers)
         return _changes([] if topic is None else [(topic, partial(needing, min_isr=needed))])
     if name:
         return iter(())
     return _changes(
-        (topic, partial(needing, min_isr=_min_isr(image.topic_configs(topic.name), wanted)))
+        (
+            topic,
+            partial(needing, min_isr=_min_isr(topic.name, image.topic_configs(topic.name), wanted)),
+        )
         for topic in image.topics.each()
     )
 

@@ -6,11 +6,12 @@ A worker creates them when they are first needed, and alone writes to them. Clie
     Produce, DeleteRecords                      INVALID_TOPIC_EXCEPTION, as in Kafka
     CreatePartitions, DeleteTopics              INVALID_REQUEST (Kafka permits both)
     ElectLeaders, unclean                       INVALID_REQUEST (Kafka permits it)
-    cleanup.policy without compact,
-    unclean.leader.election.enable=true         INVALID_REQUEST (Kafka permits both)
+    configs that could remove or stop state,
+    unclean.leader.election.enable=true         INVALID_REQUEST (Kafka permits both); see
+                                                `metaquorum.config.state_topics`
 
 The number of partitions is part of the format of an internal topic: which partition has the state
-of a group follows from it. Without compaction, retention would remove state that is in use.
+of a group follows from it.
 """
 
 from collections.abc import Mapping

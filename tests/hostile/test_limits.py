@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.admin.running import Admin
 from tests.conftest import NewNode
 from tests.hostile.honest import Client, there_and_back
 from tests.nodes import PATIENCE_S, Node, elsewhere, wait_until
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a node with these set
 PING = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 PONG = struct.pack(">ih", 1, 0)
 MIB = 1 << 20
+OVERRIDES = "max.connections.per.ip.overrides"
 
 
 def address_of(node: Any) -> tuple[str, int]:
@@ -81,6 +83,27 @@ def test_max_connections_per_ip_leaves_other_addresses_alone(
     assert not is_served(connecting(node, "127.0.0.1"))
     assert all(is_served(connecting(node, "127.0.0.2")) for _ in range(2))
     assert not is_served(connecting(node, "127.0.0.2"))
+
+
+def test_a_start_option_lets_in_whom_dynamic_limits_refuse(
+    start_node: NewNode, connecting: Connecting
+) -> None:
+    """The node's own options do not help: a dynamic config overrides them."""
+    node = start_node({})
+
+    admin = Admin(MQ_BOOTSTRAP=node.bootstrap)
+    admin("configs", "set", "broker", "default", f"{OVERRIDES}=127.0.0.1:0")
+    wait_until(lambda: not is_served(connecting(node)), what="the limit to be in force")
+    node.stop()
+    node.configure({OVERRIDES: "127.0.0.1:5"})
+    node.start()
+    assert not is_served(connecting(node))
+    node.stop()
+    node.configure({}, "--ignore-dynamic-connection-limits")
+    node.start()
+    assert is_served(connecting(node))
+    assert f"ignoring {OVERRIDES}=127.0.0.1:0" in node.log()
+    admin("configs", "unset", "broker", "default", OVERRIDES)
 
 
 def test_connections_without_whole_requests_end_when_idle(

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from metaquorum.config.definition import ConfigKey, ConfigType
 from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS
+from metaquorum.config.running_bounds import BOUNDS
+from metaquorum.config.state_topics import IN_FORCE, MOST_DEFAULT_MIN_ISR
 from tests.documents.reference.markdown import code, prose, table
 
 
@@ -23,6 +25,16 @@ def _type(key: ConfigKey) -> str:
     return ConfigType(key.type).name.lower() + values
 
 
+def _dynamic(key: ConfigKey) -> str:
+    bound = BOUNDS.get(key.name)
+    return "no" if not key.dynamic else "yes" if bound is None else f"yes, {code(bound)}"
+
+
+def _state_rows() -> Iterable[tuple[str, ...]]:
+    for name, bounds in sorted(IN_FORCE.items()):
+        yield code(name), str(bounds), prose(f"{bounds.why[0].upper()}{bounds.why[1:]}.")
+
+
 def _topic_rows(keys: Iterable[ConfigKey]) -> Iterable[tuple[str, ...]]:
     for key in keys:
         workers = ", ".join(code(name) for name, _ in key.synonyms) or "-"
@@ -36,7 +48,7 @@ def _worker_rows(keys: Iterable[ConfigKey]) -> Iterable[tuple[str, ...]]:
             code(key.name),
             _type(key),
             _default(key),
-            "yes" if key.dynamic else "no",
+            _dynamic(key),
             " and ".join(scopes) or "-",
             prose(key.doc),
         )
@@ -65,10 +77,21 @@ A topic without a value of its own uses the worker config of the fourth column. 
 while nodes run.
 
 {table(topic_heads, _topic_rows(topics))}
+### Internal topics
+
+`__consumer_offsets` and `__transaction_state` hold the state of groups and transactions. A value
+from any layer is bounded as follows, and a value of the topic's own beyond a bound is
+refused. Kafka accepts all of them.
+
+{table(("Config", "Value in force", "Reason"), _state_rows())}
+From the default of all topics, `min.insync.replicas` is at most {MOST_DEFAULT_MIN_ISR} for them, so
+that one failed worker stops no coordinator.
+
 ## Configs of workers (brokers)
 
-*Dynamic* configs can be changed while nodes run, for one worker or for all. The others take effect
-when a node starts. *Per listener*: `listener.name.NAME.CONFIG` sets it for one listener; *per
+*Dynamic* configs can be changed while nodes run, for one worker or for all; where a range follows,
+a change must be within it, so that the cluster stays usable. The others take effect when a node
+starts. *Per listener*: `listener.name.NAME.CONFIG` sets it for one listener; *per
 mechanism*: `listener.name.NAME.MECHANISM.CONFIG` for one SASL mechanism of it.
 
 {table(worker_heads, _worker_rows(workers))}"""

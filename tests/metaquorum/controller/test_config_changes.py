@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.config.definition import Scope
+from metaquorum.config.registry import parse_all
 from metaquorum.controller.config_changes import (
     ConfigChange,
     ConfigOp,
@@ -21,6 +22,7 @@ from metaquorum.controller.topics import (
     create_partitions,
 )
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import replay
 from tests.metaquorum.raft.test_alone import Node
 from tests.metaquorum.storage.crash_disk import CrashDisk
@@ -42,6 +44,77 @@ def topic(*changes: ConfigChange, name: str = "a", replace: bool = False) -> Res
 
 def worker(*changes: ConfigChange) -> ResourceChange:
     return ResourceChange(Scope.WORKER, "1", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("max.connections", "4", "5"),
+        ("listener.name.outside.max.connections", "0", "5"),
+        ("max.connections.per.ip", "0", "1"),
+        ("log.cleaner.threads", "0", "1"),
+        ("log.cleaner.threads", "65", "64"),
+        ("log.cleaner.io.max.bytes.per.second", "0", "1024"),
+        ("log.cleaner.io.buffer.size", "2147483647", "0"),
+        ("log.cleaner.backoff.ms", str(2**63 - 1), "0"),
+        ("log.cleaner.max.compaction.lag.ms", "1", "1000"),
+        ("log.index.size.max.bytes", "4", "4096"),
+        ("log.roll.ms", "1", "1000"),
+        ("log.segment.delete.delay.ms", str(2**63 - 1), "0"),
+        ("internal.log.segment.bytes", "14", "1048576"),
+        ("message.max.bytes", "0", "1024"),
+        ("num.recovery.threads.per.data.dir", "2147483647", "1000"),
+        ("producer.id.expiration.ms", "1", "120000"),
+    ],
+)
+@pytest.mark.parametrize("resource", ["", "1"])
+def test_running_workers_stay_usable(resource: str, name: str, bad: str, good: str) -> None:
+    def change(value: str) -> KafkaError | None:
+        spec = ResourceChange(Scope.WORKER, resource, [ConfigChange(name, SET, value)])
+        return change_configs(IMAGE, spec).answer
+
+    assert change(good) is None
+    error = change(bad)
+    assert error is not None
+    assert error.code is E.INVALID_REQUEST
+    assert name.removeprefix("listener.name.outside.") in str(error.message)
+    # The node's own options accept it: a restart with others corrects it.
+    if name != "max.connections.per.ip":
+        parse_all(Scope.WORKER, {name: bad})
+
+
+def test_a_value_from_before_its_bound_stays_and_can_be_sent_again() -> None:
+    old, _ = replay(IMAGE, [ConfigRecord(int(Scope.WORKER), "", "max.connections", "1")])
+    both = [ConfigChange("max.connections", SET, "1"), ConfigChange("log.roll.ms", SET, "5000")]
+    decision = change_configs(old, ResourceChange(Scope.WORKER, "", both, replace=True))
+    assert decision.answer is None
+    assert len(decision.all_records()) == 1
+
+
+def test_no_connections_of_an_address_need_overrides_as_in_kafka() -> None:
+    none, some = (
+        ConfigChange("max.connections.per.ip", SET, "0"),
+        ConfigChange("max.connections.per.ip.overrides", SET, "10.0.0.1:5"),
+    )
+    without = ConfigChange("max.connections.per.ip.overrides", DELETE)
+    closed = ConfigChange("max.connections.per.ip.overrides", SET, "10.0.0.1:0")
+    image = IMAGE
+    for changes, is_allowed in [
+        ([none], False),
+        ([none, closed], False),
+        ([some, none], True),
+        ([closed], False),
+        ([without], False),
+    ]:
+        decision = change_configs(image, ResourceChange(Scope.WORKER, "", changes))
+        assert (decision.answer is None) == is_allowed, (changes, decision.answer)
+        if is_allowed:
+            image, _ = replay(image, decision.all_records())
+    # One worker may rely on the overrides of all.
+    assert change_configs(image, ResourceChange(Scope.WORKER, "1", [none])).answer is None
+    assert change_configs(IMAGE, ResourceChange(Scope.WORKER, "1", [none])).answer is not None
+    with pytest.raises(KafkaError, match=r"only if max\.connections\.per\.ip\.overrides"):
+        parse_all(Scope.WORKER, {"max.connections.per.ip": "0"})
 
 
 @pytest.mark.parametrize(

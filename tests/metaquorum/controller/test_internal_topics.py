@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from metaquorum.config.definition import Scope
+from metaquorum.config.definition import ConfigValue, Scope
+from metaquorum.config.resolution import WorkerLayers
 from metaquorum.controller.config_changes import (
     ConfigChange,
     ConfigOp,
@@ -14,6 +15,7 @@ from metaquorum.controller.config_changes import (
 )
 from metaquorum.controller.controller_configs import ControllerConfigs
 from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, elect_leader
+from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.internal_topics import CreateInternalTopic, create_internal_topic
 from metaquorum.controller.topics import (
     NewPartitions,
@@ -29,6 +31,7 @@ from metaquorum.controller.worker_registration import fence_workers
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import (
+    ELIGIBLE_LEADERS,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -247,9 +250,22 @@ WITHOUT_OWN = with_topic()
         (COMPACTED, "segment.bytes", SET, "1048576", True),
         (COMPACTED, "min.insync.replicas", SET, "2", True),
         (COMPACTED, "retention.ms", SET, "1", True),
-        (COMPACTED, "cleanup.policy", SET, "compact,delete", True),
+        (COMPACTED, "min.insync.replicas", SET, "3", False),
+        (COMPACTED, "cleanup.policy", SET, "compact,delete", False),
         (COMPACTED, "cleanup.policy", SET, "compact", True),
-        (COMPACTED, "cleanup.policy", APPEND, "delete", True),
+        (COMPACTED, "cleanup.policy", APPEND, "delete", False),
+        (COMPACTED, "max.message.bytes", SET, "1048587", False),
+        (COMPACTED, "max.message.bytes", SET, "1048588", True),
+        (COMPACTED, "message.timestamp.type", SET, "LogAppendTime", False),
+        (COMPACTED, "min.compaction.lag.ms", SET, "86400001", False),
+        (COMPACTED, "min.compaction.lag.ms", SET, "86400000", True),
+        (COMPACTED, "max.compaction.lag.ms", SET, "1000", False),
+        (COMPACTED, "min.cleanable.dirty.ratio", SET, "1", False),
+        (COMPACTED, "segment.ms", SET, "100", False),
+        (COMPACTED, "segment.index.bytes", SET, "12", False),
+        (COMPACTED, "internal.segment.bytes", SET, "14", False),
+        (COMPACTED, "file.delete.delay.ms", SET, "604800001", False),
+        (COMPACTED, "delete.retention.ms", SET, "0", True),
         (COMPACTED, "cleanup.policy", SET, "delete", False),
         (COMPACTED, "cleanup.policy", SUBTRACT, "compact", False),
         (COMPACTED, "cleanup.policy", DELETE, None, False),
@@ -291,6 +307,39 @@ def test_replacing_all_configs_cannot_drop_compaction() -> None:
         replace=True,
     )
     assert change_configs(COMPACTED, kept).answer is None
+
+
+@pytest.mark.parametrize("own", [{}, {"cleanup.policy": "delete", "max.message.bytes": "0"}])
+@pytest.mark.parametrize(
+    ("worker", "name", "value"),
+    [
+        ({"log.cleanup.policy": "delete"}, "cleanup.policy", ("compact",)),
+        ({"message.max.bytes": "0"}, "max.message.bytes", 1_048_588),
+        ({"min.insync.replicas": "3"}, "min.insync.replicas", 2),
+        ({"log.cleaner.min.cleanable.ratio": "1"}, "min.cleanable.dirty.ratio", 0.9),
+        ({"log.cleaner.min.compaction.lag.ms": "9" * 18}, "min.compaction.lag.ms", 86_400_000),
+        ({"log.message.timestamp.type": "LogAppendTime"}, "message.timestamp.type", "CreateTime"),
+        ({"log.roll.ms": "1"}, "segment.ms", 60_000),
+        ({}, "max.compaction.lag.ms", 2**63 - 1),
+    ],
+)
+def test_no_layer_of_configs_stops_or_removes_state(
+    own: dict[str, str], worker: dict[str, str], name: str, value: ConfigValue
+) -> None:
+    layers = WorkerLayers(dynamic_default=worker)
+    configs = layers.topic_configs(own, is_internal=True)
+    assert configs[name] == configs.resolve(name).value == value
+    plain = layers.topic_configs()
+    assert plain[name] == plain.resolve(name).value
+    assert (plain[name] != value) == bool(worker)
+
+
+def test_the_controller_reckons_with_the_min_isr_in_force() -> None:
+    for name, expected in ((CONSUMER_OFFSETS, 2), ("orders", 3)):
+        image = after(with_topic(name), FeatureLevelRecord(ELIGIBLE_LEADERS, 1))
+        of_all = ConfigChange("min.insync.replicas", SET, "3")
+        decision = change_configs(image, ResourceChange(Scope.WORKER, "", [of_all]))
+        assert min_isr(after(image, *decision.all_records()), name) == expected
 
 
 def test_other_topics_are_not_protected() -> None:
