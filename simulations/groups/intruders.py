@@ -30,7 +30,15 @@ from wire.protocol.apis import ApiKey
 from wire.records.records import Record, encode_batch
 
 SHARE: Final = 0.4  # share of the worlds with an intruder
-_CONFIGS: Final = (("cleanup.policy", "delete"), ("unclean.leader.election.enable", "true"))
+_CONFIGS: Final = (
+    ("cleanup.policy", "delete"),
+    ("cleanup.policy", "compact,delete"),
+    ("unclean.leader.election.enable", "true"),
+    ("max.message.bytes", "0"),
+    ("internal.segment.bytes", "14"),
+    ("min.insync.replicas", "3"),
+    ("segment.index.bytes", "4"),
+)
 _TOPIC: Final = 2  # type of a resource
 _TIMEOUT_MS: Final = 2000
 _STATES_SINCE: Final = 6  # version of DeleteTopics

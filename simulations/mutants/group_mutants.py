@@ -362,6 +362,15 @@ def _clients_change_it() -> AbstractContextManager[None]:
     )
 
 
+def _state_configs_unbounded() -> AbstractContextManager[None]:
+    """Accept any value of a config of an internal topic, unless it permits unclean elections."""
+
+    def unbounded(_: Any) -> Any:
+        return lambda *values: None
+
+    return swapped(config_changes, "own_complaint", unbounded)
+
+
 GROUP_MUTANTS: Final = tuple(
     Mutant(name, about, "groups", found_as, apply)
     for name, about, found_as, apply in (
@@ -526,6 +535,12 @@ GROUP_MUTANTS: Final = tuple(
             "clients delete internal topics, and change their partitions and configs",
             ("G6",),
             _clients_change_it,
+        ),
+        (
+            "state-configs-unbounded",
+            "configs of an internal topic may remove or stop the state in it",
+            ("G6",),
+            _state_configs_unbounded,
         ),
     )
 )

@@ -25,6 +25,11 @@ from wire.messages.delete_records import (
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from wire.messages.describe_topic_partitions import TopicRequest as DescribedTopic
+from wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
@@ -119,6 +124,24 @@ def test_it_is_neither_deleted_nor_given_partitions() -> None:
         (row,) = (await client.call(ApiKey.CREATE_PARTITIONS, more)).results
         assert row.error_code == ErrorCode.INVALID_REQUEST
         assert node.worker.image.topic(CONSUMER_OFFSETS) is topic
+
+    simulated(scenario, **ONE)
+
+
+def test_no_config_stops_or_removes_its_state() -> None:
+    async def scenario(node: Simulated) -> None:
+        await node.worker.internal_topics.ensure()
+        client = await node.connect()
+        for name, value in (("max.message.bytes", "0"), ("cleanup.policy", "compact,delete")):
+            config = AlterableConfig(name=name, config_operation=0, value=value)
+            resource = AlterConfigsResource(
+                resource_type=2, resource_name=CONSUMER_OFFSETS, configs=[config]
+            )
+            change = IncrementalAlterConfigsRequest(resources=[resource])
+            (row,) = (await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, change)).responses
+            assert row.error_code == ErrorCode.INVALID_REQUEST
+            assert f"state of consumer groups: {name} must be" in row.error_message
+        assert "max.message.bytes" not in node.worker.image.topic_configs(CONSUMER_OFFSETS)
 
     simulated(scenario, **ONE)
 

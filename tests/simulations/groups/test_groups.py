@@ -96,6 +96,7 @@ FAILS: dict[str, Callable[[], None]] = {
     "clients-change-internal-topics": (
         internal_topics.test_it_is_neither_deleted_nor_given_partitions
     ),
+    "state-configs-unbounded": internal_topics.test_no_config_stops_or_removes_its_state,
 }
 # Mutants that the simulator finds within few seeds, with the seed that finds it soonest.
 SHOWS_SOON = {
