@@ -83,9 +83,7 @@ class ControllerRole:
         self._listener: ChannelListener | None = None
         if endpoint is not None:
             rpc = RpcServer(
-                self.service.handle,
-                opened=self.service.opened,
-                ended=lambda caller, _: self.service.ended(caller),
+                self.service.handle, opened=self.service.opened, ended=self.service.ended
             )
             self._listener = ChannelListener(endpoint, self._mesh, rpc)
 

@@ -109,7 +109,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         9000,
         Range(1),
         "Time without a heartbeat after which the active controller fences a worker; if the"
-        " worker's connection closes, it is fenced earlier.",
+        " worker's process ends, which closes its connection, it is fenced earlier.",
     ),
     worker_config(
         "default.replication.factor",

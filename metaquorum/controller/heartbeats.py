@@ -15,7 +15,7 @@ module decides when to change it:
     in shutdown         heartbeat, all live workers have applied it           FENCE, then it may
                                                                               shut down
     live or in shutdown no sign of life for broker.session.timeout.ms         it is overdue
-    live or in shutdown its last connection closed 100 ms ago                 it is overdue
+    live or in shutdown it closed its last connection 100 ms ago              it is overdue
     live or in shutdown the stream of its process's voter closed 100 ms ago,  it is overdue
                         and it has no other connection
     live or in shutdown no sign of life in the first 600 ms of a new term     it is overdue
@@ -25,11 +25,12 @@ Before a worker is unfenced, it must have applied its own registration and its l
 it cannot consider itself a leader of partitions that it has lost. A heartbeat, a registration and a
 connection are signs of life. Heartbeats write nothing to the log.
 
-A closed connection reveals a killed process at once, while Kafka waits for the session timeout. The
-timeout is needed only if a host fails or the network is partitioned. Connections belong to this
-process, not to a term, and are counted in all terms. So a voter that becomes active already knows
-whether the process of the previous active controller is dead: that process was a worker too, and
-its kernel has closed its stream to every other voter.
+A connection that the worker's kernel closed reveals a killed process at once, while Kafka waits for
+the session timeout. The timeout is needed only if a process is suspended, a host fails or the
+network is partitioned: the connection is silent then, and this end closes it. Connections belong to
+this process, not to a term, and are counted in all terms. So a voter that becomes active already
+knows whether the process of the previous active controller is dead: that process was a worker too,
+and its kernel has closed its stream to every other voter.
 
 If all processes are killed at once, the first one to restart finds the others live in the image.
 The ISRs must not be left to workers that may not return, so the controller waits until it knows
@@ -182,15 +183,23 @@ class WorkerSessions:
         self._connections[key] = self._connections.get(key, 0) + 1
         self.seen(worker_id, incarnation_id, now)
 
-    def disconnected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
-        """Count a closed connection of that process."""
+    def disconnected(
+        self, worker_id: int, incarnation_id: bytes, now: float, *, is_evidence: bool
+    ) -> None:
+        """Count an ended connection of that process.
+
+        `is_evidence`: that process, or its kernel, closed the connection. If the connection was
+        silent instead, the process may be suspended, or the network partitioned.
+        """
         key = worker_id, incarnation_id
         count = self._connections.pop(key) - 1
         if count:
             self._connections[key] = count
             return
         session = self._sessions.get(worker_id)
-        if session is not None and session.worker.incarnation_id == incarnation_id:
+        if session is None or session.worker.incarnation_id != incarnation_id:
+            return
+        if is_evidence:
             session.closed_at = now
 
     def peer_came(self, voter_id: int) -> None:

@@ -140,9 +140,13 @@ class WorkerLifecycle:
         """Count a new connection of that process to this controller, active or not."""
         self._sessions.connected(worker_id, incarnation_id, self._clock.monotonic())
 
-    def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """Count a closed connection of that process to this controller."""
-        self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
+    def disconnected(self, worker_id: int, incarnation_id: bytes, *, is_evidence: bool) -> None:
+        """Count an ended connection of that process to this controller.
+
+        `is_evidence`: the process or its kernel closed it; not if it was silent, or this end did.
+        """
+        now = self._clock.monotonic()
+        self._sessions.disconnected(worker_id, incarnation_id, now, is_evidence=is_evidence)
         self._maintenance_due.set()
 
     def peer_came(self, voter_id: int) -> None:

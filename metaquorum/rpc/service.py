@@ -12,6 +12,7 @@ import trio
 from metaquorum.channel.calls import MAX_PAYLOAD_BYTES
 from metaquorum.channel.identity import TOOL_ID
 from metaquorum.channel.rpc_server import Caller
+from metaquorum.channel.stream import End
 from metaquorum.channel.timing import within
 from metaquorum.controller.controller import Controller
 from metaquorum.metadata.replicated_log import Leadership, OutcomeUnknownError, Quorum
@@ -94,12 +95,12 @@ class ControllerService:
     def opened(self, caller: Caller) -> None:
         self._streams[caller] = _StreamState()
 
-    def ended(self, caller: Caller) -> None:
+    def ended(self, caller: Caller, end: End) -> None:
         """Drop the state of the stream and report its worker as disconnected to the controller."""
         stream_state = self._streams.pop(caller)
         if stream_state.incarnation_id is not None:
             self.controller.worker_lifecycle.disconnected(
-                caller.node_id, stream_state.incarnation_id
+                caller.node_id, stream_state.incarnation_id, is_evidence=end.is_evidence
             )
 
     async def handle(self, caller: Caller, method_name: str, payload: bytes) -> bytes:

@@ -169,7 +169,7 @@ def test_who_is_overdue_and_when_is_as_the_rules_say(
             case "disconnect" if connections.get((worker_id, identity)):
                 cluster.note("disconnected", worker_id, identity)
                 connections[worker_id, identity] -= 1
-                cluster.sessions.disconnected(worker_id, identity, cluster.now)
+                cluster.sessions.disconnected(worker_id, identity, cluster.now, is_evidence=True)
             case "peer closes":
                 cluster.note("peer closed", worker_id, b"")
                 cluster.sessions.peer_closed(worker_id, cluster.now)
@@ -195,9 +195,9 @@ def test_only_the_last_of_several_connections_counts_when_it_closes() -> None:
     cluster.change(worker(1))
     for _ in range(2):
         cluster.sessions.connected(1, bytes(16), cluster.now)
-    cluster.sessions.disconnected(1, bytes(16), cluster.now)
+    cluster.sessions.disconnected(1, bytes(16), cluster.now, is_evidence=True)
     assert cluster.sessions.next_deadline() == cluster.now + TIMEOUT_S
-    cluster.sessions.disconnected(1, bytes(16), cluster.now)
+    cluster.sessions.disconnected(1, bytes(16), cluster.now, is_evidence=True)
     assert cluster.sessions.next_deadline() == cluster.now + RECONNECT_GRACE_S
     cluster.now += RECONNECT_GRACE_S
     assert cluster.sessions.overdue(cluster.now) == [1]
@@ -271,7 +271,7 @@ def test_a_number_is_held_by_who_is_alive_and_not_about_to_go() -> None:
     assert held()
     assert not held(mine)
     cluster.sessions.connected(1, mine, cluster.now)
-    cluster.sessions.disconnected(1, mine, cluster.now)
+    cluster.sessions.disconnected(1, mine, cluster.now, is_evidence=True)
     assert not held()  # a killed process may be restarted at once
     cluster.beat(1)
     assert held()

@@ -161,14 +161,14 @@ async def test_a_closed_connection_fences_after_its_grace_unless_it_is_made_agai
     await quorum.join(1, 2)
     controller, incarnation = quorum.controller, bytes([1] * 16)
     controller.worker_lifecycle.connected(1, incarnation)
-    controller.worker_lifecycle.disconnected(1, incarnation)
+    controller.worker_lifecycle.disconnected(1, incarnation, is_evidence=True)
     await trio.sleep(RECONNECT_GRACE_S - 0.01)
     assert quorum.fenced() == set()
     controller.worker_lifecycle.connected(1, incarnation)
     await trio.sleep(1)
     assert quorum.fenced() == set()
     quorum.beating[1].cancel()
-    controller.worker_lifecycle.disconnected(1, incarnation)
+    controller.worker_lifecycle.disconnected(1, incarnation, is_evidence=True)
     await trio.sleep(RECONNECT_GRACE_S + 0.01)
     assert quorum.fenced() == {1}
 
@@ -353,7 +353,7 @@ async def test_a_process_that_has_ended_is_unregistered_without_a_wait(quorum: Q
     quorum.beating[1].cancel()
     worker_lifecycle = quorum.controller.worker_lifecycle
     worker_lifecycle.connected(1, bytes([1] * 16))
-    worker_lifecycle.disconnected(1, bytes([1] * 16))
+    worker_lifecycle.disconnected(1, bytes([1] * 16), is_evidence=True)
     await trio.sleep(RECONNECT_GRACE_S + 0.05)
     await worker_lifecycle.unregister_worker(1)
     assert set(quorum.loader.image.workers) == {2}
