@@ -141,7 +141,7 @@ def base_port() -> int:
 def running_nodes() -> Iterator[str]:
     """Run three nodes while the block runs. Yields their bootstrap addresses."""
     if (DIR / "cluster.json").exists():
-        new = ["--keep"]
+        new = []
     else:
         new = ["--nodes", str(NODES), "--base-port", str(base_port())]
     try:
@@ -343,7 +343,7 @@ def say_how_to_go_on(bootstrap: str) -> None:
     say(f"""
 5. Next steps, in this folder
    $ . .venv/bin/activate
-   $ mq-server cluster start --keep --dir {DIR}
+   $ mq-server cluster start --dir {DIR}
    starts the same three nodes with the same data, to kill, pause and restart
    (docs/howto/run-three-nodes.md).
    With any Kafka client (here kcat):

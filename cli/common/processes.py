@@ -1,5 +1,6 @@
 """Processes on this machine, and requests to the nodes among them."""
 
+import errno
 import os
 import signal
 import socket
@@ -101,6 +102,7 @@ def quorum(port: int) -> QuorumAnswer | None:
 
 
 def is_free(port: int) -> bool:
+    """Return whether a node can listen on the port."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,6 +110,16 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def is_listened_on(port: int) -> bool:
+    """Return whether a process accepts connections on the port.
+
+    A port that is neither free nor listened on has connections in TIME-WAIT, for a minute at most.
+    """
+    with socket.socket() as sock:
+        sock.settimeout(PROBE_TIMEOUT_S)
+        return sock.connect_ex((HOST, port)) != errno.ECONNREFUSED
 
 
 def started(
@@ -146,6 +158,39 @@ def command_line(pid: int) -> str:
         check=False,
     )
     return os.fsdecode(ps.stdout)
+
+
+def runs(pid: int, command: list[str]) -> bool:
+    """Return whether the process runs this command, with any path of the interpreter."""
+    found = command_line(pid)
+    if "\0" in found:
+        return found.split("\0")[1:-1] == command[1:]
+    return found.endswith(" " + " ".join(command[1:]))
+
+
+def start_time(pid: int) -> float | None:
+    """Return when a process was started, in units of this machine; None if it does not run.
+
+    Two processes with the same id have different times.
+    """
+    try:
+        stat = _PROC.joinpath(str(pid), "stat").read_text()
+    except OSError:
+        return _start_time_by_ps(pid)
+    return float(stat.rpartition(")")[2].split()[19])  # clock ticks since the boot
+
+
+def _start_time_by_ps(pid: int) -> float | None:
+    if _PROC.joinpath("self").exists():
+        return None
+    ps = subprocess.run(  # noqa: S603
+        ["ps", "-p", str(pid), "-o", "lstart="],  # noqa: S607
+        capture_output=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    text = os.fsdecode(ps.stdout).strip()
+    return time.mktime(time.strptime(text)) if text else None
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:

@@ -1,24 +1,21 @@
 """mq-server cluster: nodes as processes of this machine, for trials, tests and measurements.
 
-All files are in one folder (`cluster_layout.py`); no other file is changed. Only processes that
-were started there receive signals, after a check of the command line that runs under their ids.
-The verbs, options and printed lines equal those of the project's script for Apache Kafka
-(tests/peers/kafka/cluster), so that a tool works with either.
+All files are in one folder (`cluster_files.py`); no other file is changed. Only processes that
+were started there receive signals, after a check of the command line and the start time of the
+processes with their ids. The verbs and printed lines equal those of the project's script for Apache
+Kafka (tests/peers/kafka/cluster), so that a tool works with either.
 """
 
-import json
 import math
-import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -26,28 +23,41 @@ from cli.common.processes import (
     HOST,
     POLL_S,
     QuorumAnswer,
-    command_line,
     is_free,
+    is_listened_on,
     known_brokers,
     quorum,
+    runs,
     send_signal,
+    start_time,
     started,
     under_replicated,
     usage,
     wait,
 )
-from cli.server.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, SECRET, State, server_toml
+from cli.server.cluster_files import (
+    MAX_PORT,
+    FilesError,
+    check_room,
+    kept_configs,
+    lay_out,
+    open_log,
+    read_state,
+    remove,
+    write_state,
+)
+from cli.server.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, State
 from cli.server.quorum_options import QUORUM_SIZES
-from metaquorum.channel.identity import create_secret
 from metaquorum.runtime.own_processes import own_command, own_environment
 from metaquorum.storage.data_dir import new_id
+from wire.primitives.frozen import frozen
 
 DEFAULT_DIR: Final = "mq-cluster"
 DEFAULT_BASE_PORT: Final = 19092
-MAX_PORT: Final = 65_535
 START_TIMEOUT_S: Final = 120.0
 TERM_TIMEOUT_S: Final = 30.0
 KILL_TIMEOUT_S: Final = 5.0
+TIME_WAIT_S: Final = 75.0  # longer than connections stay in TIME-WAIT: 60 s
 HEARD_WITHIN_S: Final = 3.0  # a healthy controller fetches several times in this time
 _STATE: Final = "cluster.json"
 
@@ -57,10 +67,43 @@ def _fail(message: str) -> NoReturn:
     sys.exit(1)
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner can read, since configs may contain passwords."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+@frozen
+class StartOptions:
+    """Options of `cluster start`; None: not given."""
+
+    nodes: int | None
+    controllers: str | None
+    workers: int | None
+    base_port: int | None
+    metrics_base_port: int | None
+    configs: Mapping[str, str]
+    is_fresh: bool
+
+    def state(self, kept: State | None = None) -> State:
+        """Return the state that they ask for; a kept cluster determines those not given.
+
+        Raises click.UsageError if ports are too high or overlap.
+        """
+        base_port = self.base_port or (DEFAULT_BASE_PORT if kept is None else kept.base_port)
+        cluster_id = new_id(SystemRandom())
+        if self.controllers is not None and self.workers is not None:
+            size = int(self.controllers)
+            wanted = State(size + self.workers, base_port, {}, size, True, cluster_id)
+        elif self.nodes is None and kept is not None:
+            wanted = replace(kept, base_port=base_port)
+        else:
+            wanted = State.combined(self.nodes or 1, base_port, cluster_id)
+        wanted.metrics_base_port = self.metrics_base_port
+        if self.metrics_base_port is None and kept is not None:
+            wanted.metrics_base_port = kept.metrics_base_port
+        if base_port + wanted.nodes - 1 + (0 if wanted.is_alone else QUORUM_PORT_OFFSET) > MAX_PORT:
+            raise click.UsageError("a port would exceed 65535: choose a lower --base-port")
+        ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
+        if len(set(ports)) < len(ports) or max(ports) > MAX_PORT:
+            raise click.UsageError(
+                "ports overlap or exceed 65535: choose another --metrics-base-port"
+            )
+        return wanted
 
 
 class Cluster:
@@ -72,8 +115,8 @@ class Cluster:
         self._state: State | None = None
         if self._file.exists():
             try:
-                self._state = State(**json.loads(self._file.read_text()))
-            except (OSError, ValueError, TypeError):
+                self._state = read_state(self._file)
+            except (OSError, ValueError):
                 _fail(f"{self._file} was not written by `cluster start`; choose another --dir")
 
     @property
@@ -90,15 +133,19 @@ class Cluster:
         return self.folder / f"node{node}"
 
     def _save(self) -> None:
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self.state), indent=1) + "\n")
-        temporary.replace(self._file)
+        write_state(self._file, self.state)
+
+    def _command(self, node: int) -> list[str]:
+        toml = str(self._home(node) / "server.toml")
+        return [*own_command("cli.server.main"), "run", "--config", toml]
 
     def pid(self, node: int) -> int | None:
         """Return the recorded process id if the process still is this node."""
-        pid = self.state.pids.get(str(node))
-        mine = str(self._home(node) / "server.toml")
-        return pid if pid and mine in command_line(pid) else None
+        pid, began = self.state.pids.get(str(node)), self.state.started.get(str(node))
+        if pid is None or (began is not None and start_time(pid) != began):
+            return None
+        # A writer of cluster.json can name any process: it must be a node of this folder.
+        return pid if runs(pid, self._command(node)) else None
 
     # State of the nodes
 
@@ -136,14 +183,12 @@ class Cluster:
     # Starting
 
     def _launch(self, node: int) -> "subprocess.Popen[bytes]":
-        for port in self.state.ports(node):
-            if not is_free(port):
-                _fail(f"port {port} is in use by another process; choose another --base-port")
-        home = self._home(node)
-        command = [*own_command("cli.server.main"), "run", "--config", str(home / "server.toml")]
-        with (home / "log").open("ab") as log:
-            process = started(command, own_environment(), log)
+        self._free_ports(self.state.ports(node))
+        with open_log(self._home(node)) as log:
+            process = started(self._command(node), own_environment(), log)
         self.state.pids[str(node)] = process.pid
+        if (began := start_time(process.pid)) is not None:
+            self.state.started[str(node)] = began
         self._save()
         return process
 
@@ -176,14 +221,25 @@ class Cluster:
         lines = log.read_text(errors="replace").splitlines()
         return f"{lines[-1] if lines else 'no log line'} (log: {log})"
 
-    def start(self, wanted: State, configs: Mapping[str, str], keep: bool) -> None:
+    def _free_ports(self, ports: Iterable[int]) -> None:
+        """Wait for connections in TIME-WAIT to end; fail if a process listens on a port."""
+        busy = [port for port in ports if not is_free(port)]
+        if taken := [port for port in busy if is_listened_on(port)]:
+            _fail(f"ports {taken} are in use by other processes; choose another --base-port")
+        if busy:
+            click.echo(f"cluster: connections of ports {busy} are in TIME-WAIT; waiting", err=True)
+            if not wait(lambda: all(map(is_free, busy)), TIME_WAIT_S, POLL_S * 10):
+                _fail(f"ports {busy} are not free after {TIME_WAIT_S:.0f} s")
+
+    def start(self, options: "StartOptions") -> None:
+        """Start the nodes of the folder, which are laid out if there are none yet."""
         if self._state and any(self.pid(node) for node in self.nodes):
             _fail(f"a cluster is running in {self.folder}")
-        if not (keep and self._state):
-            ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
-            if taken := [port for port in ports if not is_free(port)]:
-                _fail(f"ports {taken} are in use by other processes; choose another --base-port")
-            self._lay_out(wanted, configs)
+        is_new = self._state is None or self._state.failed or options.is_fresh
+        if is_new:
+            self._begin_anew(options)
+        else:
+            self._check_kept(options)
         began = time.monotonic()
         try:
             processes = {node: self._launch(node) for node in self.nodes}
@@ -192,25 +248,43 @@ class Cluster:
             # A node that is only slow may be recovering large logs.
             if time.monotonic() - began <= START_TIMEOUT_S and self._stop():
                 click.echo("cluster: the nodes that had started were stopped", err=True)
+            if is_new and not any(self.pid(node) for node in self.nodes):
+                self.state.failed = True
+                self._save()
             raise
         click.echo(f"ready in {time.monotonic() - began:.2f} s: bootstrap {self.state.bootstrap()}")
 
-    def _lay_out(self, wanted: State, configs: Mapping[str, str]) -> None:
-        """Write the settings of each node, and delete the data of an earlier start."""
-        earlier = [path for path in self.folder.glob("node[1-9]*") if path.is_dir()]
-        if earlier and self._state is None:
-            _fail(f"{earlier[0]} was not created by this command; choose another --dir")
-        for path in earlier:
-            shutil.rmtree(path)
-        self.folder.joinpath(SECRET).unlink(missing_ok=True)
+    def _begin_anew(self, options: "StartOptions") -> None:
+        """Delete what an earlier start has made in the folder, and write the settings of nodes."""
+        wanted = options.state()
+        self._free_ports(port for node in wanted.all_nodes for port in wanted.ports(node))
+        earlier = self._state
+        check_room(self.folder, wanted, earlier)
+        if earlier is not None:
+            removed = remove(self.folder, earlier)
+            if removed and not earlier.failed:
+                click.echo(f"deleted {', '.join(removed)} of the earlier cluster in {self.folder}")
+            self._file.unlink()
         self._state = wanted
-        for node in self.nodes:
-            home = self._home(node)
-            home.mkdir(parents=True)
-            write_private(home / "server.toml", server_toml(wanted, node, self.folder, configs))
-        if not wanted.is_alone:
-            create_secret(str(self.folder / SECRET))
+        lay_out(self.folder, wanted, options.configs)
         self._save()
+
+    def _check_kept(self, options: "StartOptions") -> None:
+        """Fail if options contradict the settings of the cluster in the folder."""
+        kept, wanted = self.state, options.state(self.state)
+        ours = replace(wanted, cluster_id=kept.cluster_id, pids=kept.pids, started=kept.started)
+        kept_texts = kept_configs(self.folder, 1)
+        other = [name for name, text in options.configs.items() if kept_texts.get(name) != text]
+        if ours != kept:
+            _fail(
+                f"the cluster in {self.folder} has {kept.summary()}, not {wanted.summary()}: start"
+                " it without these options, or delete its data with --fresh"
+            )
+        if other:
+            _fail(
+                f"the cluster in {self.folder} was not started with {', '.join(sorted(other))} as"
+                " given by --set: change node*/server.toml there, or delete its data with --fresh"
+            )
 
     def stop(self) -> None:
         click.echo(f"stopped {self._stop()}")
@@ -224,6 +298,7 @@ class Cluster:
         for are_controllers in (False, True):
             self._end([n for n in running if self.state.is_controller(n) is are_controllers])
         self.state.pids.clear()
+        self.state.started.clear()
         self._save()
         return len(running)
 
@@ -360,9 +435,8 @@ def cluster_group() -> None:
 @click.option(
     "--base-port",
     type=click.IntRange(1, MAX_PORT),
-    default=DEFAULT_BASE_PORT,
-    show_default=True,
-    help="Node N, from 1, listens on BASE_PORT + N - 1, and on 100 more for other nodes.",
+    help="Node N, from 1, listens on BASE_PORT + N - 1, and on 100 more for other nodes."
+    f"  [default: {DEFAULT_BASE_PORT}]",
 )
 @click.option(
     "--metrics-base-port",
@@ -377,43 +451,33 @@ def cluster_group() -> None:
     metavar="KEY=VALUE",
     help="Worker config of all nodes; repeatable.",
 )
-@click.option("--keep", is_flag=True, help="Keep the data and settings in DIR.")
-def start(
-    folder: str,
-    nodes: int | None,
-    controllers: str | None,
-    workers: int | None,
-    base_port: int,
-    metrics_base_port: int | None,
-    configs: dict[str, str],
-    keep: bool,
-) -> None:
-    """Start nodes and wait until they are ready; deletes the data of an earlier start in DIR.
+@click.option("--fresh", is_flag=True, help="Delete the data and settings of a cluster in DIR.")
+@click.option("--keep", is_flag=True, help="Keep them, which is the default.")
+def start(fresh: bool, keep: bool, folder: str, **options: Any) -> None:
+    """Start nodes and wait until they are ready.
+
+    If DIR has a cluster that was stopped, it starts again with its data and settings; options that
+    contradict these are refused. --fresh deletes them first.
 
     \b
     Examples:
       mq-server cluster start --nodes 3
+      mq-server cluster start
       mq-server cluster start --controllers 3 --workers 4 --base-port 29092
-      mq-server cluster start --nodes 3 --metrics-base-port 9464
+      mq-server cluster start --fresh --nodes 3 --metrics-base-port 9464
     """
-    if (controllers is None) != (workers is None) or (nodes is not None and workers is not None):
+    if fresh and keep:
+        raise click.UsageError("specify either --fresh or --keep")
+    asked = StartOptions(is_fresh=fresh, **options)
+    if (asked.controllers is None) != (asked.workers is None) or (
+        asked.nodes is not None and asked.workers is not None
+    ):
         raise click.UsageError("specify either --nodes, or both --controllers and --workers")
-    cluster_id = new_id(SystemRandom())
-    if controllers is not None and workers is not None:
-        total = int(controllers) + workers
-        wanted = State(total, base_port, {}, int(controllers), True, cluster_id)
-    else:
-        wanted = State.combined(nodes or 1, base_port, cluster_id)
-    if base_port + wanted.nodes - 1 + (0 if wanted.is_alone else QUORUM_PORT_OFFSET) > MAX_PORT:
-        raise click.UsageError("a port would exceed 65535: choose a lower --base-port")
-    if metrics_base_port is not None:
-        wanted.metrics_base_port = metrics_base_port
-        ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
-        if len(set(ports)) < len(ports) or max(ports) > MAX_PORT:
-            raise click.UsageError(
-                "ports overlap or exceed 65535: choose another --metrics-base-port"
-            )
-    Cluster(folder).start(wanted, configs, keep)
+    asked.state()
+    try:
+        Cluster(folder).start(asked)
+    except FilesError as error:
+        _fail(str(error))
 
 
 @cluster_group.command("stop")

@@ -1,6 +1,6 @@
 """Files, roles and ports of a cluster of `mq-server cluster`.
 
-    DIR/cluster.json            options of the start, and process ids
+    DIR/cluster.json            options of the start, process ids and times of their start
     DIR/secret                  secret that authenticates the nodes, if there are several
     DIR/nodeN/server.toml       settings of node N;  DIR/nodeN/data, DIR/nodeN/log
 
@@ -34,6 +34,8 @@ class State:
     separate: bool = False  # the controllers are not workers
     cluster_id: str = ""
     metrics_base_port: int | None = None
+    started: dict[str, float] = field(default_factory=dict)  # as `processes.start_time`, by node
+    failed: bool = False  # the first start failed, and all its nodes were stopped
 
     @staticmethod
     def combined(nodes: int, base_port: int, cluster_id: str) -> "State":
@@ -80,6 +82,15 @@ class State:
             f"{node}@{HOST}:{self.base_port + node - 1 + QUORUM_PORT_OFFSET}"
             for node in range(1, self.controllers + 1)
         )
+
+    def summary(self) -> str:
+        """Return the options that determine the nodes and their ports, as text."""
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
+        if self.separate:
+            nodes = f"{self.controllers} controllers and {len(self.workers)} workers"
+        metrics = f", --metrics-base-port {self.metrics_base_port}"
+        has_metrics = self.metrics_base_port is not None
+        return f"{nodes}, --base-port {self.base_port}{metrics if has_metrics else ''}"
 
     def bootstrap(self) -> str:
         return ",".join(f"{HOST}:{self.port(node)}" for node in self.workers)
