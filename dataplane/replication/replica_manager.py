@@ -525,12 +525,13 @@ class ReplicaManager:
     def fail(self, partition: Partition, error: StorageError) -> None:
         """Handle a failed read or write of the partition's log.
 
-        A transient failure is logged; after any other one the partition is offline.
+        A transient failure is logged; after any other one the partition is offline, unless the
+        log that failed has been replaced by its copy in another directory.
         """
         if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
             return  # deleted meanwhile
-        self.log_dirs.failed_at((partition.topic, partition.index), error)
-        if partition.offline is not None:
+        is_current = self.log_dirs.failed_at((partition.topic, partition.index), error)
+        if not is_current or partition.offline is not None:
             return
         if partition.log.failure is None and not isinstance(error, UnreadableError):
             self._log_failure(partition, error)  # transient: a full disk may have space again
