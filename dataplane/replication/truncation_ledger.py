@@ -15,7 +15,8 @@ which is synced before the log is truncated:
     leader lost it      the leader was in sync but does not have committed records: a disk or power
                         failure
     leader starts later the leader has deleted all records that this replica had
-    lost log            at a start, a log was missing: a new disk, a removed folder
+    lost log            at a start, a log was missing: a new disk, a removed folder, or a folder
+                        without the topic id, which a loss of power has taken
     recovery            at a start, a log had a torn or damaged tail, or ended before the committed
                         records
 
@@ -257,16 +258,27 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
     )
 
 
-def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Entry:
-    """Return the entry for a missing log that is created again, empty.
+@frozen
+class LostLog:
+    """A log that is created again, empty: it is missing, or its topic id is.
 
-    `noted_end` is a checkpointed offset that the lost log had reached, if there is one.
+    `noted_end`: an offset that the lost log had reached, by a checkpoint; None if unknown.
     """
+
+    topic: str
+    topic_id: Uuid
+    partition: int
+    noted_end: int | None
+
+
+def of_lost_log(lost: LostLog, now_ms: int) -> Entry:
+    """Return the entry for a lost log."""
+    noted_end = lost.noted_end
     return Entry(
         now_ms,
-        partition.topic,
-        partition.topic_id,
-        partition.index,
+        lost.topic,
+        lost.topic_id,
+        lost.partition,
         Reason.LOST_LOG,
         0,
         UNKNOWN,
