@@ -236,9 +236,9 @@ def test_an_entry_says_why_and_how_bad(
         ((2, 4, -1), 5, 8),  # another worker led since and may have committed records
         ((2, 4, 3), 5, 8),
         ((NO_LEADER, 5, -1), 6, 8),
-        ((2, 4, 4), 5, 0),  # one that may have lacked what this log has below its high watermark
+        ((2, 4, 4), 5, 0),  # one that may not have had the committed records of this log
         ((NO_LEADER, 5, 4), 6, 0),
-        ((2, 4, -1), 6, 0),  # who led in between, and how the leader was elected, is unknown
+        ((2, 4, -1), 6, 0),  # the election of the epoch in between is unknown
         ((NO_LEADER, -1, -1), 5, 0),
     ],
 )
