@@ -118,39 +118,43 @@ class BackgroundTasks:
 
     async def _flush(self) -> None:
         """Sync logs with sealed segments, and logs for which flush.messages or flush.ms is due."""
-        now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
+                now_ms = self._clock.now_ms()
                 if partition.log.needs_flush(now_ms):
                     with self._reported(partition):
                         await partition.flush(self._disk, now_ms)
 
     async def _retain(self) -> None:
         """Advance log start offsets by retention.ms and retention.bytes, and delete segments."""
-        now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
                 with self._reported(partition):
-                    await self._retain_one(partition, now_ms)
+                    await self._retain_one(partition)
 
-    async def _retain_one(self, partition: Partition, now_ms: int) -> None:
+    async def _retain_one(self, partition: Partition) -> None:
         if partition.appending.locked():
             with trio.move_on_after(MOST_APPEND_WAIT_S) as waiting:
                 async with partition.appending:
                     if not partition.is_hosted:
                         return
-                    plog = self._advance_start(partition, now_ms)
+                    plog = self._advance_start(partition)
             if waiting.cancelled_caught:
                 return
         else:
-            plog = self._advance_start(partition, now_ms)
+            plog = self._advance_start(partition)
         # Each deleted segment takes a sync: appends continue meanwhile.
         if count := await plog.delete_old_segments(self._disk):
             self._worker.pending_deletes.add(partition, plog, count)
 
-    def _advance_start(self, partition: Partition, now_ms: int) -> PartitionLog:
-        """Advance the log start offset as far as retention permits, and return the log."""
+    def _advance_start(self, partition: Partition) -> PartitionLog:
+        """Advance the log start offset as far as retention permits, and return the log.
+
+        The clock is read for each log: the syncs of the logs before it may take seconds, in which
+        the clock may be set back.
+        """
         plog, config = partition.log, partition.config
+        now_ms = self._clock.now_ms()
         start = retention_start(
             plog.segment_spans(),
             plog.log_start_offset,
@@ -188,10 +192,9 @@ class BackgroundTasks:
                 raise
 
     async def _expire_producers(self) -> None:
-        now_ms = self._clock.now_ms()
         async with aclosing(self._partitions()) as partitions:
             async for partition in partitions:
-                partition.log.expire_producers(now_ms)
+                partition.log.expire_producers(self._clock.now_ms())
 
     async def checkpoint(self) -> None:
         """Write the checkpoints of all log directories. Raises StorageError."""

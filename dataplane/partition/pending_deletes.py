@@ -10,11 +10,15 @@ from metaquorum.runtime import Clock
 
 
 class PendingDeletes:
-    """Queue of deleted segments by due time, earliest first."""
+    """Queue of deleted segments by due time, earliest first.
+
+    The delay is one of the monotonic clock: a wall clock that is put forward would remove files
+    that are being read, and one that is set back would keep them on a full disk.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queue: list[tuple[int, int, Partition, PartitionLog, int]] = []
+        self._queue: list[tuple[float, int, Partition, PartitionLog, int]] = []
         self._number = itertools.count()
 
     def add(self, partition: Partition, plog: PartitionLog, segments: int) -> None:
@@ -22,8 +26,8 @@ class PendingDeletes:
 
         The partition may have another log by now.
         """
-        due_ms = self._clock.now_ms() + partition.config.file_delete_delay_ms
-        row = (due_ms, next(self._number), partition, plog, segments)
+        due = self._clock.monotonic() + partition.config.file_delete_delay_ms / 1000
+        row = (due, next(self._number), partition, plog, segments)
         heapq.heappush(self._queue, row)
 
     def take_due(self) -> Iterator[tuple[Partition, int]]:
@@ -31,8 +35,8 @@ class PendingDeletes:
 
         Segments of a log that was moved to another directory are removed with its folder.
         """
-        now_ms = self._clock.now_ms()
-        while self._queue and self._queue[0][0] <= now_ms:
+        now = self._clock.monotonic()
+        while self._queue and self._queue[0][0] <= now:
             _, _, partition, plog, segments = heapq.heappop(self._queue)
             if partition.log is plog:
                 yield partition, segments

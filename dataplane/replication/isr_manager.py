@@ -37,7 +37,7 @@ from dataplane.replication.replica_fetcher import (
     ReplicaFetcher,
 )
 from dataplane.replication.throttle import FollowerThrottle
-from dataplane.replication.truncation_ledger import TruncationLedger
+from dataplane.replication.truncation_ledger import LostLog, TruncationLedger
 from dataplane.replication.worker_client import WorkerClient
 from metaquorum.channel import Endpoint
 from metaquorum.config.resolution import Configs
@@ -421,15 +421,10 @@ class IsrManager:
             truncation_ledger.of_unclean_leader(partition, before, high_watermark, now_ms)
         )
 
-    async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
-        """Add ledger entries for logs that were recreated empty.
-
-        Each pair has an offset that the lost log had reached, by a checkpoint; None if unknown.
-        """
+    async def lost_logs(self, lost: Sequence[LostLog]) -> None:
+        """Add ledger entries for logs that were recreated empty, or are about to be."""
         now_ms = self._runtime.clock.now_ms()
-        await self.ledger.record(
-            [truncation_ledger.of_lost_log(each, end, now_ms) for each, end in lost]
-        )
+        await self.ledger.record([truncation_ledger.of_lost_log(each, now_ms) for each in lost])
 
     async def recovered(self, partitions: Sequence[Partition]) -> None:
         """Add ledger entries for records that these logs lost in recovery."""

@@ -24,7 +24,8 @@ The bytes of all moves count for one quota, replica.alter.log.dirs.io.max.bytes.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -77,11 +78,20 @@ class _EndedError(Exception):
 
 
 class _SourceError(Exception):
-    """Raised if the current log cannot be read."""
+    """Raised if the current log, or its directory, fails: the target is not to blame."""
 
     def __init__(self, error: StorageError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+@contextmanager
+def _of_source() -> Iterator[None]:
+    """Raise a StorageError of the block as a _SourceError."""
+    try:
+        yield
+    except StorageError as error:
+        raise _SourceError(error) from error
 
 
 def common_end(log: PartitionLog, future: PartitionLog) -> int:
@@ -575,11 +585,8 @@ class LogDirMover:
             data = file.read(size, position)
             return memoryview(data), _checked(data, name)
 
-        try:
-            with piece.pinned() as file, piece.reading():
-                return await self._disk.run(partial(read, file))
-        except StorageError as error:
-            raise _SourceError(error) from error
+        with _of_source(), piece.pinned() as file, piece.reading():
+            return await self._disk.run(partial(read, file))
 
     def _step_bytes(self) -> int:
         return min(STEP_BYTES, max(self.quota.rate_limit // 8, 1))
@@ -588,18 +595,16 @@ class LogDirMover:
         while True:
             try:
                 offset = max(offset, log.log_start_offset)
-                return log.read_hot(offset, most, log.log_end_offset, min_one=True)
+                with _of_source():
+                    return log.read_hot(offset, most, log.log_end_offset, min_one=True)
             except ColdError as cold:
                 try:
-                    await cold.warm(self._disk)
+                    with _of_source():
+                        await cold.warm(self._disk)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     raise _SourceError(StorageError(str(error))) from error
-                except StorageError as error:
-                    raise _SourceError(error) from error
-            except StorageError as error:
-                raise _SourceError(error) from error
 
     def _append(self, move: Move, data: memoryview, headers: Sequence[BatchHeader]) -> None:
         if _is_copied(move, headers):
@@ -648,21 +653,37 @@ class LogDirMover:
     async def _note(self, move: Move) -> None:
         """Write the ids of both logs, and the checkpoints of the target, and sync them."""
         log, future, rng = move.log, move.future, self._runtime.random
-        log_id: LogId | None = None
-        if log.has_folder:
-            with storage_errors("read", log.folder):
-                log_id = await self._disk.run(lambda: read_log_id(self._disk, log.folder))
+        log_id = await self._id_of(move)
         if log_id is None:
             log_id = LogId(new_unique(rng))
             if log.has_folder:
-                log.write_small_file(MOVED, log_id.encode())
-                await log.flush(self._disk)
+                with _of_source():
+                    log.write_small_file(MOVED, log_id.encode())
+                    await log.flush(self._disk)
         future.write_small_file(MOVED, log_id.successor(new_unique(rng)).encode())
         await future.flush(self._disk)
         self._check(move)
         move.target.note_future(future)
         await self._log_dirs.checkpoint_one(move.target, self._high_watermarks)
         move.is_noted = True
+
+    async def _id_of(self, move: Move) -> LogId | None:
+        """Return the id on disk of the current log, None without one.
+
+        Raises _EndedError if it cannot be read: the log cannot move, but its records may be
+        readable all the same.
+        """
+        folder = move.log.folder
+        if not move.log.has_folder:
+            return None
+        try:
+            with storage_errors("read", os.path.join(folder, MOVED)):
+                return await self._disk.run(lambda: read_log_id(self._disk, folder))
+        except UnreadableError as error:
+            self.failed_count += 1
+            logger.error("cannot move %s to %s: %s", move.partition, move.target.path, error)
+            self._log_dirs.failed_in(move.source, error)
+            raise _EndedError("the id of the log cannot be read") from error
 
     def _high_watermarks(self) -> Mapping[tuple[str, int], int]:
         return {(each.topic, each.index): each.high_watermark for each in self._partitions}
@@ -675,7 +696,8 @@ class LogDirMover:
         while future.log_end_offset < log.log_end_offset:
             offset = future.log_end_offset
             try:
-                piece = log.read_hot(offset, SWAP_BYTES, log.log_end_offset, min_one=True)
+                with _of_source():
+                    piece = log.read_hot(offset, SWAP_BYTES, log.log_end_offset, min_one=True)
             except ColdError:
                 return False
             data = piece.read_cached() if piece.size_bytes else None

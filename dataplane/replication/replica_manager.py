@@ -15,6 +15,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
 from dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
 from dataplane.replication.isr_manager import IsrManager
+from dataplane.replication.truncation_ledger import LostLog
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
@@ -171,6 +172,7 @@ class ReplicaManager:
         ]
         is_first, self._started = not self._started, True
         if is_first:
+            await self._report_lost(self._unidentified(image))
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
         if is_first:
@@ -233,6 +235,38 @@ class ReplicaManager:
                 elected(partition)
         self.replication.assigned(partition)
 
+    def _unidentified(self, image: MetadataImage) -> list[tuple[TopicImage, int, int]]:
+        """Return the replicas whose log has lost its topic id, with an offset that it had reached.
+
+        Such a log may be that of an earlier topic of the same name, so it is not served. If it was
+        the replica's own, this worker may have been in sync with it, and must not lead without.
+        """
+        found = []
+        for log_dir in self.log_dirs:
+            for at, plog in log_dir.partitions.items():
+                topic = image.topic(at[0])
+                if (
+                    plog.topic_id != ZERO_UUID
+                    or topic is None
+                    or at[1] >= len(topic.partitions)
+                    or self.worker_id not in topic.partitions[at[1]].replicas
+                    or self._is_in_another(log_dir, at, topic.topic_id)
+                ):
+                    continue
+                end = max(plog.log_end_offset, log_dir.checkpoints.high_watermarks.get(at, 0))
+                if end:
+                    found.append((topic, at[1], end))
+        return found
+
+    def _is_in_another(self, log_dir: LogDir, at: tuple[str, int], topic_id: Uuid) -> bool:
+        """Return whether the partition has its own log in another directory."""
+        return any(
+            at in other.offline
+            or ((plog := other.partitions.get(at)) is not None and plog.topic_id == topic_id)
+            for other in self.log_dirs
+            if other is not log_dir
+        )
+
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Set aside the logs of topics that were deleted, or recreated, while this worker was down.
 
@@ -255,12 +289,7 @@ class ReplicaManager:
                     log_dir.delete(topic, index, self._random)
                     moved.append((topic, index))
                 else:
-                    log.warning(
-                        "this worker has no replica of partition %s-%d; its log is set aside as "
-                        "stray",
-                        topic,
-                        index,
-                    )
+                    _log_stray(topic, index, plog)
                     log_dir.set_aside(topic, index, self._random, self._clock.now_ms())
             except StorageError as error:
                 log.error("cannot set aside the stray partition %s-%d: %s", topic, index, error)
@@ -332,33 +361,40 @@ class ReplicaManager:
 
         Returns False if another process has registered as this worker meanwhile.
         """
+        return await self._report_lost(
+            [
+                (topic, index, self.log_dirs.noted_end((topic.name, index)))
+                for topic, index in created
+                if self.log_dirs.is_lost((topic.name, index))
+            ]
+        )
+
+    async def _report_lost(self, logs: Sequence[tuple[TopicImage, int, int | None]]) -> bool:
+        """Record lost logs, with an offset that each had reached, and report them.
+
+        Returns False if another process has registered as this worker meanwhile.
+        """
         lost = [
-            (topic, index)
-            for topic, index in created
-            if self.log_dirs.is_lost((topic.name, index))
-            and not _has_nothing_yet(topic.partitions[index], self.worker_id)
+            row for row in logs if not _has_nothing_yet(row[0].partitions[row[1]], self.worker_id)
         ]
         unreported = [
-            (topic.topic_id, index)
-            for topic, index in lost
+            LostLog(topic.name, topic.topic_id, index, noted_end)
+            for topic, index, noted_end in lost
             if self.worker_id not in topic.partitions[index].blank
         ]
         if not unreported:
             return True
-        names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
+        names = [f"{topic.name}-{index}" for topic, index, _ in lost[:MOST_NAMED]]
         log.warning(
             "the logs of %d partitions are lost and were recreated empty: %s%s",
             len(lost),
             ", ".join(names),
             ", ..." if len(lost) > MOST_NAMED else "",
         )
-        await self.replication.lost_logs(
-            [
-                (partition, self.log_dirs.noted_end((partition.topic, partition.index)))
-                for partition in (self._by_id[topic_id][index] for topic_id, index in unreported)
-            ]
+        await self.replication.lost_logs(unreported)
+        return await self.replication.report_recreated(
+            [(each.topic_id, each.partition) for each in unreported]
         )
-        return await self.replication.report_recreated(unreported)
 
     async def _report_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
         """Report logs with disk damage to the controller before this worker may lead.
@@ -525,12 +561,13 @@ class ReplicaManager:
     def fail(self, partition: Partition, error: StorageError) -> None:
         """Handle a failed read or write of the partition's log.
 
-        A transient failure is logged; after any other one the partition is offline.
+        A transient failure is logged; after any other one the partition is offline, unless the
+        log that failed has been replaced by its copy in another directory.
         """
         if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
             return  # deleted meanwhile
-        self.log_dirs.failed_at((partition.topic, partition.index), error)
-        if partition.offline is not None:
+        is_current = self.log_dirs.failed_at((partition.topic, partition.index), error)
+        if not is_current or partition.offline is not None:
             return
         if partition.log.failure is None and not isinstance(error, UnreadableError):
             self._log_failure(partition, error)  # transient: a full disk may have space again
@@ -593,6 +630,22 @@ def _has_nothing_yet(state: PartitionImage, worker_id: int) -> bool:
         *state.elr,
         state.last_leader,
     )
+
+
+def _log_stray(topic: str, index: int, plog: PartitionLog | None) -> None:
+    if plog is not None and plog.topic_id == ZERO_UUID:
+        log.warning(
+            "the log of partition %s-%d has no topic id, as after a loss of power before its first "
+            "flush; it is set aside as stray",
+            topic,
+            index,
+        )
+    else:
+        log.warning(
+            "this worker has no replica of partition %s-%d; its log is set aside as stray",
+            topic,
+            index,
+        )
 
 
 def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:

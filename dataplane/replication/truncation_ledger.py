@@ -9,12 +9,14 @@ which is synced before the log is truncated:
     unclean election    the leader was not in sync when it was elected, or had lost the end of its
                         log. On the leader: all records from its log end offset on may have been
                         acknowledged (from its high watermark on, if other workers led since its
-                        last record, because their records at these offsets may differ). On its
-                        followers: the truncated records
+                        last record, because their records at these offsets may differ; from 0 on,
+                        if one of them may have been elected uncleanly, without the records that
+                        this worker had committed). On its followers: the truncated records
     leader lost it      the leader was in sync but does not have committed records: a disk or power
                         failure
     leader starts later the leader has deleted all records that this replica had
-    lost log            at a start, a log was missing: a new disk, a removed folder
+    lost log            at a start, a log was missing: a new disk, a removed folder, or a folder
+                        without the topic id, which a loss of power has taken
     recovery            at a start, a log had a torn or damaged tail, or ended before the committed
                         records
 
@@ -153,11 +155,12 @@ def of_unclean_leader(
 
     Records of other replicas after this log's end are lost. If this log does not end in the epoch
     of the previous leader, other replicas may have had different records at its last offsets; these
-    are lost, too.
+    are lost, too. They had the same ones below the high watermark of this log, unless a leader
+    since then was elected uncleanly: it may have begun at any offset.
     """
     offset, end = partition.log.log_end_offset, partition.log.log_end_offset
     if follower_state.last_epoch(partition) != _last_led(partition, before):
-        offset = min(high_watermark, end)
+        offset = min(high_watermark, end) if _had_committed(partition, before) else 0
     return Entry(
         now_ms,
         partition.topic,
@@ -182,6 +185,24 @@ def _last_led(partition: Partition, before: PartitionImage) -> int:
     return epoch - 1 if was_led_by_nobody else epoch
 
 
+def _had_committed(partition: Partition, before: PartitionImage) -> bool:
+    """Return whether all leaders since this log's last record had its committed records.
+
+    Only the last unclean election of a partition is known. So that is not certain if `before` is
+    not of the epoch before the unclean election of this worker. A replica that was in sync then had
+    followed the last leader, however that one was elected.
+    """
+    if before.leader_epoch != partition.state.unclean_epoch - 1:
+        return False
+    return _was_in_sync(partition, before) or (
+        before.unclean_epoch <= follower_state.last_epoch(partition)
+    )
+
+
+def _was_in_sync(partition: Partition, before: PartitionImage) -> bool:
+    return partition.leader_id in (*before.isr, before.last_leader)
+
+
 def _instead(offset: int, end: int) -> str:
     if offset == end:
         return ""
@@ -189,7 +210,7 @@ def _instead(offset: int, end: int) -> str:
 
 
 def _doubt(partition: Partition, before: PartitionImage) -> str:
-    if partition.leader_id in (*before.isr, before.last_leader):
+    if _was_in_sync(partition, before):
         return "the leader was in sync and may have lost the end of its log"
     if before.isr:
         return f"previous ISR: {', '.join(map(str, before.isr))[:100]}"
@@ -237,16 +258,27 @@ def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | N
     )
 
 
-def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Entry:
-    """Return the entry for a missing log that is created again, empty.
+@frozen
+class LostLog:
+    """A log that is created again, empty: it is missing, or its topic id is.
 
-    `noted_end` is a checkpointed offset that the lost log had reached, if there is one.
+    `noted_end`: an offset that the lost log had reached, by a checkpoint; None if unknown.
     """
+
+    topic: str
+    topic_id: Uuid
+    partition: int
+    noted_end: int | None
+
+
+def of_lost_log(lost: LostLog, now_ms: int) -> Entry:
+    """Return the entry for a lost log."""
+    noted_end = lost.noted_end
     return Entry(
         now_ms,
-        partition.topic,
-        partition.topic_id,
-        partition.index,
+        lost.topic,
+        lost.topic_id,
+        lost.partition,
         Reason.LOST_LOG,
         0,
         UNKNOWN,

@@ -26,7 +26,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class StorageError(Exception):
-    """Raised if a disk or directory fails; the log directory concerned goes offline."""
+    """Raised if a disk or directory fails; the log directory concerned goes offline.
+
+    `path` is that of the file or directory that failed; empty if it is not known.
+    """
+
+    def __init__(self, reason: str = "", path: str = "") -> None:
+        super().__init__(reason)
+        self.path = path
 
 
 class Clock(Protocol):

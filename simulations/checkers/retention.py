@@ -1,8 +1,12 @@
-"""Checker of retention: only due segments are deleted. It observes the renames on the disk."""
+"""Checker of retention: only due segments are deleted.
+
+It observes the moves of log start offsets, which decide, and the renames on the disk, which follow.
+"""
 
 from itertools import pairwise
 from typing import Final
 
+from dataplane.log.partition_log import PartitionLog
 from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import Segment, naive_segments
@@ -41,20 +45,42 @@ class RetentionIsDue(Checker):
             fetched.high_watermark,
         )
 
+    def advanced(self, log: PartitionLog) -> None:
+        """Note the segments that are due now, at the move of a log start offset past them.
+
+        Their files are renamed after a sync, and the clock may be set back, or the config changed,
+        in between.
+        """
+        found = self._place_of(log.folder)
+        if found is None:
+            return
+        topic, partition = found
+        segments = naive_segments(self.environment.node.storage, log.folder)
+        end = min(self._due_to(topic, 0, segments), log.log_start_offset)
+        place = topic.topic_id, partition
+        self._gone[place] = max(self._gone.get(place, 0), end)
+
     def retired(self, storage: Storage, path: str) -> None:
         """Check the segment at `path`, which is about to be renamed as deleted."""
         if storage is not self.environment.node.storage:
             return
         folder, name = path.rsplit("/", 1)
-        topic_name, _, partition = folder.rsplit("/", 1)[1].rpartition("-")
-        topics = [t for t in self.environment.history.live_topics if t.name == topic_name]
-        if not topics or topics[0].is_compacted:
+        found = self._place_of(folder)
+        if found is None:
             return
         segments = naive_segments(storage, folder)
         base = int(name.removesuffix(".log"))
         this = next(segment for segment in segments if segment.base_offset == base)
         rest = [segment for segment in segments if segment is not this]
-        self._judge(topics[0], int(partition), this, rest)
+        self._judge(*found, this, rest)
+
+    def _place_of(self, folder: str) -> tuple[Topic, int] | None:
+        """Return the partition of a log's folder; None if its topic is not live or is compacted."""
+        name, _, partition = folder.rsplit("/", 1)[1].rpartition("-")
+        for topic in self.environment.history.live_topics:
+            if topic.name == name:
+                return None if topic.is_compacted else (topic, int(partition))
+        return None
 
     def _judge(self, topic: Topic, partition: int, this: Segment, rest: list[Segment]) -> None:
         name = f"{topic}-{partition} segment {this.base_offset}"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import dataplane.node
 from dataplane.log.dirs import log_dir
+from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.names import DELETED, LOG
 from dataplane.replication import log_dir_mover
 from metaquorum.metadata.batch import Batch
@@ -47,9 +48,20 @@ def watched(seen: Seen) -> Iterator[None]:
 
 
 @contextmanager
-def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
-    """Call `seen` for every segment of a log that is about to be renamed as deleted."""
-    right = Storage.rename
+def watched_retirement(
+    advanced: Callable[[PartitionLog], None], seen: Callable[[Storage, str], None]
+) -> Iterator[None]:
+    """Call `advanced` for every log start offset that has moved, and `seen` for every segment.
+
+    A segment is seen when it is about to be renamed as deleted, which may be later.
+    """
+    right, advance = Storage.rename, PartitionLog.advance_log_start
+
+    def advance_log_start(self: PartitionLog, offset: int) -> bool:
+        has_moved = advance(self, offset)
+        if has_moved:
+            advanced(self)
+        return has_moved
 
     def rename(self: Storage, source: str, target: str) -> None:
         if target == source + DELETED and source.endswith(LOG):
@@ -57,11 +69,12 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
         right(self, source, target)
 
     storage: Any = Storage
-    storage.rename = rename
+    log: Any = PartitionLog
+    storage.rename, log.advance_log_start = rename, advance_log_start
     try:
         yield
     finally:
-        storage.rename = right
+        storage.rename, log.advance_log_start = right, advance
 
 
 @contextmanager

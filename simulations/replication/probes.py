@@ -129,8 +129,7 @@ def codecs_of(records: Any) -> list[Codec]:
 class Probes:
     def __init__(self, cluster_history: ClusterHistory) -> None:
         self._cluster_history = cluster_history
-        # Wall clock time in ms of the running retention, by log.
-        self._retaining: dict[PartitionLog, int] = {}
+        self._retaining: PartitionLog | None = None  # log whose retention advances its start
         self._members = {m.name: m for m in cluster_history.cluster_state.members.values()}
         # Replica of each log; and its partition, once a worker has created the object.
         self._logs: dict[PartitionLog, tuple[PartitionHistory, ReplicaLog]] = {}
@@ -265,17 +264,17 @@ class Probes:
             log.log_start_offset,
             self._partitions[log].high_watermark,
             log.folder,
-            self._retaining.get(log),
+            int(known[1].machine.clock.wall_s() * 1000) if log is self._retaining else None,
         )
         self._cluster_history.moved(*known, move)
 
     @contextmanager
-    def retaining(self, log: PartitionLog, now_ms: int) -> Iterator[None]:
-        self._retaining[log] = now_ms
+    def retaining(self, log: PartitionLog) -> Iterator[None]:
+        self._retaining = log
         try:
             yield
         finally:
-            del self._retaining[log]
+            self._retaining = None
 
     def swapping(self, log: PartitionLog, old: Sequence[Segment], base_offset: int) -> None:
         """Report the records that a cleaned segment, about to replace `old`, does not have."""
@@ -344,7 +343,7 @@ def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
             (PartitionLog, "_end_at", _ends_at),
             (PartitionLog, "advance_log_start", _starts_at),
             (LocalLog, "_swap", _swaps),
-            (BackgroundTasks, "_retain_one", _retains),
+            (BackgroundTasks, "_advance_start", _retains),
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
             (Partition, "fetched_by", _fetches),
@@ -486,11 +485,12 @@ def _swaps(probes: Probes) -> Wrap:
 
 def _retains(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
-        async def _retain_one(self: BackgroundTasks, partition: Partition, now_ms: int) -> None:
-            with probes.retaining(partition.log, now_ms):
-                await right(self, partition, now_ms)
+        def _advance_start(self: BackgroundTasks, partition: Partition) -> PartitionLog:
+            with probes.retaining(partition.log):
+                retained: PartitionLog = right(self, partition)
+                return retained
 
-        return _retain_one
+        return _advance_start
 
     return wrap
 

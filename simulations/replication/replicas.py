@@ -829,9 +829,13 @@ class ClusterHistory:
 def ends_move(was: PartitionImage, now: PartitionImage) -> bool:
     """Return whether the change ends a move: it brings the last replica of the target into sync.
 
-    The first replica of the target may lead from then on; it was perhaps not in the ISR before.
+    The first replica of the target may lead from then on; it was perhaps not in the ISR before. An
+    unclean election of the only replica of the target ends the move as well, but brings no replica
+    into sync.
     """
-    return was.is_moving and not now.is_moving and {*now.isr} == {*now.replicas} == {*was.target}
+    is_unclean = now.unclean_epoch == now.leader_epoch > was.leader_epoch
+    has_all = {*now.isr} == {*now.replicas} == {*was.target}
+    return was.is_moving and not now.is_moving and has_all and not is_unclean
 
 
 def hands_over(before: MetadataImage, was: PartitionImage, now: PartitionImage) -> bool:

@@ -67,9 +67,10 @@ def _single_node(
         world.faults = dict(enumerate(settings.faults))
         settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
         environment = Environment(world, settings, checkers)
+        retention = environment.checker(RetentionIsDue)
         with (
             watched(environment.checker(AppliedStays).seen),
-            watched_retirement(environment.checker(RetentionIsDue).retired),
+            watched_retirement(retention.advanced, retention.retired),
             small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
         ):
             await play(environment)

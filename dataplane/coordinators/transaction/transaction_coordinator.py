@@ -592,14 +592,14 @@ class TransactionCoordinator:
                 await self._remove_expired(shard)
 
     async def _remove_expired(self, shard: TransactionShard) -> None:
-        expiration_ms, now_ms = self.configs.id_expiration_ms, self._parts.clock.now_ms()
+        expiration_ms, clock = self.configs.id_expiration_ms, self._parts.clock
         writes = BackgroundWrites(self.runtime, shard.index)
-        expired = await self._parts.slicer.finish(shard.expired(now_ms, expiration_ms), 0)
+        expired = await self._parts.slicer.finish(shard.expired(clock.now_ms(), expiration_ms), 0)
         for at in range(0, len(expired), REMOVED_AT_ONCE):
             if not await writes.wait_room() or not self._is_active(shard):
                 return
             some = expired[at : at + REMOVED_AT_ONCE]
-            outcome = shard.remove_expired(some, now_ms, expiration_ms)
+            outcome = shard.remove_expired(some, clock.now_ms(), expiration_ms)
             if isinstance(outcome, Write):
                 writes.write(outcome.records)
             await self._parts.slicer.pause()

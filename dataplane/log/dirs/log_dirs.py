@@ -375,13 +375,29 @@ class LogDirs:
         if not self.online:
             self._none_left.set()
 
-    def failed_at(self, partition: Partition, error: StorageError) -> None:
-        """Handle a failed operation of a log: take its directory offline, or probe it later."""
-        log_dir = self.dir_of(partition)
-        if log_dir is not None and isinstance(error, DirectoryFailedError):
+    def failed_at(self, partition: Partition, error: StorageError) -> bool:
+        """Handle a failed operation of a log: take its directory offline, or probe it later.
+
+        Return whether the error is one of the directory that has the log now. The operation may
+        have begun before the log was replaced by its copy in another directory.
+        """
+        current = self.dir_of(partition)
+        log_dir = self._dir_with(error.path) or current
+        if log_dir is not None:
+            self.failed_in(log_dir, error)
+        return log_dir is current
+
+    def failed_in(self, log_dir: LogDir, error: StorageError) -> None:
+        """Handle a failed operation in `log_dir`: take it offline, or probe it later."""
+        if isinstance(error, DirectoryFailedError):
             self.fail(log_dir, error)
-        elif log_dir is not None and isinstance(error, UnreadableError):
+        elif isinstance(error, UnreadableError) and log_dir.failure is None:
             self._suspects[log_dir] = None
+
+    def _dir_with(self, path: str) -> LogDir | None:
+        """Return the directory with the file or folder `path`: one may be in another."""
+        holding = [one for one in self._all if path.startswith(os.path.join(one.path, ""))]
+        return max(holding, key=lambda one: len(one.path), default=None)
 
     async def probe(self) -> None:
         """Write checkpoints to directories with read errors since the last call.

@@ -79,10 +79,10 @@ def storage_error(error: OSError, action: str, path: str) -> StorageError:
     reason = error.strerror or str(error) or type(error).__name__
     text = f"cannot {action} {path}: {reason}; {advice}"
     if number in _FULL:  # a failed sync is worse: the kernel now treats the lost pages as clean
-        return DirectoryFailedError(text) if action == "sync" else DiskFullError(text)
+        return DirectoryFailedError(text, path) if action == "sync" else DiskFullError(text, path)
     if not number or number in _PASSING or number in _OF_ONE_FILE:
-        return StorageError(text)
-    return UnreadableError(text) if action in _READING else DirectoryFailedError(text)
+        return StorageError(text, path)
+    return UnreadableError(text, path) if action in _READING else DirectoryFailedError(text, path)
 
 
 @contextmanager

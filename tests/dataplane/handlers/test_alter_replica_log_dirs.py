@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.log.segments.files import storage_error
 from dataplane.log.segments.names import SYNCING
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from metaquorum.runtime import File
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
-from tests.dataplane.handlers.test_log_dirs import log_dirs, two_dirs
+from tests.dataplane.handlers.test_log_dirs import fetched, log_dirs, two_dirs
 from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     FaultyDisk,
@@ -507,6 +508,66 @@ async def test_a_failing_target_ends_the_move(tmp_path: Path) -> None:
     async with serving(tmp_path / "data", log_dirs=(tmp_path / "a", tmp_path / "b")) as served:
         client = await served.connect()
         await wait_moved(served, "b")  # the move begins again
+        assert await client.values("t") == [b"0", b"on"]
+
+
+@pytest.mark.parametrize(
+    ("action", "part"), [("write", "/a/t-0/.metaquorum_moved"), ("sync", "/a/t-0/")]
+)
+@in_trio
+async def test_a_failing_source_ends_the_move_and_leaves_the_target_alone(
+    tmp_path: Path, action: str, part: str
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        disk.fail(action, part, errno.EIO)
+        assert await move(client, tmp_path / "b") == 0
+        while not disk.refused or served.worker.log_dir_mover.moves:
+            await trio.sleep(0.001)
+        codes = {name: row.error_code for name, row in (await log_dirs(client)).items()}
+        assert codes == {"a": ErrorCode.KAFKA_STORAGE_ERROR, "b": ErrorCode.NONE}
+        await client.produce("t", batch_of(b"on"), partition=1)
+        assert (await fetched(client, 1)).high_watermark == 2
+
+
+@in_trio
+async def test_a_log_whose_id_cannot_be_read_stays_where_it_is(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        assert await move(client, tmp_path / "b") == 0
+        await wait_moved(served, "b")
+        disk.fail("read", "/b/t-0/.metaquorum_moved", errno.EIO)
+        assert await move(client, tmp_path / "a") == 0
+        while not disk.refused or served.worker.log_dir_mover.moves:
+            await trio.sleep(0.001)
+        assert served.worker.log_dir_mover.failed_count == 1
+        await client.produce("t", batch_of(b"on"))
+        assert await client.values("t") == [b"0", b"on"]
+        assert await rows(client) == {"a": [], "b": [(0, False), (1, False)]}
+        assert {row.error_code for row in (await log_dirs(client)).values()} == {ErrorCode.NONE}
+
+
+@pytest.mark.parametrize("action", ["read", "sync"])
+@in_trio
+async def test_an_error_of_the_former_log_is_one_of_its_directory(
+    tmp_path: Path, action: str
+) -> None:
+    """A read or a sync of the former log may end after the move."""
+    async with two_dirs(tmp_path) as (served, client):
+        former = partition(served).log.folder
+        assert await move(client, tmp_path / "b") == 0
+        await wait_moved(served, "b")
+        error = storage_error(OSError(errno.EIO, "it fails"), action, former)
+        served.worker.partition_failed(partition(served), error)
+        codes = {name: row.error_code for name, row in (await log_dirs(client)).items()}
+        failed = action == "sync"
+        assert codes == {
+            "a": ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.NONE,
+            "b": ErrorCode.NONE,
+        }
+        await client.produce("t", batch_of(b"on"))
         assert await client.values("t") == [b"0", b"on"]
 
 

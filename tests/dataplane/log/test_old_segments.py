@@ -123,7 +123,7 @@ def test_segments_of_a_log_that_was_replaced_are_left_to_its_folder() -> None:
     old: Any
     old, new = object(), object()
     partition: Any = SimpleNamespace(log=new, config=SimpleNamespace(file_delete_delay_ms=0))
-    clock: Any = SimpleNamespace(now_ms=lambda: 0)
+    clock: Any = SimpleNamespace(monotonic=lambda: 0.0)
     pending = PendingDeletes(clock)
     pending.add(partition, old, 3)
     pending.add(partition, new, 2)

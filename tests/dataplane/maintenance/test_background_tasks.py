@@ -125,6 +125,28 @@ def test_retention_leaves_a_topic_alone_that_is_deleted_while_it_waits() -> None
     simulated(scenario, log_retention_check_interval_ms=10_000)
 
 
+def test_retention_reads_the_clock_again_for_each_log() -> None:
+    """A clock that was wrong when the pass began, and was set right meanwhile, deletes nothing."""
+
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        for topic in ("a", "b"):
+            await client.create(topic, retention_ms=100_000)
+            await client.produce(topic, batch_of(b"a", b"b"))
+        clock = sim.on_machine.machine.clock
+        partition = sim.worker.replica_manager.by_name("a", 0)
+        await partition.appending.acquire()
+        clock.jump(3000)
+        while not partition.appending.statistics().tasks_waiting:
+            await sleep(sim, 0.1)
+        clock.jump(-3000)
+        partition.appending.release()
+        await sleep(sim, 15)
+        assert [log_of(sim, topic).log_start_offset for topic in ("a", "b")] == [0, 0]
+
+    simulated(scenario, log_retention_check_interval_ms=10_000)
+
+
 def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -154,9 +176,11 @@ def test_a_policy_of_nothing_keeps_everything() -> None:
     simulated(scenario)
 
 
-@pytest.mark.parametrize("delay_s", [5, 200])
-def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int) -> None:
-    """The delay of segments may be longer than the delay for whole logs."""
+@pytest.mark.parametrize(("delay_s", "jump_s"), [(5, 0), (200, 0), (5, -3000), (5, 3000)])
+def test_files_of_old_segments_go_after_their_delay_and_not_before(
+    delay_s: int, jump_s: float
+) -> None:
+    """The delay of segments may be longer than that of whole logs, and the clock may be set."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -178,6 +202,7 @@ def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int)
         while not waiting():
             await sleep(sim, 0.1)
         began = sim.now
+        sim.on_machine.machine.clock.jump(jump_s)
         while waiting():
             assert sim.now - began < delay_s + 5
             await sleep(sim, 0.1)

@@ -1,5 +1,6 @@
 """Three nodes: the ISR and the leader after a worker restarts with lost records."""
 
+from dataplane.replication.truncation_ledger import Reason
 from metaquorum.config.definition import Scope
 from metaquorum.metadata.image import NO_LEADER
 from simulations.kernel.machine import Machine
@@ -82,6 +83,58 @@ def test_the_last_in_sync_without_its_logs_waits_for_an_unclean_election() -> No
         state = cluster.state("t", 3)
         assert (state.leader, state.unclean_epoch) == (1, state.leader_epoch)
         assert await values(cluster, 1) == EVERYTHING, "the one that has most of it"
+
+    together(scenario)
+
+
+def test_a_log_without_its_topic_id_is_lost_as_one_without_its_folder() -> None:
+    """A loss of power may take the topic id of a log that was never flushed, and no record."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        await fill(await cluster.connect(1), "t", RECORDS)
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == RECORDS)
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).isr == (2,))
+        await (await cluster.connect(2)).produce("t", batch_of(b"only here"))
+        await cluster.kill(2)
+        file = cluster.nodes[2].machine.storage.file("/data/t-0/partition.metadata")
+        file.data.clear()
+        file.durable.clear()
+        await come_back(cluster, 1, 2)
+        await cluster.world.sleep(10.0)
+        state = cluster.state("t", 3)
+        assert (state.leader, state.isr, state.blank) == (NO_LEADER, (), (2,))
+        (entry,) = cluster.worker(2).isr_manager.ledger
+        assert (entry.reason, entry.offset, entry.high_watermark) == (
+            Reason.LOST_LOG,
+            0,
+            RECORDS + 1,
+        )
+        await allow(await cluster.connect(3), Scope.TOPIC, "t")
+        await cluster.until(lambda: cluster.state("t", 3).isr == (1, 2))
+        assert cluster.state("t", 3).leader == 1
+        assert await values(cluster, 1) == EVERYTHING, "the one that has most of it"
+
+    together(scenario)
+
+
+def test_an_empty_log_without_its_topic_id_is_no_loss() -> None:
+    """Its folder was created for a first record, which was not written."""
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        await fill(await cluster.connect(1), "t", RECORDS)
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == RECORDS)
+        await cluster.create("u", (2, 1))
+        await cluster.kill(2)
+        storage = cluster.nodes[2].machine.storage
+        storage.make_dirs("/data/u-0")
+        storage.create("/data/u-0/partition.metadata")
+        await come_back(cluster, 2)
+        await cluster.until(lambda: cluster.state("u", 1).isr == (2, 1))
+        assert cluster.state("u", 1).blank == ()
+        assert not len(cluster.worker(2).isr_manager.ledger)
 
     together(scenario)
 

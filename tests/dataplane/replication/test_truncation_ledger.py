@@ -230,23 +230,42 @@ def test_an_entry_says_why_and_how_bad(
 @pytest.mark.parametrize(
     ("before", "epoch", "offset"),
     [
-        ((2, 3), 4, 10),  # the log ends in the previous leader's epoch
-        ((NO_LEADER, 4), 5, 10),  # or in that of the leader before an epoch without one
-        ((2, 4), 5, 8),  # another worker led since and may have committed records
-        ((NO_LEADER, 5), 6, 8),
-        ((NO_LEADER, -1), 5, 8),  # the previous leader is unknown
+        ((2, 3, -1), 4, 10),  # the log ends in the previous leader's epoch
+        ((2, 3, 3), 4, 10),  # in which it has followed that leader, elected uncleanly
+        ((NO_LEADER, 4, -1), 5, 10),  # or in that of the leader before an epoch without one
+        ((2, 4, -1), 5, 8),  # another worker led since and may have committed records
+        ((2, 4, 3), 5, 8),
+        ((NO_LEADER, 5, -1), 6, 8),
+        ((2, 4, 4), 5, 0),  # one that may not have had the committed records of this log
+        ((NO_LEADER, 5, 4), 6, 0),
+        ((2, 4, -1), 6, 0),  # the election of the epoch in between is unknown
+        ((NO_LEADER, -1, -1), 5, 0),
     ],
 )
 def test_a_leader_may_lack_what_was_in_place_of_its_own_last_records(
-    partition: Partition, before: tuple[int, int], epoch: int, offset: int
+    partition: Partition, before: tuple[int, int, int], epoch: int, offset: int
 ) -> None:
     partition.leader_id, partition.leader_epoch = 1, epoch
-    leader, leader_epoch = before
-    known = replace(NOWHERE, leader=leader, leader_epoch=leader_epoch, isr=(2,))
+    partition.state = replace(NOWHERE, unclean_epoch=epoch, leader_epoch=epoch)
+    leader, leader_epoch, unclean_epoch = before
+    known = replace(
+        NOWHERE, leader=leader, leader_epoch=leader_epoch, isr=(2,), unclean_epoch=unclean_epoch
+    )
     made = of_unclean_leader(partition, known, 8, 1)
     assert (made.offset, made.end_offset) == (offset, -1)
     own = "; its records up to offset 9 are from an earlier epoch than the last leader's"
-    assert made.detail == "previous ISR: 2" + (own if offset == 8 else "")
+    assert made.detail == "previous ISR: 2" + (own if offset < 10 else "")
+
+
+@pytest.mark.parametrize("known", [{"isr": (1,)}, {"last_leader": 1}])
+def test_the_last_in_sync_lacks_nothing_below_its_high_watermark(
+    partition: Partition, known: dict[str, Any]
+) -> None:
+    """It has lost power, and the controller has noted that its next epoch begins in doubt."""
+    partition.leader_id, partition.leader_epoch = 1, 6
+    partition.state = replace(NOWHERE, unclean_epoch=6, leader_epoch=6)
+    before = replace(NOWHERE, leader_epoch=5, unclean_epoch=6, **known)
+    assert of_unclean_leader(partition, before, 8, 1).offset == 8
 
 
 # Three nodes
