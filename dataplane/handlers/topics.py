@@ -3,8 +3,9 @@
 The response is sent once the change is visible in the metadata of this worker.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from dataplane.handlers.configs import resolve_all
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, pieces, rows_within
@@ -14,6 +15,7 @@ from dataplane.worker.context import Request
 from dataplane.worker.mutation_limits import ChangesPartitions, CreatesTopics
 from metaquorum.config.definition import to_text
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
+from metaquorum.metadata.image import MetadataImage
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -36,6 +38,9 @@ _BY_ID_SINCE: Final = 6
 _STRICT_CREATION_SINCE: Final = 6
 _STRICT_DELETION_SINCE: Final = 5
 MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
+_Named: TypeAlias = tuple[
+    str | None, Uuid | None
+]  # name and id of a topic, as the client sent them
 
 
 class DescribesNewTopics(HasLayers, HasSlicer, Protocol):
@@ -191,14 +196,28 @@ async def handle_delete_topics(
     worker: ChangesPartitions, request: Request, message: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
     slicer = worker.slicer
-    once: dict[tuple[str | None, Uuid | None], None] = {}
+    named: dict[_Named, int] = {}  # how often each is named
     outcomes: list[TopicOutcome] = []
+    refused: list[TopicOutcome] = []
+    asked: list[_Named] = []
     try:
+
+        def count(each: _Named) -> None:
+            named[each] = named.get(each, 0) + 1
+
         if request.version >= _BY_ID_SINCE:
-            await slicer.each(message.topics, lambda t: once.setdefault(_named(t)))
+            await slicer.each(message.topics, lambda topic: count(_named(topic)))
         else:
-            await slicer.each(message.topic_names, lambda name: once.setdefault((name, None)))
-        asked = list(once)
+            await slicer.each(message.topic_names, lambda name: count((name, None)))
+
+        def judge(each: _Named) -> None:
+            error = _contradiction(worker.image, named, each)
+            if error is None:
+                asked.append(each)
+            else:
+                refused.append(TopicOutcome.refused(error, *each))
+
+        await slicer.each(list(named), judge)
         counts = await slicer.each(
             asked, lambda each: mutation_limits.partitions_of(worker.image, *each)
         )
@@ -211,15 +230,43 @@ async def handle_delete_topics(
             asked[allowed.count :],
             lambda each: TopicOutcome.refused(mutation_limits.EXCEEDED, *each),
         )
+        outcomes += refused
         responses = await slicer.each(outcomes, _deleted)
     finally:
-        slicer.discard(once, outcomes)
+        slicer.discard(named, outcomes, refused, asked)
     return DeleteTopicsResponse(throttle_time_ms=allowed.throttle_ms, responses=responses)
 
 
-def _named(topic: DeleteTopicState) -> tuple[str | None, Uuid | None]:
-    """Return the topic's name and None, or None and its id if it has no name."""
-    return topic.name, None if topic.name is not None else topic.topic_id
+def _named(topic: DeleteTopicState) -> _Named:
+    return topic.name, None if topic.topic_id == ZERO_UUID else topic.topic_id
+
+
+def _contradiction(
+    image: MetadataImage, named: Mapping[_Named, int], each: _Named
+) -> KafkaError | None:
+    """Return why a row names no topic, or one that another row names too; None if it is clear.
+
+    A client that names a topic by its id does not mean a later topic of the same name. Source:
+    ControllerApis of Kafka 4.3, including the texts.
+    """
+    name, topic_id = each
+    if name is not None and topic_id is not None:
+        text = "You may not specify both topic name and topic id."
+    elif name is None and topic_id is None:
+        text = "Neither topic name nor id were specified."
+    elif named[each] > 1:
+        text = "Duplicate topic name." if topic_id is None else "Duplicate topic id."
+    elif name is not None and (topic := image.topic(name)) and (None, topic.topic_id) in named:
+        text = "The provided topic name maps to an ID that was already supplied."
+    elif (
+        topic_id is not None
+        and (topic := image.topic_by_id(topic_id))
+        and (topic.name, None) in named
+    ):
+        text = "Duplicate topic id."
+    else:
+        return None
+    return KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
 def _deleted(outcome: TopicOutcome) -> DeletableTopicResult:

@@ -189,9 +189,38 @@ async def test_topics_are_deleted_by_name_and_by_id(tmp_path: Path) -> None:
         api = APIS[ApiKey.DELETE_TOPICS]
         for version in range(api.min_version, 6):
             await create(client, topic("c"))
-            asked = DeleteTopicsRequest(topic_names=["c", "c"], timeout_ms=20_000)
-            answer = await client.call(ApiKey.DELETE_TOPICS, asked, version)
-            assert [row.error_code for row in answer.responses] == [0]
+            for named, code in ((["c", "c"], ErrorCode.INVALID_REQUEST), (["c"], ErrorCode.NONE)):
+                asked = DeleteTopicsRequest(topic_names=named, timeout_ms=20_000)
+                answer = await client.call(ApiKey.DELETE_TOPICS, asked, version)
+                assert [row.error_code for row in answer.responses] == [code]
+
+
+@in_trio
+async def test_a_deletion_that_contradicts_itself_deletes_nothing(tmp_path: Path) -> None:
+    """The id is that of an earlier topic of the name, for example. Texts: Apache Kafka 4.3."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (made,) = await create(client, topic("a"))
+        stale = uuid.uuid4().bytes
+        by_name = DeleteTopicState(name="a")
+        by_id = DeleteTopicState(name=None, topic_id=made.topic_id)
+        for states, texts in (
+            ([DeleteTopicState(name="a", topic_id=stale)], {"both topic name and topic id"}),
+            ([DeleteTopicState(name="a", topic_id=made.topic_id)], {"both topic name"}),
+            ([DeleteTopicState(name=None, topic_id=ZERO_UUID)], {"Neither topic name nor id"}),
+            ([by_name, by_name], {"Duplicate topic name."}),
+            ([by_id, by_id, by_id], {"Duplicate topic id."}),
+            ([by_name, by_id], {"Duplicate topic id.", "maps to an ID that was already supplied"}),
+        ):
+            asked = DeleteTopicsRequest(topics=states, timeout_ms=20_000)
+            rows = (await client.call(ApiKey.DELETE_TOPICS, asked)).responses
+            assert {row.error_code for row in rows} == {ErrorCode.INVALID_REQUEST}
+            assert len(rows) == len(texts)
+            assert all(any(text in row.error_message for row in rows) for text in texts), rows
+            assert await names(client) == {"a"}
+        asked = DeleteTopicsRequest(topics=[by_name], timeout_ms=20_000)
+        (row,) = (await client.call(ApiKey.DELETE_TOPICS, asked)).responses
+        assert row.error_code == 0
 
 
 @in_trio
