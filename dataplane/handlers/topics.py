@@ -38,9 +38,8 @@ _BY_ID_SINCE: Final = 6
 _STRICT_CREATION_SINCE: Final = 6
 _STRICT_DELETION_SINCE: Final = 5
 MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
-_Named: TypeAlias = tuple[
-    str | None, Uuid | None
-]  # name and id of a topic, as the client sent them
+# Name and id of a topic, as a client sent them.
+_Named: TypeAlias = tuple[str | None, Uuid | None]
 
 
 class DescribesNewTopics(HasLayers, HasSlicer, Protocol):
