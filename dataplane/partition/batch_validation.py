@@ -4,7 +4,8 @@ A batch with unreadable records would be acknowledged and then stop every consum
 The leader therefore checks all records: structure, count, dense offset deltas, timestamps, and keys
 if the topic is compacted. docs/explanation/record-validation.md lists the refusals and their
 errors: those of Apache Kafka's LogValidator and a few more.
-A wrong maximum timestamp in the header is corrected, and the checksum with it.
+A wrong maximum timestamp in the header is corrected, and other versions in a snappy header, and the
+checksum with them.
 A follower checks the header and the checksum only.
 
 A batch of many records, or a compressed one, takes long: `validation` works in slices, which the
@@ -28,6 +29,7 @@ from wire.records.batches import (
     pack_batch,
     parse_header,
     produced_batch,
+    set_checksum,
     set_max_timestamp,
 )
 from wire.records.compression import (
@@ -35,7 +37,9 @@ from wire.records.compression import (
     check_produced,
     compress_pieces,
     decompress_short,
+    has_other_header,
     piece_sizes,
+    set_plain_header,
 )
 from wire.records.record_walk import RECORD_MIN_BYTES
 from wire.records.records import check_records, new_walk, record_pieces, record_spans
@@ -145,6 +149,8 @@ class ShortBatches:
             if not 0 < header.record_count <= most_records or config.codec not in (None, codec):
                 return None
             check_produced(codec, body)
+            if has_other_header(codec, body):
+                return None
             records = decompress_short(codec, body, self._left_bytes)
             if records is None:
                 return None
@@ -216,6 +222,11 @@ def validation(
     if walk.null_keys and config.compacts:
         yield from _refuse_records(batch, header, config, partition, None)
     if config.codec is None or config.codec == header.codec:
+        records = memoryview(batch)[HEADER_BYTES:]
+        if has_other_header(header.codec, records):
+            set_plain_header(records)
+            set_checksum(batch, 0, header)
+            header = parse_header(batch)
         return batch, header
     return (yield from _recompressed(batch, header, config, partition))
 

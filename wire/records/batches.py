@@ -305,6 +305,11 @@ def set_max_timestamp(
     _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
 
 
+def set_checksum(buffer: bytearray | memoryview, position: int, header: BatchHeader) -> None:
+    """Update the checksum after a change of the records."""
+    _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
+
+
 # Batches stored in a log
 
 

@@ -80,23 +80,29 @@ def bounded(pieces: Iterable[bytes], codec: Codec, max_bytes: int) -> Iterator[b
         yield piece
 
 
-def decompressed(codec: Codec, data: Buffer, whole_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+def decompressed(
+    codec: Codec, data: Buffer, whole_bytes: int = PIECE_BYTES, *, is_produced: bool = False
+) -> Iterator[bytes]:
     """Return an iterator over the decompressed pieces of `data`, of any total size.
 
     A piece has at most PIECE_BYTES, or is one snappy block of at most MAX_BLOCK_BYTES, or a whole
     zstd frame that says that it has at most `whole_bytes`: that takes a sixth less time. The
-    iterator raises WireError at malformed input.
+    iterator raises WireError at malformed input, and with `is_produced` at input that not all
+    clients read: see `check_produced`.
     """
     view = memoryview(data)
-    return _unzstd(view, whole_bytes) if codec is Codec.ZSTD else _DECOMPRESS[codec](view)
+    if codec is Codec.ZSTD:
+        return _unzstd(view, whole_bytes)
+    return _DECOMPRESS[codec](view, is_produced)
 
 
 def decompress_short(codec: Codec, data: Buffer, max_bytes: int) -> bytes | None:
     """Return the decompressed `data` if it is one short stream, as nearly all short batches are.
 
     None does not refuse it: it may have more than SHORT_COMPRESSED_BYTES, or `max_bytes` when
-    decompressed, or several members, or be malformed or gzip; `decompressed` decides. (16 KiB of
-    gzip, of blocks that only define codes, take two milliseconds; of other codecs, a tenth.)
+    decompressed, or several members, streams or frames, or be malformed or gzip; `decompressed`
+    decides. (16 KiB of gzip, of blocks that only define codes, take two milliseconds; of other
+    codecs, a tenth.)
     """
     view = memoryview(data)
     short = _DECOMPRESS_SHORT.get(codec)
@@ -106,20 +112,36 @@ def decompress_short(codec: Codec, data: Buffer, max_bytes: int) -> bytes | None
 
 
 def check_produced(codec: Codec, data: Buffer) -> None:
-    """Raise WireError for data that `decompressed` accepts and Java's clients cannot read.
+    """Raise WireError for the header of data that `decompressed` accepts and some clients do not.
 
-    Sources: Kafka's `Lz4BlockOutputStream.FLG`; `SnappyInputStream.readHeader` of snappy-java.
+    Java's clients read no linked blocks of lz4. `decompressed` checks the rest (`is_produced`):
+    librdkafka reads the first gzip member only, without an error, or aborts if it is empty; it and
+    others refuse bytes after the lz4 frame, bytes that are no gzip member, and a second snappy
+    header. Sources: Kafka's `Lz4BlockOutputStream.FLG`; tests/conformance/test_framings.py.
     """
-    if codec is Codec.SNAPPY and bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
-        version = int.from_bytes(data[len(_XERIAL_MAGIC) : _XERIAL_VERSION_END], "big", signed=True)
-        if version < 1:
-            raise WireError(f"snappy: the header has version {version}, the minimum is 1")
     if codec is Codec.LZ4 and len(data) > _LZ4_FLAGS_AT:
         flags = data[_LZ4_FLAGS_AT]
         if flags & _LZ4_RESTRICTED != _LZ4_INDEPENDENT:
             raise WireError(
                 f"lz4: flags {flags:#04x}: Kafka supports only independent blocks, no dictionary"
             )
+
+
+def has_other_header(codec: Codec, data: Buffer) -> bool:
+    """Return whether a snappy header has versions that not all clients read: aiokafka reads 1.
+
+    Java's library and librdkafka ignore the versions, so a leader replaces them (`plain_header`).
+    """
+    return (
+        codec is Codec.SNAPPY
+        and bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
+        and bytes(data[: len(_XERIAL_HEADER)]) != _XERIAL_HEADER
+    )
+
+
+def set_plain_header(data: memoryview) -> None:
+    """Replace the header of snappy data, in place, by the one that all clients write."""
+    data[: len(_XERIAL_HEADER)] = _XERIAL_HEADER
 
 
 # none
@@ -129,7 +151,7 @@ def _copy(data: Buffer, level: int | None) -> bytes:
     return bytes(data)
 
 
-def _slices(data: memoryview) -> Iterator[bytes]:
+def _slices(data: memoryview, _: bool) -> Iterator[bytes]:
     for start in range(0, len(data), PIECE_BYTES):
         yield bytes(data[start : start + PIECE_BYTES])
 
@@ -145,12 +167,19 @@ def _gzip(data: Buffer, level: int | None) -> bytes:
     return stream.compress(data) + stream.flush()
 
 
-def _gunzip(data: memoryview) -> Iterator[bytes]:
-    """Decompress all members; other bytes after the last member are ignored, as Java does."""
-    position = 0
+def _gunzip(data: memoryview, is_produced: bool) -> Iterator[bytes]:
+    """Decompress all members; other bytes after the last member are ignored, as Java does.
+
+    In produced data, only the first member may have data, and nothing else may follow.
+    """
+    position = size = 0
     for member in range(MAX_MEMBERS):
         if member and bytes(data[position : position + 2]) != b"\x1f\x8b":
+            if is_produced and position < len(data):
+                raise WireError(f"gzip: {len(data) - position} bytes after the last member")
             return
+        if member and is_produced and not size:
+            raise WireError("gzip: the first of several members is empty")
         stream = zlib.decompressobj(_GZIP_WBITS)
         chunk = memoryview(b"")
         while not stream.eof:
@@ -165,6 +194,9 @@ def _gunzip(data: memoryview) -> Iterator[bytes]:
                 raise WireError(f"gzip: {error}") from None
             chunk = memoryview(stream.unconsumed_tail)
             if piece:
+                if member and is_produced:
+                    raise WireError("gzip: several members; some clients read only the first")
+                size += len(piece)
                 yield piece
         position -= len(stream.unused_data)
     raise WireError(f"gzip: more than {MAX_MEMBERS} members")
@@ -179,7 +211,6 @@ def _gzip_stream(level: int | None) -> Compressor:
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
-_XERIAL_VERSION_END: Final = 12
 _XERIAL_BLOCK_BYTES: Final = 32768
 _SIZE: Final = Struct(">I")
 
@@ -217,19 +248,21 @@ def _snappy_stream(level: int | None) -> Compressor:
     return add, lambda: written(waiting)
 
 
-def _unsnappy(data: memoryview) -> Iterator[bytes]:
+def _unsnappy(data: memoryview, is_produced: bool) -> Iterator[bytes]:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         yield _unsnappy_block(data)
         return
-    for block in _xerial_blocks(data):
+    for block in _xerial_blocks(data, is_produced):
         yield _unsnappy_block(block)
 
 
-def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
-    """Yield the blocks of one or more streams, each of which has a header."""
+def _xerial_blocks(data: memoryview, is_produced: bool) -> Iterator[memoryview]:
+    """Yield the blocks of one or more streams, each of which has a header; produced: of one."""
     position, end = 0, len(data)
     while position < end:
         if bytes(data[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            if position and is_produced:
+                raise WireError("snappy: several headers; some clients read only one")
             position += len(_XERIAL_HEADER)
             if position > end:
                 raise WireError("snappy: the header is truncated")
@@ -248,7 +281,7 @@ def _unsnappy_short(data: memoryview, max_bytes: int) -> bytes | None:
     try:
         blocks = [data]
         if bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
-            blocks = list(islice(_xerial_blocks(data), _SHORT_BLOCKS + 1))
+            blocks = list(islice(_xerial_blocks(data, True), _SHORT_BLOCKS + 1))
         if len(blocks) > _SHORT_BLOCKS or sum(map(_unsnappy_size, blocks)) > max_bytes:
             return None
         return b"".join(map(_unsnappy_block, blocks))
@@ -292,7 +325,7 @@ def piece_sizes(codec: Codec, data: Buffer) -> Iterator[int]:
         return
     view = memoryview(data)
     is_framed = bytes(view[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
-    yield from map(_unsnappy_size, _xerial_blocks(view) if is_framed else (view,))
+    yield from map(_unsnappy_size, _xerial_blocks(view, False) if is_framed else (view,))
 
 
 # lz4: one frame; bytes after it are ignored, as Java does
@@ -333,7 +366,7 @@ def _lz4_stream(level: int | None) -> Compressor:
     return add, lambda: begin + bytes(stream.flush())
 
 
-def _unlz4(data: memoryview) -> Iterator[bytes]:
+def _unlz4(data: memoryview, is_produced: bool) -> Iterator[bytes]:
     from lz4 import frame
 
     stream = frame.LZ4FrameDecompressor()
@@ -350,6 +383,8 @@ def _unlz4(data: memoryview) -> Iterator[bytes]:
             yield piece
         elif not (chunk or stream.eof) and (position == end or not stream.needs_input):
             raise WireError("lz4: the frame is truncated")
+    if is_produced and (left := end - position + len(stream.unused_data or b"")):
+        raise WireError(f"lz4: {left} bytes after the frame, which some clients do not read")
 
 
 def _unlz4_short(data: memoryview, max_bytes: int) -> bytes | None:
@@ -360,7 +395,7 @@ def _unlz4_short(data: memoryview, max_bytes: int) -> bytes | None:
         made = bytes(stream.decompress(data, max_length=max_bytes))
     except (RuntimeError, ValueError, EOFError):
         return None
-    return made if stream.eof else None
+    return made if stream.eof and not stream.unused_data else None
 
 
 # zstd
@@ -474,7 +509,7 @@ _COMPRESSORS: Final[dict[Codec, Callable[[int | None], Compressor]]] = {
     Codec.LZ4: _lz4_stream,
     Codec.ZSTD: _zstd_stream,
 }
-_DECOMPRESS: Final[dict[Codec, Callable[[memoryview], Iterator[bytes]]]] = {
+_DECOMPRESS: Final[dict[Codec, Callable[[memoryview, bool], Iterator[bytes]]]] = {
     Codec.NONE: _slices,
     Codec.GZIP: _gunzip,
     Codec.SNAPPY: _unsnappy,

@@ -120,6 +120,8 @@ def record_pieces(
     header: BatchHeader,
     max_bytes: int | None = None,
     whole_bytes: int = PIECE_BYTES,
+    *,
+    is_produced: bool = False,
 ) -> Iterator[bytes]:
     """Return an iterator over the decompressed records of a batch: see `compression.decompressed`.
 
@@ -134,7 +136,7 @@ def record_pieces(
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
     if count < 0 or (codec is Codec.NONE and count * RECORD_MIN_BYTES > len(body)):
         raise WireError(f"record_count {count} for {len(body)} bytes of records")
-    pieces = decompressed(codec, body, whole_bytes)
+    pieces = decompressed(codec, body, whole_bytes, is_produced=is_produced)
     return pieces if max_bytes is None else bounded(pieces, codec, max_bytes)
 
 
@@ -192,7 +194,9 @@ def check_records(
     Raises WireError, which names the record, for a malformed record, a wrong number of records, or
     offset deltas that are not dense.
     """
-    pieces = record_pieces(buffer, position, header, whole_bytes=_CHECKED_WHOLE_BYTES)
+    pieces = record_pieces(
+        buffer, position, header, whole_bytes=_CHECKED_WHOLE_BYTES, is_produced=True
+    )
     if header.codec is Codec.NONE and header.record_count:
         body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
         for window in _fed_plain(body, walk, walk.check):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.wire.records.framings import FRAMINGS, REFUSED
 from wire.primitives.errors import WireError
 from wire.records.compression import (
     MAX_MEMBERS,
@@ -25,6 +26,8 @@ from wire.records.compression import (
     decompress,
     decompress_short,
     decompressed,
+    has_other_header,
+    set_plain_header,
 )
 
 MAX = 1 << 20
@@ -263,14 +266,42 @@ def test_a_snappy_block_that_claims_4_gb_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 0x80000001])
-def test_a_snappy_header_of_a_version_that_java_does_not_read_is_refused(version: int) -> None:
+def test_a_snappy_header_of_another_version_can_be_replaced(version: int) -> None:
     packed = bytearray(compress(Codec.SNAPPY, SAMPLE))
     struct.pack_into(">I", packed, 8, version)
-    if version in (1, 2):
-        check_produced(Codec.SNAPPY, packed)
-        return
-    with pytest.raises(WireError, match="snappy: the header has version"):
-        check_produced(Codec.SNAPPY, packed)
+    assert has_other_header(Codec.SNAPPY, packed) == (version != 1)
+    set_plain_header(memoryview(packed))
+    assert packed == compress(Codec.SNAPPY, SAMPLE)
+
+
+def test_bare_snappy_and_other_codecs_have_no_such_header() -> None:
+    from cramjam import snappy
+
+    assert not has_other_header(Codec.SNAPPY, bytes(snappy.compress_raw(SAMPLE)))
+    assert not any(has_other_header(codec, compress(codec, SAMPLE)) for codec in Codec)
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_produced_data_have_a_framing_that_all_clients_read(name: str) -> None:
+    """tests/conformance/test_framings.py compares the names with what clients read."""
+    codec, encode = FRAMINGS[name]
+    data = encode(SAMPLE)
+    try:
+        check_produced(codec, data)
+        found = b"".join(decompressed(codec, data, is_produced=True))
+    except WireError:
+        assert name in REFUSED
+    else:
+        assert found == SAMPLE
+        assert name not in REFUSED
+        short = decompress_short(codec, encode(SAMPLE[:9000]), MAX)
+        assert short in (None, SAMPLE[:9000])
+
+
+@pytest.mark.parametrize("name", [each for each in REFUSED if each != "lz4, linked blocks"])
+def test_no_other_framing_is_read_in_place(name: str) -> None:
+    codec, encode = FRAMINGS[name]
+    assert decompress_short(codec, encode(SAMPLE[:9000]), MAX) is None
 
 
 # lz4, zstd
