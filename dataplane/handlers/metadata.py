@@ -35,6 +35,8 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 
 _TOPIC_IDS_SINCE: Final = 10
+# Versions 10 and 11 have topic ids that do not work, and names that are null in requests only.
+_BY_ID_SINCE: Final = 12
 # Seconds a response waits for auto-created topics. The client retries for missing topics.
 AUTO_CREATE_S: Final = 5.0
 # Seconds a response waits for the next leader. Later requests of the connection wait, too.
@@ -129,18 +131,17 @@ def handle_metadata(
         return _describe_many(worker, request, message, asked)
     if len(asked) > 1:
         message.topics = asked = list({(t.name, t.topic_id): t for t in asked}.values())
-    image = worker.image
     if request.version < _TOPIC_IDS_SINCE:
         for topic in asked:
             topic.topic_id = ZERO_UUID
     if message.allow_auto_topic_creation and worker.auto_create_topics:
-        names = [t.name for t in asked if t.name and image.topic(t.name) is None]
+        names = [name for t in asked if (name := _new_name(worker, t))]
         if names:
             return _create_first(worker, request, message, names)
     worker.isr_manager.look_for_ended_leaders(_topics_of(worker.image, asked))
     if _has_suspect_leader(worker, asked):
         return _once_led(worker, request, message, asked)
-    found = [_find(worker, each) for each in asked]
+    found = [_find(worker, request, each) for each in asked]
     if _is_much(worker, request, message, found):
         return _topic_rows_in_slices(worker, request, message, found)
     return _topic_rows(worker, request, message, found)
@@ -169,12 +170,14 @@ def _describe_many(
         names = [name for name in wanted if name]
         if names:
             return _create_first(worker, request, message, names)
-    found = yield from in_pieces(message.topics, partial(_find, worker))
+    found = yield from in_pieces(message.topics, partial(_find, worker, request))
     return _topic_rows_in_slices(worker, request, message, found)
 
 
 def _new_name(worker: HasImage, topic: MetadataRequestTopic) -> str | None:
-    return topic.name if topic.name and worker.image.topic(topic.name) is None else None
+    """Return the name if it may be that of a new topic: it is unknown, and no id was asked for."""
+    is_new = topic.topic_id == ZERO_UUID and topic.name and worker.image.topic(topic.name) is None
+    return topic.name if is_new else None
 
 
 def _has_suspect_leader(worker: ViewsLeaders, asked: list[MetadataRequestTopic]) -> bool:
@@ -202,7 +205,7 @@ async def _once_led(
     with trio.move_on_after(NEXT_LEADER_S):
         while _has_suspect_leader(worker, asked) and not worker.stopping:
             await worker.loader.wait_visible(worker.image.end_offset + 1)
-    found = [_find(worker, each) for each in asked]
+    found = [_find(worker, request, each) for each in asked]
     return await _topic_rows_in_slices(worker, request, message, found)
 
 
@@ -212,7 +215,7 @@ def _topics_of(image: MetadataImage, asked: list[MetadataRequestTopic]) -> list[
 
 
 def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage | None:
-    if asked.name is None:
+    if asked.name is None or asked.topic_id != ZERO_UUID:
         return image.topic_by_id(asked.topic_id)
     return image.topic(asked.name)
 
@@ -244,7 +247,7 @@ async def _create_first(
     assert message.topics is not None
 
     def find(asked: MetadataRequestTopic) -> Found:
-        each = _find(worker, asked)
+        each = _find(worker, request, asked)
         if (
             isinstance(each, MetadataResponseTopic)
             and each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -270,9 +273,15 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _find(worker: HasImage, asked: MetadataRequestTopic) -> Found:
+def _find(worker: HasImage, request: Request, asked: MetadataRequestTopic) -> Found:
+    """Return the topic, or an error row; an id has precedence, as it names one topic for ever."""
     image = worker.image
-    if asked.name is None:
+    if asked.name is None or asked.topic_id != ZERO_UUID:
+        if request.version < _BY_ID_SINCE:
+            # In these versions a response has no null for a name. KAFKA-12701.
+            return MetadataResponseTopic(
+                error_code=ErrorCode.INVALID_REQUEST, name=asked.name or ""
+            )
         return image.topic_by_id(asked.topic_id) or MetadataResponseTopic(
             error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id
         )

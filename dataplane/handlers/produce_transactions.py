@@ -135,10 +135,7 @@ def confirmed_here(
     """
     if producer_id < 0 or not worker.verifies_transactions:
         return ()
-    try:
-        transactional_id = str(encoded_id, "utf-8")
-    except UnicodeDecodeError:
-        return ()
+    transactional_id = str(encoded_id, "utf-8", "replace")
     return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
 
 

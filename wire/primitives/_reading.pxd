@@ -52,10 +52,10 @@ cdef inline int byte(Bytes data, long long end, long long at) except -1:
 
 
 cdef inline object text(Bytes data, long long end, long long at, long long size):
-    """Return the UTF-8 text of `size` bytes at `at`, cut at `end` as a slice is."""
+    """Return the UTF-8 text of `size` bytes at `at`, cut at `end`; other bytes become U+FFFD."""
     if at < 0 or at > end or size < 0:
         raise IndexError
-    return PyUnicode_DecodeUTF8(<const char*>data + at, min(size, end - at), NULL)
+    return PyUnicode_DecodeUTF8(<const char*>data + at, min(size, end - at), "replace")
 
 
 cdef inline object piece(Bytes data, long long end, long long at, long long size):

@@ -51,7 +51,7 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
             if cython.compiled:
                 client_id = text(data, end, _START_BYTES, length)
             else:
-                client_id = str(frame[_START_BYTES:position], "utf-8")
+                client_id = str(frame[_START_BYTES:position], "utf-8", "replace")
         elif length != -1:
             raise WireError(f"request header: client_id has the length {length}")
         if version >= _FLEXIBLE_FROM.get(api_key, _NEVER_FLEXIBLE):
@@ -59,7 +59,7 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
             position += 1
             if tags:
                 position = skip_tags(frame, position, tags)
-    except (struct_error, IndexError, Malformed, UnicodeDecodeError) as error:
+    except (struct_error, IndexError, Malformed) as error:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > end:
         raise WireError("request header: the header is too short")
@@ -70,8 +70,6 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
 
 
 def _header_fault(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "client_id is not UTF-8"
     return (
         "tagged fields are malformed" if isinstance(error, Malformed) else "the header is too short"
     )

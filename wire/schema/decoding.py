@@ -92,7 +92,7 @@ _RUNTIME: Final[dict[str, Any]] = {
     "unpack_from": struct.unpack_from,
     "explain": explain,
     "malformed": malformed,
-    "FAILURES": (Malformed, struct.error, IndexError, UnicodeDecodeError),
+    "FAILURES": (Malformed, struct.error, IndexError),
 }
 
 _SIGNATURE: Final = "def decode(data, p):"
@@ -291,7 +291,7 @@ class _Generator:
         with source.block(self.null(length, target, nullable)):
             source.line(f"e = p + {length}{' - 1' if self.flexible else ''}")
             slice_ = {
-                "string": "data[p:e].tobytes().decode()",
+                "string": "data[p:e].tobytes().decode('utf-8', 'replace')",
                 "bytes": "data[p:e].tobytes()",
                 "records": "data[p:e]",
             }[kind]

@@ -141,10 +141,7 @@ class _Reader:
             return content
         if kind == "bytes":
             return bytes(content)
-        try:
-            return str(content, "utf-8")
-        except UnicodeDecodeError:
-            raise self.wrong("not UTF-8") from None
+        return str(content, "utf-8", "replace")
 
     def array(self, field: Field, nullable: bool) -> list[Any] | None:
         count = self.length("array", nullable)

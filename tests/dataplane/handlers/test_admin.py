@@ -260,6 +260,33 @@ async def test_metadata_shows_topics_by_name_by_id_and_all(tmp_path: Path) -> No
             assert row.topic_id == topic_id
 
 
+@in_trio
+async def test_a_topic_id_has_precedence_and_works_from_version_12_on(tmp_path: Path) -> None:
+    """Versions 10 and 11 have ids that Kafka refuses, and no null for the name in a response."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (made,) = await create(client, topic("t"))
+        unknown, refused = bytes(15) + b"x", ErrorCode.INVALID_REQUEST
+        missing = ErrorCode.UNKNOWN_TOPIC_ID
+        for version in range(10, APIS[ApiKey.METADATA].max_version + 1):
+            for name, topic_id, row in (
+                (None, unknown, ("", refused) if version < 12 else (None, missing)),
+                (None, ZERO_UUID, ("", refused) if version < 12 else (None, missing)),
+                (None, made.topic_id, ("", refused) if version < 12 else ("t", 0)),
+                ("t", unknown, ("t", refused) if version < 12 else (None, missing)),
+                ("new", unknown, ("new", refused) if version < 12 else (None, missing)),
+                ("t", made.topic_id, ("t", refused) if version < 12 else ("t", 0)),
+                ("t", ZERO_UUID, ("t", 0)),
+            ):
+                asked = MetadataRequest(
+                    topics=[MetadataRequestTopic(name=name, topic_id=topic_id)],
+                    allow_auto_topic_creation=True,
+                )
+                (found,) = (await client.call(ApiKey.METADATA, asked, version)).topics
+                assert (found.name, found.error_code) == row, (version, name, topic_id)
+        assert await names(client) == {"t"}
+
+
 async def described(client: RawClient, kind: int, name: str, **options: Any) -> Any:
     keys = options.pop("keys", None)
     asked = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)

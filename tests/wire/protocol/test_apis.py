@@ -160,7 +160,6 @@ def test_headers_cut_short_are_wire_errors() -> None:
     ("frame", "text"),
     [
         (struct.pack(">hhih", 0, 3, 1, -2), "client_id has the length -2"),
-        (struct.pack(">hhih", 0, 3, 1, 2) + b"\xff\xff", "client_id is not UTF-8"),
         (struct.pack(">hhih", 0, 9, 1, -1) + b"\2\1\0\1\0", "tagged fields are malformed"),
         (struct.pack(">hhih", 0, 9, 1, -1) + b"\1\1\x7f", "the header is too short"),
     ],
@@ -168,6 +167,12 @@ def test_headers_cut_short_are_wire_errors() -> None:
 def test_damaged_headers_are_wire_errors(frame: bytes, text: str) -> None:
     with pytest.raises(WireError, match=f"request header.*{text}"):
         decode_request_header(memoryview(frame))
+
+
+def test_bytes_of_a_client_id_that_are_not_utf_8_are_replaced() -> None:
+    frame = struct.pack(">hhih", 0, 3, 1, 4) + b"caf\xe9"
+    header, body = decode_request_header(memoryview(frame))
+    assert (header.client_id, body) == ("caf\ufffd", len(frame))
 
 
 def test_tagged_fields_of_a_header_are_skipped() -> None:

@@ -243,9 +243,10 @@ def test_a_length_in_more_bytes_than_it_needs_means_the_same(length: bytes) -> N
     assert read.topic_data[0].partition_data[0].records == records
 
 
-def test_strings_that_are_not_utf_8_are_wire_errors() -> None:
-    with pytest.raises(WireError, match="client_software_name: not UTF-8"):
-        decode(ApiVersionsRequest, 3, b"\x03\xff\xfe\x01\x00")
+def test_bytes_of_strings_that_are_not_utf_8_are_replaced_as_in_kafka() -> None:
+    """C clients send the bytes that they were given; an application can commit any metadata."""
+    read = both(ApiVersionsRequest, 3, b"\x05caf\xe9\x02\xff\x00")[0]
+    assert (read.client_software_name, read.client_software_version) == ("caf\ufffd", "\ufffd")
 
 
 def test_a_long_string_is_refused_in_both_directions() -> None:
