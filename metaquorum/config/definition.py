@@ -18,7 +18,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
-Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | ThrottledReplicaList | None"
+Check: TypeAlias = "Range | Levels | OneOf | Only | CountsByAddress | ThrottledReplicaList | None"
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -104,6 +104,25 @@ class OneOf:
 
     def __str__(self) -> str:
         return f"[{', '.join(self.values)}]"
+
+
+@frozen
+class Only:
+    """Values of a config of Kafka that ask for nothing that this version does not have."""
+
+    values: tuple[ConfigValue, ...]
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        if value in self.values:
+            return None
+        return f"Only {self._texts} is supported by this version"
+
+    @property
+    def _texts(self) -> str:
+        return " or ".join(to_text(value) or "an empty list" for value in self.values)
+
+    def __str__(self) -> str:
+        return self._texts
 
 
 class CountsByAddress:

@@ -1,7 +1,8 @@
 """Registry of all configs: every config of topics and workers in one table.
 
-A config has a *scope*: topic or worker. `resolution` finds the value in force. Only configs that
-have an effect are listed: an unknown name is rejected, not stored and ignored.
+A config has a *scope*: topic or worker. `resolution` finds the value in force. Listed are configs
+that have an effect, and those of Kafka whose value asks for nothing (`neutral`): an unknown name is
+rejected, not stored and ignored.
 
 Source: names, types, defaults and ranges of Apache Kafka 4.3 (LogConfig, KafkaConfig).
 """
@@ -16,6 +17,7 @@ from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse
 from metaquorum.config.group import GROUP_CONFIGS
 from metaquorum.config.listener import SOCKET_SERVER_CONFIGS
+from metaquorum.config.neutral import NEUTRAL_TOPIC_CONFIGS, NEUTRAL_WORKER_CONFIGS
 from metaquorum.config.topic import TOPIC_CONFIGS
 from metaquorum.config.transaction import TRANSACTION_CONFIGS
 from metaquorum.config.worker import SERVER_CONFIGS
@@ -23,6 +25,8 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 _ALL: Final = (
     *chain(*TOPIC_CONFIGS),
+    *chain(*NEUTRAL_TOPIC_CONFIGS),
+    *NEUTRAL_WORKER_CONFIGS,
     *SERVER_CONFIGS,
     *SOCKET_SERVER_CONFIGS,
     *GROUP_CONFIGS,

@@ -67,9 +67,10 @@ def page() -> str:
     worker_heads = ("Config", "Type and values", "Default", "Dynamic", "Per", "Meaning")
     return f"""# Configs
 
-Names, types and defaults are those of Apache Kafka 4.3 where Kafka has the config. Only
-configs that work are listed: a node refuses an unknown name. How values are set, and which of
-several wins, is explained in [Change configs](../howto/change-configs.md).
+Names, types and defaults are those of Apache Kafka 4.3 where Kafka has the config. A node refuses
+an unknown name. Listed are configs that work, and some of Kafka's that ask for nothing: tools copy
+them, and they accept the values at which Kafka behaves as metaquorum does. How values are set, and
+which of several wins, is explained in [Change configs](../howto/change-configs.md).
 
 ## Configs of topics
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from metaquorum.config.definition import (
     ConfigKey,
     ConfigType,
+    Only,
     Scope,
     ThrottledReplicaList,
     parse,
@@ -29,7 +30,7 @@ def test_every_default_is_a_value_that_would_be_accepted(key: ConfigKey) -> None
 
 def test_every_synonym_of_a_topic_config_is_a_worker_config_of_its_own() -> None:
     for key in TOPIC_KEYS.values():
-        assert key.synonyms or isinstance(key.check, ThrottledReplicaList)
+        assert key.synonyms or isinstance(key.check, ThrottledReplicaList | Only)
         for name, _ in key.synonyms:
             assert WORKER_KEYS[name].scope is Scope.WORKER
 
@@ -160,3 +161,29 @@ def test_a_text_that_this_version_cannot_read_is_passed_over() -> None:
     configs = WorkerLayers().topic_configs({"cleanup.policy": "shred", "segment.bytes": "lots"})
     assert configs.list("cleanup.policy") == ("delete",)
     assert configs.integer("segment.bytes") == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "good", "bad"),
+    [
+        (Scope.TOPIC, "remote.storage.enable", ["false"], "true"),
+        (Scope.TOPIC, "remote.log.copy.disable", ["false"], "true"),
+        (Scope.TOPIC, "remote.log.delete.on.disable", ["false"], "true"),
+        (Scope.TOPIC, "local.retention.ms", ["-2"], "1000"),
+        (Scope.TOPIC, "local.retention.bytes", ["-2"], "-1"),
+        (Scope.TOPIC, "preallocate", ["false", "true"], "maybe"),
+        (Scope.WORKER, "log.preallocate", ["false", "true"], "maybe"),
+        (Scope.WORKER, "log.local.retention.ms", ["-2"], "5"),
+        (Scope.WORKER, "background.threads", ["10", "1"], "0"),
+        (Scope.WORKER, "remote.log.storage.system.enable", ["false"], "true"),
+        (Scope.WORKER, "controlled.shutdown.enable", ["true"], "false"),
+        (Scope.WORKER, "metric.reporters", [""], "com.example.Reporter"),
+    ],
+)
+def test_configs_that_ask_for_nothing_are_accepted(
+    scope: Scope, name: str, good: list[str], bad: str
+) -> None:
+    for text in good:
+        assert parse_all(scope, {name: text})
+    with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
+        parse_all(scope, {name: bad})
