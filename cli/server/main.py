@@ -125,7 +125,7 @@ def main() -> None:
 )
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), help="[default: info]")
 def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
-    """Run one node until SIGTERM or SIGINT.
+    """Run one node until SIGTERM, SIGINT or SIGHUP. SIGQUIT prints its tasks on stderr.
 
     Without options: a single node in both roles, with its data in ./mq-data and its listener at
     127.0.0.1:9092.
@@ -154,6 +154,7 @@ def _run_node(invocation: "Invocation") -> int:
     """Run the node and return the exit code. Imports are late, since --help needs none of them."""
     import trio
 
+    from cli.server.task_dump import print_tasks_on_signal
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.system import real_runtime
     from wire.protocol.request_form import form_name as request_form_name
@@ -178,15 +179,19 @@ def _run_node(invocation: "Invocation") -> int:
         # After one collection the objects of the start stay alive, too.
         gc.collect()
         gc.freeze()
-        click.echo(
+        line = (
             f"metaquorum node {node.config.node_id} ready: "
             f"listening on {address_text(*node.address)}, "
             f"cluster {node.cluster_id}, data {node.config.data_dir} "
             f"({took}, record walk {form_name()}, small requests {request_form_name()})"
         )
+        try:
+            click.echo(line)
+        except (OSError, ValueError) as error:  # a full disk, or a pipe without a reader
+            log.warning("%s; this line cannot be written to standard output: %s", line, error)
 
     async def stop_on_signal(everything: trio.CancelScope) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*stop_signals()) as signals:
             first = await anext(signals)
             node.stop()
             # A wrapper such as timeout(1) sends a signal twice: to its child and to the group.
@@ -201,6 +206,7 @@ def _run_node(invocation: "Invocation") -> int:
         return_code = FAILED
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, nursery.cancel_scope)
+            nursery.start_soon(print_tasks_on_signal)
             await node.run(started)
             return_code = 0  # clean shutdown
             nursery.cancel_scope.cancel()
@@ -219,6 +225,15 @@ def _run_node(invocation: "Invocation") -> int:
             exc_info=errors,
         )
     return return_code
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a node in good order.
+
+    SIGHUP, of a terminal that is closed, is one unless it is ignored, as by nohup.
+    """
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def _first(error: BaseException) -> BaseException:

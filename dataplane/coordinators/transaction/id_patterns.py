@@ -8,7 +8,7 @@ one character at a time:
 
 `^` at the start and `$` at the end are accepted and mean nothing: a pattern must match the whole
 id. Counted repetitions, flags and classes by name are refused, as is a pattern of more than
-`MAX_CHARACTERS`.
+`MAX_CHARACTERS`, or with more than `MAX_NESTED` groups in each other: the parser is recursive.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from dataplane.scheduling.time_slices import Work, at_once
 
 MAX_CHARACTERS: Final = 256
+MAX_NESTED: Final = 32
 # States that are visited between two checks of the clock; each takes about a microsecond.
 PIECE_STATES: Final = 1000
 _SPECIAL: Final = frozenset("*+?{}|()")
@@ -52,6 +53,7 @@ class IdPattern:
         if self._text.endswith("$") and not self._text.endswith("\\$"):
             self._text = self._text[:-1]
         self._at = 0
+        self._nested = 0
         self._start, self._end = self._alternatives()
         if self._at < len(self._text):
             raise PatternError(f"unexpected {self._text[self._at]!r}")
@@ -133,9 +135,13 @@ class IdPattern:
                 if not self._text.startswith("?:", self._at):
                     raise PatternError("flags and named groups are not supported")
                 self._at += 2
+            self._nested += 1
+            if self._nested > MAX_NESTED:
+                raise PatternError(f"more than {MAX_NESTED} groups are nested")
             group = self._alternatives()
             if self._take() != ")":
                 raise PatternError("a group is not closed")
+            self._nested -= 1
             return group
         if character in _SPECIAL or character in "^$":
             raise PatternError(f"unexpected {character!r}")

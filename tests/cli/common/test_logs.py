@@ -4,7 +4,18 @@ import logging
 
 import pytest
 
-from cli.common.logs import MAX_MESSAGE_CHARS, TRACEBACK_INDENT, JsonFormatter, TextFormatter
+from cli.common.logs import (
+    FIRST_LINES,
+    LAST_LINES,
+    MAX_KINDS,
+    MAX_MESSAGE_CHARS,
+    REPEATED_S,
+    TRACEBACK_INDENT,
+    JsonFormatter,
+    RepeatedTracebacks,
+    TextFormatter,
+    shortened_traceback,
+)
 from metaquorum.runtime.one_line import UNSAFE
 
 
@@ -82,3 +93,41 @@ def test_a_traceback_is_part_of_its_json_line() -> None:
     assert row["level"] == "warning"
     assert "ValueError: a bug" in row["traceback"]
     assert row["logger"] == "dataplane.network.server"
+
+
+def test_a_long_traceback_is_logged_without_its_middle() -> None:
+    lines = [f"line {number}" for number in range(1000)]
+    got = shortened_traceback("\n".join(lines)).split("\n")
+    assert got[:FIRST_LINES] == lines[:FIRST_LINES]
+    assert got[FIRST_LINES] == "... (920 lines)"
+    assert got[FIRST_LINES + 1 :] == lines[-LAST_LINES:]
+    assert shortened_traceback("\n".join(lines[:80])) == "\n".join(lines[:80])
+
+
+def test_tracebacks_of_one_kind_are_logged_once_a_second_with_a_count() -> None:
+    now = [100.0]
+    limit = RepeatedTracebacks(lambda: now[0])
+
+    def logged(error: BaseException | None) -> str | None:
+        info = None if error is None else (type(error), error, error.__traceback__)
+        record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "closed %s", ("it",), info)
+        return record.getMessage() if limit.filter(record) else None
+
+    def raised(kind: type[Exception]) -> Exception:
+        try:
+            raise kind("a client did this")
+        except kind as error:
+            return error
+
+    assert logged(raised(ValueError)) == "closed it"
+    assert [logged(raised(ValueError)) for _ in range(5)] == [None] * 5
+    assert logged(raised(KeyError)) == "closed it"  # of another kind
+    assert logged(ExceptionGroup("tasks", [raised(ValueError)])) is None
+    assert logged(None) == "closed it"
+    now[0] += REPEATED_S
+    assert logged(raised(ValueError)) == "closed it (6 more like it were not logged)"
+    now[0] += REPEATED_S
+    assert logged(raised(ValueError)) == "closed it"
+    for number in range(3 * MAX_KINDS):  # bounded, whatever clients cause
+        assert logged(raised(type(f"Error{number}", (Exception,), {})))
+    assert len(limit._kinds) == MAX_KINDS

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.nodes import PATIENCE_S, ROOT, needs_ipv6, wait_until
+from tests.nodes import PATIENCE_S, ROOT, free_port, needs_ipv6, wait_until
 
 LIMIT_S = PATIENCE_S
 SETTLED_S = 0.5
@@ -77,12 +78,62 @@ def run(tmp_path: Path) -> Iterator[object]:
             one.process.stdout.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_node_in_good_order(run: type[Running], number: int) -> None:
     node = run("--listen", "127.0.0.1:0")
     assert "ready: listening on 127.0.0.1:" in node.ready_line()
     assert node.end(number) == 0
     assert "Traceback" not in node.stderr
+
+
+def test_a_node_survives_its_terminal_and_prints_its_tasks_when_asked(run: type[Running]) -> None:
+    """nohup ignores SIGHUP. SIGQUIT does not end a node, as it does not end a JVM."""
+    node = run("--listen", "127.0.0.1:0", wrapper=("nohup",))
+    node.ready_line()
+    node.process.send_signal(signal.SIGHUP)
+    for number in (1, 2):
+        node.process.send_signal(signal.SIGQUIT)
+        wait_until(lambda count=number: node.stderr.count("print_tasks_on_signal") >= 2 * count)
+    assert "Current thread" in node.stderr
+    assert "task dataplane.node.Node" in node.stderr
+    assert "stopping" not in node.stderr
+    assert node.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("has_errors", [False, True])
+def test_a_node_whose_output_cannot_be_written_serves(tmp_path: Path, *, has_errors: bool) -> None:
+    """A full disk under the log, or a pipe whose reader has ended, as in `mq-server run | head`."""
+    port = free_port()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full:
+        outputs = {"stdout": full, "stderr": full if has_errors else subprocess.DEVNULL}
+        if not has_errors:
+            outputs["stdout"] = writing
+        process = subprocess.Popen(
+            command("--data-dir", tmp_path / "data", "--listen", f"127.0.0.1:{port}"),
+            cwd=ROOT,
+            **outputs,
+        )
+    os.close(writing)
+
+    def is_served() -> bool:
+        assert process.poll() is None
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock,
+        ):
+            sock.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\0\xff\xff")  # ApiVersions
+            return bool(sock.recv(4))
+        return False
+
+    try:
+        wait_until(is_served)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @needs_ipv6

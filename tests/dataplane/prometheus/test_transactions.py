@@ -12,7 +12,10 @@ from dataplane.log.segments.producers import TransactionMarker
 from dataplane.prometheus.collector import LATE_AFTER_MS
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.transactions import STATES, add_transactions
+from metaquorum.config.definition import Scope
+from metaquorum.controller.decision import Decision
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
+from metaquorum.metadata.records import ConfigRecord
 from tests.dataplane.prometheus.test_collector import (
     Samples,
     exchange_with,
@@ -31,11 +34,6 @@ from tests.dataplane.serving import (
     produce_message,
     serving,
     simulated,
-)
-from wire.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
 )
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
@@ -169,7 +167,7 @@ def test_markers_wait_for_a_leader_and_completions_for_replicas() -> None:
         await cluster.until(lambda: worker.transactions.markers.retry_count > 3)
         assert value(page_of(worker), "metaquorum_transaction_marker_retries_total") > 3
         assert value(page_of(worker), MARKERS + "unknowndestinationqueuesize") == 1
-        await set_min_isr(client, 3)
+        await set_min_isr(cluster, 3)
         await cluster.until(lambda: log_of(cluster, worker).config.min_insync_replicas == 3)
         await client.delete("t")  # so no marker is missing any longer
         shard = worker.transactions.shards[0]
@@ -179,7 +177,7 @@ def test_markers_wait_for_a_leader_and_completions_for_replicas() -> None:
         assert value(refused, MARKERS + "unknowndestinationqueuesize") == 0
         assert value(refused, MARKERS + "logappendretryqueuesize") == 1
         assert value(refused, "metaquorum_transaction_markers_ms_count") == 1
-        await set_min_isr(client, 2)
+        await set_min_isr(cluster, 2)
         await cluster.until(lambda: worker.transactions.counts()[State.COMPLETE_COMMIT])
         done = page_of(worker)
         assert states(done) == {"CompleteCommit": 1}
@@ -193,15 +191,13 @@ def log_of(cluster: Together, worker: Any) -> Any:
     return cluster.replica(worker.worker_id, TRANSACTION_STATE)
 
 
-async def set_min_isr(client: RawClient, least: int) -> None:
-    config = AlterableConfig(name="min.insync.replicas", config_operation=0, value=str(least))
-    resource = AlterConfigsResource(
-        resource_type=TOPIC, resource_name=TRANSACTION_STATE, configs=[config]
-    )
-    answer = await client.call(
-        ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest(resources=[resource])
-    )
-    assert answer.responses[0].error_code == ErrorCode.NONE
+async def set_min_isr(cluster: Together, least: int) -> None:
+    """Set the value as a version without bounds of internal topics did."""
+    record = ConfigRecord(int(Scope.TOPIC), TRANSACTION_STATE, "min.insync.replicas", str(least))
+    running: list[Any] = [node for node in cluster.nodes.values() if node.machine.running]
+    roles = [each.node.controller_role for each in running]
+    (controller,) = [role.controller for role in roles if role.quorum.is_active]
+    await controller._proposer.change(lambda _: Decision(None, [record]))
 
 
 def test_counts_by_state_follow_the_leader_of_the_partition() -> None:

@@ -19,11 +19,17 @@ def test_patterns_match_as_regular_expressions(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", ")", "*a", "[a", "a{2}", r"\1", "(?=a)", "x" * 257, "b-[z-a]"]
+    "pattern",
+    ["(", ")", "*a", "[a", "a{2}", r"\1", "(?=a)", "x" * 257, "b-[z-a]", "(" * 256, "(" * 33 + "a"],
 )
 def test_other_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(PatternError):
         IdPattern(pattern)
+
+
+def test_groups_can_be_nested_and_repeated_often() -> None:
+    assert IdPattern("(" * 32 + "a" + ")" * 32).matches("a")
+    assert IdPattern("(a)" * 85).matches("a" * 85)
 
 
 def test_a_pattern_that_backtracks_elsewhere_is_linear() -> None:
