@@ -228,7 +228,7 @@ def _run_node(invocation: "Invocation") -> int:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a node in good order.
+    """Return the signals that stop a node cleanly.
 
     SIGHUP, of a terminal that is closed, is one unless it is ignored, as by nohup.
     """

@@ -1,4 +1,4 @@
-"""What a node is doing, on stderr after SIGQUIT, as a JVM prints its threads; the node goes on."""
+"""Prints the tasks and threads of a node on stderr after SIGQUIT, as a JVM does; it continues."""
 
 import faulthandler
 import signal

@@ -121,13 +121,13 @@ def test_tracebacks_of_one_kind_are_logged_once_a_second_with_a_count() -> None:
 
     assert logged(raised(ValueError)) == "closed it"
     assert [logged(raised(ValueError)) for _ in range(5)] == [None] * 5
-    assert logged(raised(KeyError)) == "closed it"  # of another kind
+    assert logged(raised(KeyError)) == "closed it"  # another type of error
     assert logged(ExceptionGroup("tasks", [raised(ValueError)])) is None
     assert logged(None) == "closed it"
     now[0] += REPEATED_S
     assert logged(raised(ValueError)) == "closed it (6 more like it were not logged)"
     now[0] += REPEATED_S
     assert logged(raised(ValueError)) == "closed it"
-    for number in range(3 * MAX_KINDS):  # bounded, whatever clients cause
+    for number in range(3 * MAX_KINDS):  # the memory is bounded
         assert logged(raised(type(f"Error{number}", (Exception,), {})))
     assert len(limit._kinds) == MAX_KINDS
