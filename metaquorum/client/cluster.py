@@ -20,7 +20,7 @@ from metaquorum.client.errors import (
     broker_error,
 )
 from metaquorum.client.security import Login
-from metaquorum.client.throttling import ThrottleTimes
+from metaquorum.client.throttling import Deadline, ThrottleTimes, ThrottleWaits
 from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Transport
 from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages.metadata import (
@@ -132,6 +132,7 @@ class Cluster:
         self._bootstrap = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else bootstrap
         # Throttle times in the responses, by API name (Produce, Fetch, ...).
         self.throttle_times: dict[str, ThrottleTimes] = {}
+        self.throttle_waits = ThrottleWaits()
         self._first: BrokerConnection | None = None
         self._connections: dict[int, BrokerConnection] = {}
         self._topics: dict[str, MetadataResponseTopic] = {}
@@ -145,8 +146,12 @@ class Cluster:
         self._first = None
 
     def deadline(self, timeout_s: float | None = None) -> float:
-        """Return the deadline of a call that begins now, by the clock of the transport."""
-        return self.transport.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        """Return the deadline of a call that begins now, by the clock of the transport.
+
+        Throttle times that calls wait out until then do not count.
+        """
+        at = self.transport.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        return Deadline.of(at, self.throttle_waits.waited_s)
 
     # Calls
 
@@ -170,11 +175,12 @@ class Cluster:
         while True:
             connection = await self.connection(to, deadline)
             sent = False
+            at = self.throttle_waits.extended(deadline)
             try:
                 connection.version_of(type(request))  # raises NotServedError before it sends
                 sent = True
-                await connection.send(request, deadline, max_version=max_version)
-                return await connection.receive(deadline)
+                await connection.send(request, at, max_version=max_version)
+                return await connection.receive(at)
             except BROKEN as error:
                 self._drop(connection)
                 where = address_text(connection.address)
@@ -202,7 +208,8 @@ class Cluster:
         """
         connection = await self.connection(to, deadline)
         try:
-            await connection.send_unanswered(request, deadline, max_version=max_version)
+            at = self.throttle_waits.extended(deadline)
+            await connection.send_unanswered(request, at, max_version=max_version)
         except BROKEN as error:
             self._drop(connection)
             raise InterruptedChangeError(
@@ -276,12 +283,13 @@ class Cluster:
             raise AllFailedError([error]) from error
 
     async def _open(self, address: tuple[str, int], deadline: float) -> BrokerConnection:
-        soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))
+        soon = min(self.throttle_waits.extended(deadline), self.deadline(CONNECT_TIMEOUT_S))
         stream = await self.transport.connect(*address, soon)
         connection = BrokerConnection(
             stream, address, self.client_id, self._login, self.transport.monotonic
         )
         connection.throttle_times = self.throttle_times
+        connection.throttle_waits = self.throttle_waits
         try:
             await connection.negotiate(soon)
         except BaseException:
@@ -322,7 +330,7 @@ class Cluster:
         """
         now = self.transport.monotonic()
         pause = min(FIRST_BACKOFF_S * 2**attempt, MAX_BACKOFF_S) * self.random.uniform(0.8, 1.2)
-        if now + pause >= deadline:
+        if now + pause >= self.throttle_waits.extended(deadline):
             return False
         await self.transport.sleep_until(now + pause)
         return True
@@ -454,7 +462,7 @@ class Cluster:
                     answers.update(await ask(node_id, led))
                 except UnreachableError as error:
                     patience = min(deadline, patience or self.deadline(FAILOVER_S))
-                    if self.transport.monotonic() >= patience:
+                    if self.transport.monotonic() >= self.throttle_waits.extended(patience):
                         raise
                     code = ErrorCode.NETWORK_EXCEPTION
                     unreached = BrokerError(code, str(error), f"node {node_id}")

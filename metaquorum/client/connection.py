@@ -18,7 +18,7 @@ from metaquorum.client.errors import (
     broker_error,
 )
 from metaquorum.client.security import Login
-from metaquorum.client.throttling import ThrottleTimes
+from metaquorum.client.throttling import ThrottleTimes, ThrottleWaits
 from metaquorum.client.transport import Stream
 from metaquorum.security.sasl import AuthenticationError
 from wire.messages.api_versions import ApiVersionsRequest
@@ -36,6 +36,7 @@ M = TypeVar("M", bound=Message)
 MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 MAX_IN_FLIGHT: Final = 16
 MAX_LOGIN_STEPS: Final = 4
+MAX_MUTE_S: Final = 86_400.0  # throttle time that is waited out: a day
 # Share of the session lifetime after which the client authenticates again (KIP-368).
 SESSION_SHARE: Final = 0.85
 _SASL_AUTHENTICATE_SINCE: Final = 1
@@ -87,6 +88,9 @@ class BrokerConnection:
         self._received = FrameBuffer(MAX_RESPONSE_BYTES)
         self._waiting: deque[Pending] = deque()
         self.throttle_times: dict[str, ThrottleTimes] = {}  # by API
+        self.throttle_waits = ThrottleWaits()
+        self._muted_until = -inf  # the broker reads nothing before this time
+        self._waits_since: float | None = None  # since when a request waits for that time
         self._last_id = 0
         self._is_served = False  # whether a request other than ApiVersions was answered
 
@@ -224,7 +228,17 @@ class BrokerConnection:
                 f"nothing was sent: {name} cannot encode this request: {error}"
             ) from None
         self._waiting.append(Pending(self._last_id, type(request), version))
-        await self._stream.send(data, deadline)
+        now = self._now()
+        if now < self._muted_until and self._waits_since is None:
+            self._waits_since = now
+            name = type(request).__name__.removesuffix("Request")
+            self.throttle_waits.begins(name, self._muted_until - now)
+        await self._stream.send(data, self._unthrottled(deadline))
+
+    def _unthrottled(self, deadline: float) -> float:
+        """Return the deadline, later by the time that requests wait as the broker reads nothing."""
+        since = self._waits_since
+        return deadline if since is None else deadline + (self._muted_until - since)
 
     async def receive(self, deadline: float) -> Any:
         """Return the response to the oldest request without one.
@@ -233,7 +247,10 @@ class BrokerConnection:
         `receive` may be called again for the same response.
         """
         pending = self._waiting[0]
-        frame = await self._frame(deadline)
+        frame = await self._frame(self._unthrottled(deadline))
+        if self._waits_since is not None:
+            self.throttle_waits.waited_s += min(self._now(), self._muted_until) - self._waits_since
+            self._waits_since = None
         self._waiting.popleft()
         response = response_class(pending.request)
         correlation_id, message = decode_response_as(response, pending.version, frame)
@@ -245,6 +262,9 @@ class BrokerConnection:
         if (throttle_time_ms := getattr(message, "throttle_time_ms", None)) is not None:
             name = pending.request.__name__.removesuffix("Request")
             self.throttle_times.setdefault(name, ThrottleTimes()).add(throttle_time_ms)
+            if throttle_time_ms > 0:
+                mute_s = min(throttle_time_ms / 1000, MAX_MUTE_S)
+                self._muted_until = max(self._muted_until, self._now() + mute_s)
         self._is_served = self._is_served or pending.request is not ApiVersionsRequest
         return message
 

@@ -5,7 +5,7 @@ which preserves the order. Each batch has a producer id and a sequence number (K
 leader does not append a batch again that is retried after a failed connection.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,6 +102,8 @@ class Producer:
         self._sequences: dict[TopicPartition, int] = {}
         self._transactional_id: str | None = None  # set by transactions.transactional_producer
         self._last_version: int | None = None  # newest version of Produce to send; None: any
+        # Called with each batch that was appended, also if `send` raises an error for another.
+        self.acknowledged: Callable[[Appended], None] = lambda _: None
 
     async def send(self, topic: str, records: Iterable[ProducerRecord]) -> list[Appended]:
         """Append `records` to `topic`, in their order within each partition.
@@ -200,11 +202,15 @@ class Producer:
         for where, batch in batches.items():
             answer = answers[where]
             if isinstance(answer, BrokerError):
-                raise answer
+                continue
             if self._idempotent:
                 sequence = self._sequences.get(where, 0) + len(batch.records)
                 self._sequences[where] = sequence & _SEQUENCE_MASK
+            self.acknowledged(answer)
             appended.append(answer)
+        for error in answers.values():
+            if isinstance(error, BrokerError):
+                raise error
         return appended
 
     async def _produce(

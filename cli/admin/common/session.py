@@ -89,6 +89,10 @@ _NEXT: Final = {
 }
 
 
+DEFAULT_CLIENT_ID: Final = "mq-admin"
+LEAST_NOTED_S: Final = 1.0  # shorter waits for a quota are not noted one by one
+
+
 class Session:
     """One execution of a command."""
 
@@ -96,6 +100,7 @@ class Session:
         self.settings = settings
         self.output = settings.output
         self.has_failed = False
+        self.client_id = DEFAULT_CLIENT_ID  # set it before the first use of `cluster`
 
     @functools.cached_property
     def cluster(self) -> Cluster:
@@ -105,12 +110,17 @@ class Session:
         except ValueError as error:
             raise click.UsageError(f"{self.settings.source}: {error}") from None
         connected = connect(
-            addresses, timeout_s=self.settings.timeout_s, security=self.settings.security
+            addresses,
+            client_id=self.client_id,
+            timeout_s=self.settings.timeout_s,
+            security=self.settings.security,
         )
         try:
-            return click.get_current_context().with_resource(connected)
+            cluster = click.get_current_context().with_resource(connected)
         except ValueError as error:  # invalid TLS files
             raise click.UsageError(str(error)) from None
+        cluster.throttle_waits.begins = self._note_wait
+        return cluster
 
     @functools.cached_property
     def admin(self) -> BlockingAdmin:
@@ -154,6 +164,13 @@ class Session:
     def note(self, text: str) -> None:
         """Print one line on stderr; characters of quoted names are escaped."""
         click.echo(printable(text), err=True)
+
+    def _note_wait(self, api: str, seconds: float) -> None:
+        if seconds >= LEAST_NOTED_S:
+            self.note(
+                f"{api} is throttled for {seconds:.1f} s by a quota (`mq-admin quotas explain"
+                f" --client-id {self.client_id}` shows it)"
+            )
 
     def note_delays(self, api: str) -> None:
         """Print a note if a quota delayed responses to this command."""
@@ -222,6 +239,17 @@ def _next_step(error: Exception) -> str:
     if isinstance(error, InterruptedChangeError):
         return "check whether the change was made before you repeat the command"
     return _NEXT.get(error.code, "") if isinstance(error, KafkaError) else ""
+
+
+def client_id_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command whose requests may have quotas of a client id: add --client-id."""
+    return click.option(
+        "--client-id",
+        default=DEFAULT_CLIENT_ID,
+        show_default=True,
+        metavar="ID",
+        help="Client id of the requests, by which quotas may limit them.",
+    )(function)
 
 
 def session_command(function: Callable[..., None]) -> Callable[..., None]:

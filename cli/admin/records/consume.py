@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
-from cli.admin.common.session import INT32_MAX, INT64_MAX, Session, session_command, topic_argument
+from cli.admin.common.session import (
+    INT32_MAX,
+    INT64_MAX,
+    Session,
+    client_id_option,
+    session_command,
+    topic_argument,
+)
 from cli.admin.records.text import TextError, formatter, to_json
 from cli.common.output import yaml_text
 from cli.common.times import time_value
@@ -57,10 +64,12 @@ DEFAULT_FORMAT: Final = r"{value}\n"
 @click.option(
     "--read-committed", is_flag=True, help="Skip records of open and aborted transactions."
 )
+@client_id_option
 @session_command
 def command(
     session: Session,
     topic: str,
+    client_id: str,
     partitions: tuple[int, ...],
     start: str | None,
     from_time: int | None,
@@ -100,6 +109,7 @@ def command(
         raise click.UsageError("--from and --from-time exclude each other")
     if form is not None and session.output != "text":
         raise click.UsageError("--format needs text output; omit --output or --format")
+    session.client_id = client_id
     where_from = Start.at_time(from_time) if from_time is not None else _start(start)
     write = _writer(session.output, form)
     found = wait(session.cluster.topic(topic))

@@ -10,6 +10,7 @@ import click
 from cli.admin.common.session import (
     INT32_MAX,
     Session,
+    client_id_option,
     parse_assignments,
     session_command,
     topic_argument,
@@ -70,8 +71,16 @@ _COLUMNS: Final = (
     default=DEFAULT_BATCH_BYTES,
     show_default=True,
 )
+@client_id_option
 @session_command
-def command(session: Session, topic: str, separator: str, batch_bytes: int, **options: Any) -> None:
+def command(
+    session: Session,
+    topic: str,
+    separator: str,
+    batch_bytes: int,
+    client_id: str,
+    **options: Any,
+) -> None:
     """Send records from standard input to a topic, one per line.
 
     Records are sent while the input is read; the summary counts acknowledged records. JSON input is
@@ -87,17 +96,18 @@ def command(session: Session, topic: str, separator: str, batch_bytes: int, **op
       mq-admin consume orders -o json | mq-admin produce orders-copy --input json
     """
     acks = _ACKS[options["acks"]]
-    producer = BlockingProducer(
-        Producer(
-            session.cluster,
-            codec=Codec[options["codec"].upper()],
-            acks=acks,
-            idempotent=acks == ALL_REPLICAS and not options["no_idempotence"],
-            batch_bytes=batch_bytes,
-        )
+    session.client_id = client_id
+    asynchronous = Producer(
+        session.cluster,
+        codec=Codec[options["codec"].upper()],
+        acks=acks,
+        idempotent=acks == ALL_REPLICAS and not options["no_idempotence"],
+        batch_bytes=batch_bytes,
     )
+    producer = BlockingProducer(asynchronous)
     read = _reader(**options)
     totals: dict[int, Appended] = {}
+    asynchronous.acknowledged = lambda appended: _count(totals, appended)
     number = 0
     try:
         for texts in chunks(sys.stdin.buffer, unescape(separator).encode()):
@@ -108,14 +118,27 @@ def command(session: Session, topic: str, separator: str, batch_bytes: int, **op
                     records.append(read(text))
                 except TextError as error:
                     raise click.UsageError(f"record {number}: {error}") from None
-            for appended in producer.send(topic, records):
-                _count(totals, appended)
+            producer.send(topic, records)
     except BaseException:
-        if totals:
-            session.note("Records sent before the error:")
-            _summary(session, topic, totals)
+        _report_partial(session, topic, totals, number)
         raise
     _summary(session, topic, totals)
+
+
+def _report_partial(
+    session: Session, topic: str, totals: dict[int, Appended], read_count: int
+) -> None:
+    """Print which of the records that were read are acknowledged; the command has failed."""
+    appended = sum(total.records for total in totals.values())
+    if not read_count:
+        return
+    session.note(
+        f"{appended} of the {read_count} records read were acknowledged; others may be in the log:"
+        f" `mq-admin consume {topic} --from -{max(read_count - appended, 1)}` shows its end"
+    )
+    if totals:
+        session.note("Acknowledged before the error:")
+        _summary(session, topic, totals)
 
 
 def _reader(

@@ -387,6 +387,30 @@ def test_other_separators(admin: Admin) -> None:
     assert admin("consume", name, "--format", r"{value}\0") == "one\ntwo\0three\0"
 
 
+def test_a_quota_delays_a_producer_and_does_not_fail_it(admin: Admin) -> None:
+    """The quota of a client id lets 11 s of its rate through at once, and then a second later."""
+    name, client = admin.create(), unique("slow")
+    admin("quotas", "set", "--client-id", client, "producer_byte_rate=10000")
+    quota = lambda: admin.json("quotas", "describe", "--client-id", client)  # noqa: E731
+    wait_until(quota)
+    records = "".join(f"{'x' * 40_000}\n" for _ in range(4))
+    batches = ("--batch-bytes", 40_100, "--client-id", client)
+    (row,) = admin.json("produce", name, *batches, "--timeout", 0.9, stdin=records)
+    assert row["records"] == 4
+    assert re.search(r"Produce is throttled for \d\.\d s by a quota", admin.errors)
+    assert f"`mq-admin quotas explain --client-id {client}` shows it" in admin.errors
+
+
+def test_a_producer_that_fails_says_what_was_acknowledged(admin: Admin) -> None:
+    name = admin.create()
+    records = f"a\nb\n{'x' * 2_000_000}\nc\n"
+    out = admin("produce", name, "--batch-bytes", 100, stdin=records, code=1)
+    assert "2 of the 4 records read were acknowledged" in admin.errors
+    assert f"`mq-admin consume {name} --from -2` shows its end" in admin.errors
+    assert re.search(rf"{name} +0 +2 +0", out)
+    assert admin("consume", name) == "a\nb\n"
+
+
 def test_a_follower_sees_what_comes_and_ends_when_told(either: Peer, admin: Admin) -> None:
     name = admin.create()
     process = subprocess.Popen(
