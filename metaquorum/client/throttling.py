@@ -1,7 +1,7 @@
 """Throttle times in the responses of brokers (KIP-13, KIP-219).
 
 After a response with a throttle time the broker reads nothing from the connection for that time. A
-client waits for the next response so much longer: a quota is not a failure.
+client waits that time longer for the next response: a quota is not a failure.
 """
 
 from collections.abc import Callable
