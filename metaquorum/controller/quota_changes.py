@@ -45,6 +45,7 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
 }
 # Quotas of IP addresses, whose rate Kafka stores in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}
+MAX_HINTED_CHARACTERS: Final = 100  # part of a mistyped key that a hint is looked up for
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _WHOLE_WITHIN: Final = 1e-6
@@ -117,7 +118,7 @@ def _canonical(address: str) -> str:
 
 def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
     if key not in known:
-        raise _invalid(f"Invalid configuration key {key}")
+        raise _invalid(f"Invalid configuration key {key}{_hint(known, key)}")
     if not value > 0:
         raise _invalid(f"Quota {key} must be greater than 0")
     if value == math.inf:
@@ -129,6 +130,18 @@ def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
         raise _invalid(f"Proposed value for {key} is too large for {name}.")
     if value % 1.0 > _WHOLE_WITHIN:
         raise _invalid(f"{key} cannot be a fractional value.")
+
+
+def _hint(known: Mapping[str, bool], key: str) -> str:
+    import difflib  # needed for errors only, and importing it takes milliseconds
+
+    every = {**CLIENT_QUOTAS, **IP_QUOTAS}
+    close = difflib.get_close_matches(key[:MAX_HINTED_CHARACTERS], every, n=1)
+    if not close:
+        return ""
+    if close[0] in known:
+        return f"; did you mean {close[0]}?"
+    return f"; {close[0]} is a quota of {'IP addresses' if close[0] in IP_QUOTAS else 'clients'}"
 
 
 def _records(
