@@ -42,8 +42,8 @@ from dataplane.handlers.produce_transactions import (
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
-    begin_confirmed,
     confirmed_here,
+    is_confirmed,
     look_for_transaction,
     transaction_of,
     verify,
@@ -52,7 +52,7 @@ from dataplane.handlers.produce_transactions import (
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.verification import Verification
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
@@ -197,7 +197,7 @@ def handle_produce_fast(
         opens = opens or (not is_simple and is_slow(config, records))
         verified = None
         if not is_simple and (transaction := transaction_of(records)) is not None:
-            producer_id, epoch, sequence = transaction
+            producer_id, epoch, _ = transaction
             if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
             producer, adds = (producer_id, epoch), version >= _ADDS_SINCE
@@ -206,11 +206,9 @@ def handle_produce_fast(
                     return None
                 if confirmed is None:
                     confirmed = confirmed_here(worker, transactional_id, producer_id, epoch)
-                verified = begin_confirmed(
-                    partition, confirmed, producer_id, epoch, sequence, now_ms
-                )
-                if verified is None:
+                if not is_confirmed(partition, confirmed, producer_id, epoch):
                     return None
+                verified = NOT_REQUIRED
         todo.append((partition, records, verified, None))
     if opens and not _open(todo, version, now_ms):
         return None
@@ -277,10 +275,8 @@ def handle_produce(
         transaction = yield from look_for_transaction(worker, message, request.version)
     except KafkaError as error:
         return (yield from _refuse_all(worker, message, error.code, error.message))
-    if transaction is not None and transaction.must_ask:
-        assert message.transactional_id is not None
-        if not verify_now(worker, transaction, message.transactional_id):
-            return _verify_and_append(worker, request, message, transaction)
+    if transaction is not None and transaction.places:
+        return _verify_and_append(worker, request, message, transaction)
     return (yield from _append_all(worker, request, message, transaction))
 
 
@@ -292,11 +288,16 @@ async def _verify_and_append(
     Later requests of the connection wait meanwhile, so the batches keep their order.
     """
     assert message.transactional_id is not None
-    await verify(worker, transaction, message.transactional_id)
-    count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
-    work = _append_all(worker, request, message, transaction)
-    answer = await worker.slicer.do(work, count)
-    return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+    transaction.begin()
+    try:
+        if not verify_now(worker, transaction, message.transactional_id):
+            await verify(worker, transaction, message.transactional_id, request.client)
+        count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
+        work = _append_all(worker, request, message, transaction)
+        answer = await worker.slicer.do(work, count)
+        return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+    finally:
+        transaction.cancel()
 
 
 def _append_all(

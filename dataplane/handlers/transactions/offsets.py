@@ -69,10 +69,19 @@ class CommitsInTransactions(VerifiesTransactions, WritesInParts, Protocol):
 async def handle_txn_offset_commit(
     worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    commit = _Commit(worker, request.version, message)
+    commit = _Commit(worker, request, message)
     checked = await worker.slicer.finish(commit.checked(), 0)
     if not commit.offsets:
         return await worker.slicer.finish(commit.response(checked, iter(())), 0)
+    try:
+        return await _verify_and_commit(worker, commit, checked)
+    finally:
+        commit.cancel()
+
+
+async def _verify_and_commit(
+    worker: CommitsInTransactions, commit: "_Commit", checked: _Checked
+) -> TxnOffsetCommitResponse:
     try:
         producer = await commit.verified()
     except KafkaError as error:
@@ -94,12 +103,15 @@ class _Commit:
     """One TxnOffsetCommit."""
 
     def __init__(
-        self, worker: CommitsInTransactions, version: int, message: TxnOffsetCommitRequest
+        self, worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
     ) -> None:
         self.offsets: list[OffsetToCommit] = []
         self._worker = worker
-        self._version = version
+        self._client = request.client
+        self._version = request.version
         self._message = message
+        # The verification in progress, and the producers of the group's partition.
+        self._verification: tuple[ProducerStateTable, Verification] | None = None
 
     def checked(self) -> Work[_Checked]:
         """Collect the offsets of known partitions; return the errors of all rows."""
@@ -170,9 +182,16 @@ class _Commit:
         producers.check_epoch(producer_id, epoch)
         if not adds and not worker.verifies_transactions:
             return NOT_REQUIRED
-        return producers.verifications.begin(
-            producer_id, epoch, -1, worker.clock.now_ms(), has_own_epoch=adds
-        )
+        self.cancel()
+        verification = producers.verifications.begin(producer_id, has_own_epoch=adds)
+        self._verification = producers, verification
+        return verification
+
+    def cancel(self) -> None:
+        """End the verification of this commit if it has not ended."""
+        if self._verification is not None:
+            producers, verification = self._verification
+            producers.verifications.cancel(self._message.producer_id, verification)
 
     def _has_ended(self, verification: Verification) -> bool:
         """Return whether a marker has ended the verification."""
@@ -197,6 +216,7 @@ class _Commit:
             message.producer_id,
             message.producer_epoch,
             [place],
+            self._client,
             adds=adds,
         )
         return codes[place]
