@@ -222,6 +222,7 @@ class WorkerRole:
         if len(self._listeners) > 1:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
+        configs.call(quotas.producers.update)
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)

@@ -126,7 +126,12 @@ class RawPartitionLookup(Protocol):
 
 
 class ProducesFast(
-    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
+    AnswersProduce,
+    DelaysProduce,
+    AppendLimit,
+    VerifiesWithoutWait,
+    HasClock,
+    Protocol,
 ):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
@@ -219,7 +224,7 @@ def handle_produce_fast(
     for partition, records, verified, opened in todo:
         try:
             result = _append_now(
-                partition, records, version, acks, now_ms, client, verified, opened
+                worker, partition, records, version, acks, now_ms, client, verified, opened
             )
         except (KafkaError, StorageError) as error:
             reported = _reject(client, _place(partition, version), records, error)
@@ -423,7 +428,9 @@ def _append(
                 _append_slowly, worker, request, partition, records, header, commit, verified
             )
         leader_epoch = partition.leader_epoch
-        result = _append_now(partition, records, version, acks, now_ms, client, verified, opened)
+        result = _append_now(
+            worker, partition, records, version, acks, now_ms, client, verified, opened
+        )
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leader_state is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
@@ -447,6 +454,7 @@ def _place(partition: Partition, version: int) -> Place:
 
 
 def _append_now(
+    worker: HasQuotas,
     partition: Partition,
     records: memoryview,
     version: int,
@@ -471,8 +479,11 @@ def _append_now(
         _check_turn(client, _place(partition, version), partition.log.producers, header)
     if not is_plain:
         _, header = validated(records, header, partition.config, partition, now_ms)
+    producers = partition.log.producers
     if header.attributes & TRANSACTIONAL:
-        partition.log.producers.check_verified(header, verified)
+        producers.check_verified(header, verified)
+    if header.producer_id >= 0 and header.producer_id not in producers.entries:
+        worker.quotas.producers.admit(client, header.producer_id)
     result = partition.log.append(records, header, partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
@@ -576,6 +587,8 @@ async def _append_slowly(
             _check_turn(request.client, _place(partition, request.version), plog.producers, header)
             if header.attributes & TRANSACTIONAL:
                 plog.producers.check_verified(header, verified)
+            if header.producer_id >= 0 and header.producer_id not in plog.producers.entries:
+                worker.quotas.producers.admit(request.client, header.producer_id)
             leader_epoch, now_ms = partition.leader_epoch, worker.clock.now_ms()
             # A write may have to wait for a sync of the same file.
             if partition.config.log.flush_messages != NEVER or _is_large(worker, batch):

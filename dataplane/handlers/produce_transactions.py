@@ -10,8 +10,8 @@
 From version 12 on, the question adds the partition to the transaction: that is how clients of
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
 
-A verification lasts as long as its request: `ProduceTransaction.begin` and `cancel` stand around
-the question and the appends.
+A verification lasts as long as its request: `ProduceTransaction.begin` is called before the
+question, and `cancel` after the appends.
 """
 
 from collections.abc import Collection, Mapping

@@ -21,7 +21,8 @@ class ClientShare(NamedTuple):
     network: str  # an IPv4 address, or the network of an IPv6 address: a host has 2^64 of them
 
     def __str__(self) -> str:
-        return f"{self.principal} at {self.network}"
+        name = self.principal if self.principal.isprintable() else ascii(self.principal)
+        return f"{name} at {self.network}"
 
 
 class ClientQuotaState:

@@ -27,10 +27,13 @@ from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, 
 from dataplane.coordinators.shard import TransactionOf, Write
 from dataplane.handlers.groups.asking import Answer, GroupResponse
 from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
+from dataplane.handlers.produce_outcome import ChecksLeadership, settled
 from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
 from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from dataplane.quotas.producer_admission import UnknownProducerIdError
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from dataplane.worker.capabilities import HasQuotas
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
@@ -62,7 +65,9 @@ _REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
 _Checked: TypeAlias = list[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
 
 
-class CommitsInTransactions(VerifiesTransactions, WritesInParts, Protocol):
+class CommitsInTransactions(
+    VerifiesTransactions, WritesInParts, HasQuotas, ChecksLeadership, Protocol
+):
     """Capability to commit offsets of groups in transactions."""
 
 
@@ -84,6 +89,7 @@ async def _verify_and_commit(
 ) -> TxnOffsetCommitResponse:
     try:
         producer = await commit.verified()
+        await commit.admit()
     except KafkaError as error:
         refused = [error.code] * len(commit.offsets)
         worker.slicer.discard(commit.offsets)
@@ -186,6 +192,15 @@ class _Commit:
         verification = producers.verifications.begin(producer_id, has_own_epoch=adds)
         self._verification = producers, verification
         return verification
+
+    async def admit(self) -> None:
+        """Count the producer if it is new to the group's partition. Raises KafkaError."""
+        producer_id = self._message.producer_id
+        if producer_id not in self._producers().entries:
+            try:
+                self._worker.quotas.producers.admit(self._client, producer_id)
+            except UnknownProducerIdError as error:
+                raise await settled(self._worker, error) from None
 
     def cancel(self) -> None:
         """End the verification of this commit if it has not ended."""

@@ -20,7 +20,7 @@ timestamps of their records: a client that writes old timestamps is protected fr
 
 Nothing else removes a producer: its state protects acknowledged records from duplicates. The table
 has no maximum, as in Kafka; a leader limits how many new producers a client brings
-(`dataplane.partition.producer_admission`). An entry takes about 470 bytes with one batch in memory
+(`dataplane.quotas.producer_admission`). An entry takes about 470 bytes with one batch in memory
 and 1,210 with five; 55 and 151 in a snapshot.
 """
 

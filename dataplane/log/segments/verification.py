@@ -11,7 +11,7 @@ ends it:
        |--marker, or another first batch--> ended   an append that relies on it is refused
        '--the request is over--> cancelled          refused, failed, or its connection has closed
 
-Each request has a verification of its own. Anybody can send a request with any producer id and
+Each request has a verification of its own. Every client can send a request with any producer id and
 epoch, and the coordinator refuses what is forged: that request takes nothing with it that another
 one relies on, and leaves nothing behind. The requests in progress are the bound of the table.
 
