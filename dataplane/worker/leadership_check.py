@@ -8,7 +8,8 @@ the metadata log and waits until it has applied the metadata up to there. A ques
 while a request to the controller is in flight waits for the next request, because the controller
 may have answered the current one already.
 
-The same question decides whether a producer id is given out (`dataplane.quotas.producer_admission`).
+The same question decides whether a producer id is given out
+(`dataplane.quotas.producer_admission`).
 """
 
 from collections.abc import Callable
