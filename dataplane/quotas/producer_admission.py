@@ -7,7 +7,8 @@ of producer ids. So the leader, and only for a batch of a client, asks before it
     producer id of the batch                      the batch
     known to the partition                        not asked about
     above all ids that the cluster has given out  refused: INVALID_PRODUCER_ID_MAPPING, which ends
-                                                  Java's producer; librdkafka takes another id
+                                                  Java's producer, and fails librdkafka's messages;
+                                                  after other errors they send again and again
     new, and the clients' share is used up        refused: NOT_ENOUGH_REPLICAS, which every client
                                                   retries (librdkafka gives up a batch after
                                                   THROTTLING_QUOTA_EXCEEDED)
