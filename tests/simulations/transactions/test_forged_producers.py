@@ -1,4 +1,4 @@
-"""What protects the state of producers: a test finds each mutant of it, and so does a scenario."""
+"""Rules that protect the state of producers: a test finds each mutant, and so does a scenario."""
 
 from collections.abc import Callable
 from pathlib import Path
