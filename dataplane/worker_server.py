@@ -228,6 +228,7 @@ class WorkerRole:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
         quotas.connections.ignores_quotas = self._config.ignores_connection_limits
+        configs.call(quotas.producers.update)
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)

@@ -2,6 +2,7 @@
 
 appended, acks=all           all in-sync replicas have the records, at least min.insync.replicas
 out of order sequence        the quorum confirms that this worker is still the leader
+producer id not given out    this worker has the metadata of now
 any other error              none: the response is sent at once
 """
 
@@ -17,6 +18,7 @@ from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import NotLeaderOrFollowerError, Partition
+from dataplane.quotas.producer_admission import UnknownProducerIdError
 from dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
 from dataplane.worker.capabilities import (
     FailsPartitions,
@@ -333,8 +335,9 @@ def unchanged(answer: bytes) -> bytes:
 
 
 def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
-    """Return whether the error is only valid if this worker is still the leader."""
-    return (
+    """Return whether the error is only valid if this worker is still the leader, or has all
+    metadata."""
+    return isinstance(error, UnknownProducerIdError) or (
         partition.leader_state is not None
         and isinstance(error, KafkaError)
         and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -348,9 +351,11 @@ def _after_check(
     error: KafkaError | StorageError,
 ) -> KafkaError | StorageError:
     """Return the error to report after the quorum has answered."""
-    if question.is_current and partition.leads_since(leader_epoch):
-        return error
-    return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
+    if not (question.is_current and partition.leads_since(leader_epoch)):
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
+    if isinstance(error, UnknownProducerIdError):
+        return error.settled(is_caught_up=question.is_caught_up)
+    return error
 
 
 async def reject_after_check(
@@ -359,8 +364,18 @@ async def reject_after_check(
     leader_epoch: int,
     error: KafkaError | StorageError,
 ) -> Answer:
+    question = await _answered(worker)
+    reported = _after_check(question, partition, leader_epoch, error)
+    return failed(worker, partition, partition.index, reported)
+
+
+async def settled(worker: ChecksLeadership, error: UnknownProducerIdError) -> KafkaError:
+    """Return the error to report, once this worker has the metadata of now."""
+    return error.settled(is_caught_up=(await _answered(worker)).is_caught_up)
+
+
+async def _answered(worker: ChecksLeadership) -> LeadershipQuestion:
     answered = trio.Event()
     question = worker.leadership_check.ask(answered.set)
     await answered.wait()
-    reported = _after_check(question, partition, leader_epoch, error)
-    return failed(worker, partition, partition.index, reported)
+    return question

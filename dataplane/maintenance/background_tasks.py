@@ -111,9 +111,16 @@ class BackgroundTasks:
             self._worker.partition_failed(partition, error)
 
     async def _maintain_quotas(self) -> None:
-        """Log which clients exceed a quota, and forget quotas without recent use."""
+        """Log which clients exceed a quota or a limit, and forget quotas without recent use."""
         if line := self._quota_log.line():
             log.info("%s", line)
+        if clients := self._worker.quotas.producers.newly_refused():
+            log.warning(
+                "refused batches of new producers: %s; these clients bring more of them than"
+                " max.producer.ids.per.client permits within producer.id.expiration.ms: a client"
+                " that creates a producer for each message should keep it",
+                clients,
+            )
         await self._worker.quotas.forget_unused()
 
     async def _flush(self) -> None:

@@ -423,6 +423,13 @@ _ROWS: Final = (
         (),
         "Connections refused or delayed by a limit of the connection creation rate.",
     ),
+    Metric(
+        "metaquorum_new_producers_refused_total",
+        _COUNTER,
+        ("reason",),
+        "Batches of producers new to a partition that were refused: share, the client had used up"
+        " max.producer.ids.per.client; forged, the cluster has not given out the producer id.",
+    ),
     # Groups that this worker coordinates
     Metric(
         _GROUPS + "numgroups", _GAUGE, (), "Groups, those with committed offsets only included."

@@ -355,6 +355,9 @@ async def _add_quotas(page: Page, worker: Worker, slices: Slices) -> None:
     page.add("metaquorum_muted_connections", mutations, resource=_MUTATIONS)
     throttled = worker.quotas.connections.throttled
     page.add("metaquorum_connections_throttled_total", throttled)
+    admission = worker.quotas.producers
+    for reason, count in (("share", admission.refused_count), ("forged", admission.forged_count)):
+        page.add("metaquorum_new_producers_refused_total", count, reason=reason)
 
 
 def _add_quota(page: Page, use: QuotaUsage, resource: str, name: str) -> None:

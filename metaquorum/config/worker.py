@@ -423,4 +423,16 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "Time after which a partition removes the state of an idle idempotent producer.",
         dynamic=True,
     ),
+    worker_config(
+        "max.producer.ids.per.client",
+        INT,
+        100_000,
+        Range(2),
+        "Number of producer ids, each counted once per partition, that the clients of one principal"
+        " at one IP address (of an IPv6 address its /64 network) may bring to the partitions that a"
+        " worker leads within producer.id.expiration.ms; half of it at once. Batches of further new"
+        " producers are refused with NOT_ENOUGH_REPLICAS, those of known producers never. An id"
+        " takes 0.5 to 1.2 kB of memory on each replica.",
+        dynamic=True,
+    ),
 )

@@ -33,6 +33,7 @@ from wire.messages.create_topics import (
 )
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
@@ -123,7 +124,11 @@ class RawClient:
         return int(answer.responses[0].error_code)
 
     async def create(self, name: str, partitions: int = 1, **configs: object) -> Any:
-        """Create the topic; return its row. Configs are written with _ for the dots."""
+        """Create the topic; return its row. Configs are written with _ for the dots.
+
+        The cluster has given out the first block of producer ids then: tests may use ids of it.
+        """
+        await self.call(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest(transactional_id=None))
         texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
         topic = CreatableTopic(
             name=name,

@@ -237,7 +237,7 @@ def _use_row(use: QuotaUse, muted: list[float]) -> Row:
     is_bytes = use.key in BYTE_RATES
     return {
         "worker": use.worker,
-        "used": f"{amount_text(use.key, use.used, is_measured=True).removesuffix('/s')} in {use.window_s:.1f} s"
+        "used": f"{bytes_text(use.used, is_measured=True)} in {use.window_s:.1f} s"
         if is_bytes
         else f"{use.used:.1f} in {use.window_s:.1f} s",
         "rate": amount_text(use.key, use.rate, is_measured=True),

@@ -60,6 +60,7 @@ REPEATED = {
     "upgrades": 2037,
     "throttled-members": 1,
     "transactions": 770038,
+    "forged-producers": 2,
     "moving-partitions": 1,
     "planned-moves": 2611070,
     "upgraded-moves": 0,
