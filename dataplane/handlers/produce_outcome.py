@@ -13,6 +13,7 @@ import trio
 
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
+from dataplane.log.segments.files import DiskFullError
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
@@ -53,6 +54,9 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 # Paths of this machine are in the log, not in responses to clients.
 _NOT_WRITTEN: Final = "disk error while accessing the partition's log"
+_DISK_FULL: Final = (
+    "no space left on the disk of the partition's log; it accepts records again when space is freed"
+)
 
 
 class ReportsFailures(HasWorkerId, FailsPartitions, Protocol):
@@ -113,7 +117,9 @@ def failed(
     if isinstance(error, StorageError):
         assert partition is not None
         worker.partition_failed(partition, error)
-        return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
+        is_full = isinstance(error, DiskFullError)
+        reason = _DISK_FULL if is_full else _NOT_WRITTEN
+        return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, reason)
     answer = refused(index, error.code, error.message)
     if isinstance(error, InvalidRecordsError):
         answer.record_errors = [

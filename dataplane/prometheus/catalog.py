@@ -355,6 +355,19 @@ _ROWS: Final = (
         "Moves of replicas between log directories that ended by an error.",
     ),
     Metric(
+        "metaquorum_log_dir_free_bytes",
+        _GAUGE,
+        ("directory",),
+        "Bytes that this process can still write on the file system of a log directory. Missing for"
+        " a directory that has failed.",
+    ),
+    Metric(
+        "metaquorum_log_dir_total_bytes",
+        _GAUGE,
+        ("directory",),
+        "Size of the file system of a log directory.",
+    ),
+    Metric(
         "metaquorum_log_dir_moves",
         _GAUGE,
         (),
