@@ -337,8 +337,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         1,
         Range(1),
-        "Duration of each sample of throttled replication. Throttled replicas may use at once what"
-        " the rate allows in one sample.",
+        "Duration of each sample of throttled replication, from which its rate is computed.",
     ),
     worker_config(
         "replica.lag.time.max.ms",
