@@ -172,6 +172,7 @@ class ReplicaManager:
         ]
         is_first, self._started = not self._started, True
         if is_first:
+            self.log_dirs.keep_unfound({(topic.name, index) for topic, index, _ in hosted})
             await self._report_lost(self._unidentified(image))
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)

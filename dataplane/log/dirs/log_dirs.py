@@ -18,7 +18,7 @@ online directories cannot rule that out: they may be older than records in the o
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
@@ -28,7 +28,7 @@ import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
 from dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
-from dataplane.log.dirs.moved_logs import UnfinishedMove, settle_moves
+from dataplane.log.dirs.moved_logs import SettledMoves, UnfinishedMove, settle_moves
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
@@ -36,7 +36,6 @@ from dataplane.log.segments.files import (
     MAX_OPEN_FILES,
     DirectoryFailedError,
     UnreadableError,
-    storage_errors,
 )
 from dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
@@ -175,6 +174,11 @@ class LogDirs:
         """Mark a partition without a log as offline, for `reason`."""
         self._unfound[partition] = reason
 
+    def keep_unfound(self, partitions: Set[Partition]) -> None:
+        """Forget the reasons of partitions without a log that are not among `partitions`."""
+        for partition in self._unfound.keys() - partitions:
+            del self._unfound[partition]
+
     # Start
 
     async def load(self, config_of: ConfigOf, now_ms: int, *, concurrent: int) -> None:
@@ -204,22 +208,24 @@ class LogDirs:
             return
         paths = [log_dir.path for log_dir in self._all]
 
-        def settle() -> list[UnfinishedMove]:
-            in_doubt = [
-                log_dir.path
-                for log_dir in self._all
-                if log_dir.files.sync_failure_marker.is_in_doubt()
-            ]
+        def settle() -> SettledMoves:
+            in_doubt = [log_dir.path for log_dir in self._all if self._is_in_doubt(log_dir)]
             return settle_moves(
                 self._disk, paths, are_all=not self.absent, rng=self._random, in_doubt=in_doubt
             )
 
+        settled = await self._disk.run(settle)
+        self.unfinished_moves = settled.unfinished
+        self.continuing.update({each.partition: each for each in settled.unfinished})
+        for partition, reason in settled.failed.items():
+            self._unfound[partition] = StorageError(reason)
+
+    @staticmethod
+    def _is_in_doubt(log_dir: LogDir) -> bool:
         try:
-            with storage_errors("settle moves between", ", ".join(paths)):
-                self.unfinished_moves = await self._disk.run(settle)
-            self.continuing.update({each.partition: each for each in self.unfinished_moves})
-        except StorageError as error:  # `load` reports the directory that fails
-            logger.error("%s; partitions that are in two directories are offline", error)
+            return log_dir.files.sync_failure_marker.is_in_doubt()
+        except OSError:  # `load` reports the directory that fails
+            return True
 
     def note_start(self, broker_epoch: int) -> None:
         """Write start markers, before the first writes in `broker_epoch`."""
@@ -582,11 +588,12 @@ class LogDirs:
             with self._watched(log_dir):
                 await log_dir.checkpoints.write_cleaner_offsets()
 
-    async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> None:
-        """Remove folders of deleted logs, and sync the removal. Raises StorageError."""
-        if log_dir.failure is None:
-            with self._watched(log_dir):
-                await log_dir.remove(folders)
+    async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> dict[str, StorageError]:
+        """Remove folders of deleted logs: see `LogDir.remove`. Raises StorageError."""
+        if log_dir.failure is not None:
+            return {}
+        with self._watched(log_dir):
+            return await log_dir.remove(folders)
 
     # Stop
 
