@@ -69,7 +69,7 @@ class FailingItems(Generic[K]):
         return True
 
     def succeeded(self, item: K) -> None:
-        """Forget the failures of an item that was handled, or that is gone."""
+        """Forget the failures of an item that was handled or deleted."""
         self._items.pop(item, None)
 
     def keep(self, items: Collection[K]) -> None:

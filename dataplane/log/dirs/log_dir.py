@@ -297,6 +297,10 @@ class LogDir:
         if failures:
             raise failures[0]
 
+    def has(self, partition: Partition) -> bool:
+        """Return whether the partition's log is here, open or offline."""
+        return partition in self.partitions or partition in self.offline
+
     # Creation and deletion of partitions
 
     async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
@@ -576,7 +580,7 @@ class LogDir:
     async def remove(self, folders: Sequence[str]) -> dict[str, StorageError]:
         """Remove these folders and sync the removal; return the error of each that is still there.
 
-        What is not a folder, such as a file or a symbolic link without a target, is passed over.
+        Names that are not of a folder, but of a file or a dangling symbolic link, are skipped.
         Raises StorageError if none could be removed, DirectoryFailedError if the directory fails.
         """
         failures: dict[str, StorageError] = {}

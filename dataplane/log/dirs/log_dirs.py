@@ -84,6 +84,15 @@ class LogDirs:
         self._unfound: dict[Partition, StorageError] = {}
         self._none_left = trio.Event()
         self._last_failure: StorageError | None = None
+        marks = {one: one.previous_broker_epoch for one in online if not one.is_new}
+        # Broker epoch of the last process all of whose writes are in some of the directories, or
+        # -1. The others are doubtful: they have an older image of their disk, lost power, or were
+        # not among log.dirs when that process ran.
+        self.newest_broker_epoch: Final = max(marks.values(), default=-1)
+        self._doubtful: dict[LogDir, None] = {
+            one: None for one, epoch in marks.items() if epoch < self.newest_broker_epoch
+        }
+        self._broker_epoch = -1  # the broker epoch of this process
 
     @classmethod
     def open(
@@ -124,8 +133,31 @@ class LogDirs:
         Absent directories do not count, and new ones do not either: partitions that a new one
         replaces are covered by `is_lost`.
         """
-        epochs = {one.previous_broker_epoch for one in self._all if not one.is_new}
-        return epochs.pop() if len(epochs) == 1 else -1
+        return -1 if self._doubtful else self.newest_broker_epoch
+
+    @property
+    def doubtful_paths(self) -> tuple[str, ...]:
+        """Paths of the directories with an older mark than another, until `settle_doubts`."""
+        return tuple(one.path for one in self._doubtful)
+
+    def is_doubtful(self, partition: Partition) -> bool:
+        """Return whether records of the partition may be missing because a directory is doubtful.
+
+        So it is if its log is in such a directory, or if it is in no directory: its log may be
+        newer than the older image of a disk. Checkpoints of another directory show that it has no
+        records; those of a doubtful one do not.
+        """
+        if not self._doubtful:
+            return False
+        holders = [one for one in self._all if one.has(partition)]
+        if holders:
+            return any(one in self._doubtful for one in holders)
+        return not any(partition in one.missing for one in self._all if one not in self._doubtful)
+
+    def settle_doubts(self) -> None:
+        """Mark doubtful directories as started, once the controller knows what may be missing."""
+        doubtful, self._doubtful = self._doubtful, {}
+        self._note_start([one for one in doubtful if one.failure is None])
 
     @property
     def _absent_ids(self) -> tuple[Uuid, ...]:
@@ -138,7 +170,7 @@ class LogDirs:
     def dir_of(self, partition: Partition) -> LogDir | None:
         """Return the directory with the partition's log, open or offline; None without one."""
         for log_dir in self._all:
-            if partition in log_dir.partitions or partition in log_dir.offline:
+            if log_dir.has(partition):
                 return log_dir
         return None
 
@@ -228,8 +260,17 @@ class LogDirs:
             return True
 
     def note_start(self, broker_epoch: int) -> None:
-        """Write start markers, before the first writes in `broker_epoch`."""
-        for log_dir in list(self.online):
+        """Write start markers, before the first writes in `broker_epoch`.
+
+        Doubtful directories keep their markers until `settle_doubts`: if this process ends before
+        the controller has recorded the doubt, the next process has the same doubt.
+        """
+        self._broker_epoch = broker_epoch
+        self._note_start([one for one in self.online if one not in self._doubtful])
+
+    def _note_start(self, log_dirs: Iterable[LogDir]) -> None:
+        broker_epoch = self._broker_epoch
+        for log_dir in log_dirs:
             try:
                 log_dir.note_start(broker_epoch)
             except StorageError as error:

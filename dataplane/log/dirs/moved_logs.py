@@ -110,8 +110,9 @@ def read_log_id(disk: Disk, folder: str) -> LogId | None:
 class SettledMoves:
     """Outcome of `settle_moves`.
 
-    `unfinished`: moves that are to continue. `failed`: partitions without a log of which nobody can
-    tell at this start whether a future replica is their log; they must not be created again.
+    `unfinished`: moves that are to continue. `failed`: partitions without a log for which
+    this start cannot find out whether a future replica is their log, with the reason; they must
+    not be created again.
     """
 
     unfinished: list[UnfinishedMove] = field(default_factory=list)
@@ -173,8 +174,13 @@ class _Settling:
         try:
             yield failures
         except OSError as error:
-            failures.append(f"cannot settle the moves between log directories of {what}: {error}")
-            logger.error("%s; the next start tries again", failures[0])
+            failures.append(f"cannot settle its move between log directories: {error}")
+            logger.error(
+                "cannot settle the moves between log directories of %s: %s; the next start tries"
+                " again",
+                what,
+                error,
+            )
 
     def _list(self, path: str) -> None:
         disk = self._disk
