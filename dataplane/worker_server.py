@@ -335,6 +335,7 @@ class WorkerRole:
             self._log_dirs.ids,
             features=SUPPORTED_FEATURES,
             previous_broker_epoch=self._log_dirs.previous_broker_epoch,
+            newest_broker_epoch=self._log_dirs.newest_broker_epoch,
         )
 
 

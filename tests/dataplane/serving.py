@@ -302,6 +302,10 @@ class FaultyDisk(RealDisk):
         self.check("rename", source)
         super().rename(source, target)
 
+    def remove_tree(self, path: str) -> None:
+        self.check("remove_tree", path)
+        super().remove_tree(path)
+
     def sync_all(self, path: str) -> bool:
         return False  # file by file, each of which may fail
 

@@ -58,8 +58,8 @@ def test_replicas_move_at_the_rate_of_the_quota_less_the_inbound_rate(
             began = cluster.world.now
             await cluster.world.sleep(11)  # the first window
             throttled, caught_up, produced = await experiment.rates(20)
-            # Whole batches of 24 kB are counted: one more or less in 20 s.
-            batch_rate = 24_400 / 20
+            # Whole batches are counted: one more or less in 20 s.
+            batch_rate = BATCH_BYTES / 20
             assert throttled[limiting] == pytest.approx(RATE, abs=batch_rate)
             assert max(throttled.values()) <= RATE + batch_rate
             assert produced == pytest.approx(inbound, rel=0.01)
