@@ -290,7 +290,7 @@ class CoordinatorRuntime(Generic[S]):
 
         def fail(code: ErrorCode) -> None:
             if outcome.on_failed is not None:
-                outcome.on_failed(code)
+                outcome.on_failed(code, self._parts.clock.monotonic())
             if answer is not None:
                 failed(code)
 

@@ -381,7 +381,7 @@ class GroupShard:
         metadata = GroupMetadataValue(is_being_deleted=True)
         value = encode_group_value(metadata, DELETED_GROUP_VERSION)
         begun = _group_record(group_id, RecordedGeneration(value, metadata.generation, {}))
-        return Write([begun], None, partial(self.answer_deletion, group_id))
+        return Write([begun], None, lambda code, _: self.answer_deletion(group_id, code))
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
         records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]

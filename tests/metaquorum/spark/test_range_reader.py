@@ -495,6 +495,15 @@ def test_a_hole_in_a_topic_without_compaction_is_no_compaction() -> None:
     assert accounted(reader) == dict.fromkeys(range(20, 30), GapReason.UNEXPLAINED)
 
 
+def test_a_hole_in_a_topic_of_an_unknown_policy_is_no_data_loss() -> None:
+    """A load without the right to describe the topic's configs does not know `cleanup.policy`."""
+    log = plain_log(50)
+    del log.batches[2]
+    found, reader = read(ModelBroker(log), range_of(0, 50), STRICT, is_compacted=None)
+    assert found.keys() == {*range(20), *range(30, 50)}
+    assert accounted(reader) == dict.fromkeys(range(20, 30), GapReason.COMPACTED)
+
+
 def cut_log(at: int, upto: int) -> PartitionLog:
     """Return 50 records in epoch 3, truncated at `at`, and those up to `upto` in epoch 5."""
     log = plain_log(50)

@@ -14,7 +14,7 @@ from dataplane.coordinators.group.rebalancing import (
     Awaited,
     GroupLimits,
 )
-from dataplane.coordinators.group.requests import LeavingMember
+from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
 from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
 from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
 from wire.primitives.errors import ErrorCode
@@ -102,7 +102,9 @@ def test_an_assignment_that_was_not_recorded_begins_another_rebalance() -> None:
     coordinator.commits_at_once = False
     sync = coordinator.sync(member.one, {member.one.member_id: b"x"})
     coordinator.uncommitted.clear()
-    coordinator.group.rebalancing._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    coordinator.group.rebalancing._assignment_failed(
+        1, ErrorCode.COORDINATOR_NOT_AVAILABLE, coordinator.now
+    )
     assert sync.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     coordinator.wait(0)
     assert coordinator.state == "PreparingRebalance"
@@ -116,7 +118,9 @@ def test_a_generation_has_one_assignment_even_if_its_record_was_late() -> None:
     coordinator.commits_at_once = False
     ids = leader.one.member_id, follower.one.member_id
     first = coordinator.sync(leader.one, {ids[0]: b"all"})
-    coordinator.group.rebalancing._assignment_failed(1, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    coordinator.group.rebalancing._assignment_failed(
+        1, ErrorCode.COORDINATOR_NOT_AVAILABLE, coordinator.now
+    )
     assert first.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     again = coordinator.sync(leader.one, {ids[1]: b"all"})  # before the next rebalance has begun
     assert len(coordinator.uncommitted) == 1
@@ -282,6 +286,55 @@ def test_a_waiting_join_keeps_the_session_and_a_dropped_one_does_not() -> None:
     coordinator.wait(2)
     assert [each.member_id for each in again.one.members] == [first.member_id]
     assert not third
+
+
+def test_a_waiting_sync_keeps_the_session() -> None:
+    """The leader may compute the assignment for longer than the session timeout of the others."""
+    coordinator = Coordinator()
+    waiting = [coordinator.join(session_s=10, rebalance_s=300) for _ in range(2)]
+    coordinator.wait(6)
+    joined: list[JoinAnswer] = [answers.one for answers in waiting]
+    leader, follower = sorted(joined, key=lambda each: each.member_id != each.leader)
+    synced = coordinator.sync(follower)
+    for _ in range(4):
+        coordinator.wait(9)
+        assert coordinator.heartbeat(leader) is ErrorCode.NONE
+    assert not synced
+    coordinator.sync(leader, {follower.member_id: b"a"})
+    assert synced.one == SyncAnswer(ErrorCode.NONE, "consumer", "range", b"a")
+    # From then on the session ends as any other.
+    coordinator.wait(9.9)
+    assert coordinator.heartbeat(leader) is ErrorCode.NONE
+    coordinator.wait(0.2)
+    assert coordinator.heartbeat(follower) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("cause", ["a rebalance begins", "the assignment is not recorded"])
+def test_the_session_begins_again_with_the_refusal_of_a_sync_that_waited(cause: str) -> None:
+    """The member has as much time for its next request as after any other answer."""
+    coordinator = Coordinator()
+    waiting = [coordinator.join(session_s=10, rebalance_s=300) for _ in range(2)]
+    coordinator.wait(6)
+    joined: list[JoinAnswer] = [answers.one for answers in waiting]
+    leader, follower = sorted(joined, key=lambda each: each.member_id != each.leader)
+    synced = coordinator.sync(follower)
+    for _ in range(2):
+        coordinator.wait(9.5)
+        assert coordinator.heartbeat(leader) is ErrorCode.NONE
+    if cause == "a rebalance begins":
+        coordinator.join(session_s=10, rebalance_s=300)
+        assert synced.one.code is ErrorCode.REBALANCE_IN_PROGRESS
+    else:
+        coordinator.commits_at_once = False
+        coordinator.sync(leader, {follower.member_id: b"a"})
+        coordinator.group.rebalancing._assignment_failed(
+            1, ErrorCode.COORDINATOR_NOT_AVAILABLE, coordinator.now
+        )
+        assert synced.one.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    coordinator.wait(9.9)
+    assert follower.member_id in coordinator.group.members
+    coordinator.wait(0.2)
+    assert follower.member_id not in coordinator.group.members
 
 
 def test_a_shorter_session_timeout_applies_at_once() -> None:

@@ -405,7 +405,7 @@ def test_a_deletion_in_parts_that_does_not_begin_leaves_the_group_as_it_is() -> 
     assert isinstance(outcome, Write)
     assert outcome.on_failed is not None
     large.shard.refused(outcome.records, large.coordinator.now)
-    outcome.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    outcome.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE, large.coordinator.now)
     assert large.answers.one is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert not large.shard.being_deleted
     assert large.coordinator.commit(6).one == ALL

@@ -1,5 +1,6 @@
 """The operations on transactional ids: worked examples of KIP-98, KIP-360, KIP-588 and KIP-890."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dataplane.coordinators.shard import CoordinatorRecord, Write
@@ -84,9 +85,11 @@ class Coordinator:
         outcome = run(None)
         return run(next(self.new_ids)) if outcome.needs_id else outcome
 
-    def add(self, producer: Outcome, version: int = 0) -> ErrorCode:
+    def add(
+        self, producer: Outcome, version: int = 0, places: Sequence[Place] = (PLACE,)
+    ) -> ErrorCode:
         code: ErrorCode = self.take(
-            self.shard.add_partitions(ID, producer_of(producer), [PLACE], version, self.now_ms)
+            self.shard.add_partitions(ID, producer_of(producer), places, version, self.now_ms)
         )
         return code
 
@@ -269,6 +272,23 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted() -> None:
     coordinator.take(coordinator.shard.abort_timed_out(ID, 1011))
     assert coordinator.prepared[0].producer_epoch == 1
     assert at_once(coordinator.shard.timed_out(1011)) == []
+
+
+def test_added_partitions_do_not_extend_the_time_of_a_transaction() -> None:
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init(timeout_ms=10)
+    coordinator.add(producer)
+    coordinator.now_ms = 1008
+    coordinator.add(producer, places=[("t", 1)])
+    assert coordinator.shard.transactions[ID].partitions == {("t", 0), ("t", 1)}
+    assert at_once(coordinator.shard.timed_out(1010)) == []
+    assert at_once(coordinator.shard.timed_out(1011)) == [ID]
+    # The next transaction has a time of its own.
+    coordinator.end(producer)
+    coordinator.complete()
+    coordinator.add(producer)
+    assert at_once(coordinator.shard.timed_out(1018)) == []
+    assert at_once(coordinator.shard.timed_out(1019)) == [ID]
 
 
 def test_the_clock_of_an_earlier_coordinator_does_not_keep_a_transaction_open() -> None:
