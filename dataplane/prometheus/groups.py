@@ -43,7 +43,7 @@ async def add_groups(page: Page, worker: Worker, lags: GroupLags, slices: Slices
     page.add(_COORDINATOR + "partition_load_time_avg", round(average_s * 1000, 3))
     page.add(_COORDINATOR + "partition_load_time_max", round(most_s * 1000, 3))
     page.add("metaquorum_group_partition_loads_total", loads.count)
-    page.add("metaquorum_group_memory_bytes", coordinator.memory.used_bytes)
+    page.add("metaquorum_group_memory_bytes", coordinator.budget.used_bytes)
     found = await lags.collect(slices)
     for lag in found.lags:
         of = {"group": lag.group, "topic": lag.topic, "partition": lag.partition}

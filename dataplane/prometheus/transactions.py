@@ -25,7 +25,7 @@ def add_transactions(page: Page, worker: Worker) -> None:
     counts = coordinator.counts()
     for state in STATES:
         page.add("metaquorum_transactional_ids", counts[state], state=state.title)
-    page.add("metaquorum_transaction_memory_bytes", coordinator.memory.used_bytes)
+    page.add("metaquorum_transaction_memory_bytes", coordinator.budget.used_bytes)
     statistics = coordinator.statistics
     for outcome, count in (
         ("commit", statistics.committed_count),

@@ -24,9 +24,10 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
+from dataplane.coordinators.budget_log import BudgetLog
+from dataplane.coordinators.client_budget import is_longer
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.group.transactional_offsets import Place
 from dataplane.coordinators.partitioning import partition_of
@@ -99,7 +100,8 @@ class GroupCoordinator:
     ) -> None:
         """Create the coordinator; `new_id` returns the random part of a member id."""
         self.configs = configs
-        self.memory = GroupMemory(lambda: configs.memory_bytes)
+        budgets = BudgetLog(parts.clock.monotonic)
+        self.budget = budgets.budget("group.memory.max.bytes", lambda: configs.memory_bytes)
         self.statistics = GroupStatistics()
         self._parts = parts
         self._new_id = new_id
@@ -122,7 +124,7 @@ class GroupCoordinator:
         return GroupShard(
             index,
             self.configs.groups,
-            self.memory,
+            self.budget,
             self._topic_id_of,
             self._parts.clock.now_ms,
             self._new_id,
@@ -153,7 +155,7 @@ class GroupCoordinator:
         Raises KafkaError: INVALID_GROUP_ID, UNSUPPORTED_VERSION if the cluster's metadata.version
         is too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
-        if _is_too_long(group_id):
+        if is_longer(group_id, MAX_ID_BYTES):
             raise KafkaError(
                 ErrorCode.INVALID_GROUP_ID, f"the group id has more than {MAX_ID_BYTES} bytes"
             )
@@ -314,10 +316,6 @@ class GroupCoordinator:
     async def _let_others_run(self) -> None:
         await self._parts.slicer.pause()
         await trio.lowlevel.checkpoint()
-
-
-def _is_too_long(text: str) -> bool:
-    return len(text) * 4 > MAX_ID_BYTES and len(text.encode()) > MAX_ID_BYTES
 
 
 def _partition_count(image: MetadataImage) -> int:

@@ -36,14 +36,27 @@ from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from dataplane.coordinators.client_budget import (
+    MAX_NEW_ID_BYTES,
+    UNKNOWN,
+    ClientBudget,
+    is_longer,
+    text_bytes,
+)
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
     ClassicGroup,
     MutedUntil,
+    group_bytes,
 )
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
+from dataplane.coordinators.group.members import (
+    MEMBER_BYTES,
+    REFUSED,
+    never_muted,
+    protocols_bytes,
+)
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -74,7 +87,6 @@ from dataplane.coordinators.group.requests import (
     SyncCallback,
     SyncRequest,
     member_id_of,
-    text_bytes,
 )
 from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
 from dataplane.coordinators.group.transactional_offsets import Place
@@ -88,8 +100,6 @@ from wire.primitives.types import Uuid
 MAX_PROTOCOLS: Final = 64
 # Seconds until the record of an empty group that could not be appended is written again.
 WRITE_RETRY_S: Final = 5.0
-# Memory of a group without members, its id and its last rebalances.
-GROUP_BYTES: Final = 2000
 # Latest time that fits a record: a client may ask to retain an offset without an end.
 MAX_TIMESTAMP_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
@@ -99,11 +109,6 @@ DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
 
 
 def _ignore(code: ErrorCode) -> None: ...
-
-
-def group_bytes(group_id: str) -> int:
-    """Return the memory of a group without members and without rebalances."""
-    return GROUP_BYTES + text_bytes(group_id)
 
 
 @dataclass(slots=True)
@@ -145,7 +150,7 @@ class GroupShard:
         self,
         index: int,
         configs: GroupConfigs,
-        memory: GroupMemory,
+        budget: ClientBudget,
         topic_id_of: TopicIdOf,
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
@@ -159,7 +164,7 @@ class GroupShard:
         self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # malformed records, which are skipped
         self.first_problem = ""  # the reason of the first of them
-        self._memory = memory
+        self._budget = budget
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._keys = KeyDecoder()
@@ -198,20 +203,34 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._has_memory(group, request):
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        code = self._check_memory(group, request)
+        if code is not NO_ERROR:
+            return JoinAnswer(code, request.member_id)
         if group is None:
-            group = self._create(request.group_id, request.client_host)
+            group = self._create(request.group_id, request.client)
+        else:
+            group.used_by(request.client)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
 
-    def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
+    def _check_memory(self, group: ClassicGroup | None, request: JoinRequest) -> ErrorCode:
+        """Return the error of a member that may not join, or not with so long a subscription."""
         member = group.member_of(request) if group is not None else None
         if member is None:
-            return self._memory.has_room(request.client_host, _size_of(request))
-        added = protocols_bytes(request.protocols) - member.protocols_bytes
-        return self._memory.has_room(request.client_host, added, is_known=True)
+            if is_longer(request.instance_id or "", MAX_NEW_ID_BYTES):
+                return ErrorCode.INVALID_REQUEST
+            if group is None and is_longer(request.group_id, MAX_NEW_ID_BYTES):
+                return ErrorCode.INVALID_GROUP_ID
+            refusal = self._budget.refused(
+                request.client, "a member of group", request.group_id, _size_of(request, group)
+            )
+        else:
+            added = protocols_bytes(request.protocols) - member.protocols_bytes
+            refusal = self._budget.refused(
+                member.client, "a subscription in group", request.group_id, 0, added
+            )
+        return NO_ERROR if refusal is None else REFUSED[refusal]
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
@@ -225,12 +244,12 @@ class GroupShard:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
         leader = group.members.by_id.get(request.member_id)
         if leader is not None and request.assignments:
-            taken = request.assignments
-            added = sum(
-                len(taken.get(each.member_id, b"")) - len(each.assignment) for each in group.members
-            )
-            if not self._memory.has_room(leader.client_host, added, is_known=True):
-                return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+            for client, added in group.members.growth_of(request.assignments).items():
+                refusal = self._budget.refused(
+                    client, "assignments in group", request.group_id, 0, added
+                )
+                if refusal is not None:
+                    return SyncAnswer(REFUSED[refusal])
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.record)
@@ -246,11 +265,14 @@ class GroupShard:
         generation: int,
         muted_until: MutedUntil = never_muted,
         principal: str = "",
+        client: str = UNKNOWN,
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation, muted_until, principal)
+        return group.heartbeat(
+            now, member_id, instance_id, generation, muted_until, principal, client
+        )
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
@@ -640,24 +662,22 @@ class GroupShard:
         yield from emptied(self._persisted)
         yield from emptied(self._uncommitted)
 
-    def _create(self, group_id: str, host: str = "") -> ClassicGroup:
+    def _create(self, group_id: str, client: str = UNKNOWN) -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(
             group_id,
             self.configs.limits,
-            self._memory,
+            self._budget,
             self._timeouts,
             self._wall_ms,
             partial(self._write, group_id),
             self.statistics.rebalance_times,
-            host,
+            client,
         )
-        self._memory.use(host, group_bytes(group_id))
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        group.history.clear()
-        self._memory.use(group.client_host, -group_bytes(group.group_id))
+        group.forget()
 
     def _write(self, group_id: str, recorded: RecordedGeneration) -> None:
         self._outbox.append(_group_record(group_id, recorded))
@@ -684,11 +704,12 @@ def _group_record(group_id: str, recorded: RecordedGeneration | None) -> Coordin
     return CoordinatorRecord(encode_key(key), value, key, decoded_value=recorded)
 
 
-def _size_of(request: JoinRequest) -> int:
-    """Return the memory of a new member, in a group that may be new."""
+def _size_of(request: JoinRequest, group: ClassicGroup | None) -> int:
+    """Return the memory of a new member, and of its group if that is new."""
     ids = (request.client_id, request.instance_id or "", request.new_member_id)
     texts = 2 * sum(map(text_bytes, ids))  # as text, and in the head of the member's record
-    return group_bytes(request.group_id) + texts + protocols_bytes(request.protocols)
+    own = 0 if group is not None else group_bytes(request.group_id)
+    return own + MEMBER_BYTES + texts + protocols_bytes(request.protocols)
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:

@@ -16,7 +16,7 @@ offset's record, which has to be kept with it; here a commit notes what it overt
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.requests import text_bytes
+from dataplane.coordinators.client_budget import text_bytes
 from dataplane.scheduling.time_slices import Work, emptied
 
 # Offsets that one step commits or forgets at the end of a transaction.

@@ -95,7 +95,8 @@ def _add_for_client(
             # transactions in partitions of `__transaction_state`.
             problem = _TOPIC_AUTHORIZATION_FAILED
         elif (known := image.topic(name)) is not None:
-            count = len(known.partitions)
+            # Its own name is in memory already, that of the request would be kept.
+            name, count = known.name, len(known.partitions)
         for index in topic.partitions:
             if 0 <= index < count:
                 places.append((name, index))

@@ -55,8 +55,8 @@ class Producer:
         self.producer_id = self.epoch = -1
 
     @classmethod
-    async def create(cls, node: Simulated, name: str = "tx") -> "Producer":
-        producer = cls(await GroupClient.connect(node), name)
+    async def create(cls, node: Simulated, name: str = "tx", host: str | None = None) -> "Producer":
+        producer = cls(await GroupClient.connect(node, host=host), name)
         asked = FindCoordinatorRequest(coordinator_keys=[name], key_type=TRANSACTIONS)
         await producer.client.call(ApiKey.FIND_COORDINATOR, asked)
         await producer.init()
