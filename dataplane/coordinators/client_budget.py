@@ -81,6 +81,10 @@ class ClientBudget:
         self.counted_bytes = 0  # of all clients
         self.refused_counts = dict.fromkeys(Refusal, 0)
         self._uses: dict[str, tuple[int, int]] = {}  # admitted and grown bytes of each client
+        # Numbers from 0 to the length of both together.
+        self._numbers = {UNKNOWN: 0}
+        self._names = {0: UNKNOWN}
+        self._free_numbers: list[int] = []
 
     def uses(self) -> Iterator[ClientUse]:
         """Yield the use of each client that has state."""
@@ -96,13 +100,16 @@ class ClientBudget:
 
     def refusal(self, client: str, admitted: int, grown: int = 0) -> Refusal | None:
         """Return why a client may not use so many bytes more; None if it may."""
+        return self._refusal(client, admitted, grown, self.counted_bytes)
+
+    def _refusal(self, client: str, admitted: int, grown: int, counted: int) -> Refusal | None:
         before = self._uses.get(client, (0, 0))
         own = max(before[0] + admitted, before[1] + grown)
         added = own - max(before)
         if added <= 0:
             return None
         limit = self.limit_bytes()
-        total = self.counted_bytes + added
+        total = counted + added
         if 2 * total <= limit or own * SHARE <= limit - total:
             return None
         return Refusal.FULL if own <= limit // LITTLE else Refusal.SHARE
@@ -129,8 +136,27 @@ class ClientBudget:
         self.counted_bytes += max(after) - max(before)
         if any(after):
             self._uses[client] = after
-        else:
-            self._uses.pop(client, None)
+        elif self._uses.pop(client, None) is not None:
+            self._forget_number(client)
+
+    # Numbers, with which many small values can name their clients
+
+    def number_of(self, client: str) -> int:
+        """Return the number of a client that has state, for as long as it has; 0 for UNKNOWN."""
+        number = self._numbers.get(client)
+        if number is None:
+            assert client in self._uses
+            number = self._free_numbers.pop() if self._free_numbers else len(self._numbers)
+            self._numbers[client], self._names[number] = number, client
+        return number
+
+    def client_of(self, number: int) -> str:
+        return self._names[number]
+
+    def _forget_number(self, client: str) -> None:
+        if client != UNKNOWN and (number := self._numbers.pop(client, None)) is not None:
+            del self._names[number]
+            self._free_numbers.append(number)
 
     def take_over(self, owner: str, client: str, admitted: int, grown: int = 0) -> str:
         """Count state of `owner` for the client that uses it, if that has room; return its client.
@@ -139,9 +165,11 @@ class ClientBudget:
         """
         if client in (owner, UNKNOWN):
             return owner
+        before = self._uses.get(owner, (0, 0))
+        freed = max(before) - max(before[0] - admitted, before[1] - grown)
+        if self._refusal(client, admitted, grown, self.counted_bytes - freed) is not None:
+            return owner
         self.use(owner, -admitted, -grown)
-        if self.refusal(client, admitted, grown) is not None:
-            client = owner
         self.use(client, admitted, grown)
         return client
 

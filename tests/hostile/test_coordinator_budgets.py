@@ -167,3 +167,48 @@ def test_loaded_ids_count_and_are_refused_nothing() -> None:
         await Producer.create(node, "other", host="other")
 
     transactions(scenario, transaction_memory_max_bytes=LIMIT)
+
+
+async def fill_offsets(node: Simulated, host: str) -> int:
+    """Commit for groups without members until it is refused; return the number of commits."""
+    client = await GroupClient.connect(node, host=host)
+    committed = 0
+    for id_length, metadata in ((MAX_NEW_ID_BYTES, "m" * 4000), (20, "")):
+        while True:
+            group_id = f"{host}-{committed}".ljust(id_length, "x")
+            (code,) = await client.commit(1, group_id=group_id, metadata=metadata)
+            if code:
+                assert code in REFUSED
+                break
+            committed += 1
+    return committed
+
+
+def test_offsets_of_made_up_groups_keep_no_other_from_commits() -> None:
+    async def scenario(node: Simulated) -> None:
+        await (await node.connect()).create("t", 2)
+        honest = await GroupClient.connect(node, host="honest")
+        assert await honest.commit(1) == [ErrorCode.NONE]
+        budget = node.worker.groups.offsets_budget
+        for host in ATTACKERS:
+            assert await fill_offsets(node, host)
+        assert LIMIT * 3 // 4 < budget.counted_bytes <= LIMIT
+        first = await GroupClient.connect(node, host=ATTACKERS[0])
+        assert await first.commit(1, group_id="more") == [ErrorCode.POLICY_VIOLATION]
+        # Known offsets go on, also those of the attackers, and others commit for new ones.
+        assert await honest.commit(2) == [ErrorCode.NONE]
+        assert await first.commit(2) == [ErrorCode.NONE]
+        other = await GroupClient.connect(node, host="other")
+        assert await other.commit(1, group_id="new") == [ErrorCode.NONE]
+        assert await honest.commit(3, group_id="new") == [ErrorCode.NONE]
+        too_long = "x" * (MAX_NEW_ID_BYTES + 1)
+        assert await other.commit(1, group_id=too_long) == [ErrorCode.INVALID_GROUP_ID]
+        await trio.sleep(400)
+        assert budget.counted_bytes == 0
+
+    groups(
+        scenario,
+        offsets_memory_max_bytes=LIMIT,
+        offsets_retention_minutes=5,
+        offsets_retention_check_interval_ms=10_000,
+    )

@@ -69,6 +69,7 @@ class CoordinatorConfigs:
         """Create the configs with Kafka's defaults."""
         self.groups = GroupConfigs()
         self.memory_bytes = 256 << 20
+        self.offsets_memory_bytes = 512 << 20
         self.retention_check_s = 600.0
         self.commit_timeout_s = 5.0
         self.load_bytes = 5 << 20
@@ -83,6 +84,7 @@ class CoordinatorConfigs:
         groups.offsets_retention_ms = integer("offsets.retention.minutes") * 60_000
         groups.offset_metadata_max_bytes = integer("offset.metadata.max.bytes")
         self.memory_bytes = integer("group.memory.max.bytes")
+        self.offsets_memory_bytes = integer("offsets.memory.max.bytes")
         self.retention_check_s = integer("offsets.retention.check.interval.ms") / 1000
         self.commit_timeout_s = integer("offsets.commit.timeout.ms") / 1000
         self.load_bytes = integer("offsets.load.buffer.size")
@@ -102,6 +104,9 @@ class GroupCoordinator:
         self.configs = configs
         budgets = BudgetLog(parts.clock.monotonic)
         self.budget = budgets.budget("group.memory.max.bytes", lambda: configs.memory_bytes)
+        self.offsets_budget = budgets.budget(
+            "offsets.memory.max.bytes", lambda: configs.offsets_memory_bytes
+        )
         self.statistics = GroupStatistics()
         self._parts = parts
         self._new_id = new_id
@@ -125,6 +130,7 @@ class GroupCoordinator:
             index,
             self.configs.groups,
             self.budget,
+            self.offsets_budget,
             self._topic_id_of,
             self._parts.clock.now_ms,
             self._new_id,

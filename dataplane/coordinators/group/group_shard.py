@@ -40,6 +40,7 @@ from dataplane.coordinators.client_budget import (
     MAX_NEW_ID_BYTES,
     UNKNOWN,
     ClientBudget,
+    Refusal,
     is_longer,
     text_bytes,
 )
@@ -49,7 +50,14 @@ from dataplane.coordinators.group.classic_group import (
     MutedUntil,
     group_bytes,
 )
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
+from dataplane.coordinators.group.committed_offsets import (
+    Added,
+    CommittedOffsets,
+    TopicIdOf,
+)
+from dataplane.coordinators.group.committed_offsets import (
+    group_bytes as offsets_group_bytes,
+)
 from dataplane.coordinators.group.group_statistics import GroupStatistics
 from dataplane.coordinators.group.members import (
     MEMBER_BYTES,
@@ -89,7 +97,7 @@ from dataplane.coordinators.group.requests import (
     member_id_of,
 )
 from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
-from dataplane.coordinators.group.transactional_offsets import Place
+from dataplane.coordinators.group.transactional_offsets import Place, waiting_bytes
 from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
@@ -141,6 +149,7 @@ class CommitRequest(NamedTuple):
     offsets: Sequence[OffsetToCommit]
     retention_ms: int = -1  # -1: offsets.retention.minutes
     producer: TransactionOf | None = None  # that commits the offsets in its transaction
+    client: str = UNKNOWN  # in the budget
 
 
 class GroupShard:
@@ -151,6 +160,7 @@ class GroupShard:
         index: int,
         configs: GroupConfigs,
         budget: ClientBudget,
+        offsets_budget: ClientBudget,
         topic_id_of: TopicIdOf,
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
@@ -160,11 +170,12 @@ class GroupShard:
         self.statistics = statistics or GroupStatistics()
         self.configs = configs
         self.groups: dict[str, ClassicGroup] = {}
-        self.offsets = CommittedOffsets()
+        self.offsets = CommittedOffsets(offsets_budget)
         self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # malformed records, which are skipped
         self.first_problem = ""  # the reason of the first of them
         self._budget = budget
+        self._offsets_budget = offsets_budget
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._keys = KeyDecoder()
@@ -302,27 +313,28 @@ class GroupShard:
         code = self._check_commit(now, request)
         if code is not NO_ERROR:
             return code
-        if request.producer is None:
-            has_room = self.offsets.has_room(len(request.offsets))
-        else:
-            has_room = self.offsets.has_transactional_room(len(request.offsets))
-        if not has_room:
+        if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
         retention_ms = request.retention_ms
         expires_ms = min(now_ms + retention_ms, MAX_TIMESTAMP_MS) if retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
+        memory, client = _CommitMemory(self.offsets, self._offsets_budget, request), request.client
         for each in request.offsets:
             if len(each.metadata) > most_bytes:
                 codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
-            codes.append(NO_ERROR)
             key = OffsetKey(request.group_id, each.topic, each.partition)
-            value = OffsetValue(
-                each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
+            value = encode_offset_value(
+                OffsetValue(
+                    each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
+                )
             )
-            records.append(CoordinatorRecord(encode_key(key), encode_offset_value(value), key))
+            code = memory.check(key, len(value))
+            codes.append(code)
+            if code is NO_ERROR:
+                records.append(CoordinatorRecord(encode_key(key), value, key, False, client))
         self.statistics.committed_count += len(records)
         return Write(records, codes, None, request.producer) if records else codes
 
@@ -338,7 +350,10 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation < 0:
-                return NO_ERROR
+                is_new = is_longer(request.group_id, MAX_NEW_ID_BYTES) and not (
+                    self.offsets.has_group(request.group_id)
+                )
+                return ErrorCode.INVALID_GROUP_ID if is_new else NO_ERROR
             if self.offsets.has_group(request.group_id):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             return (
@@ -531,7 +546,7 @@ class GroupShard:
             if key is None:
                 key = self._keys.decode(record.key)
             if isinstance(key, OffsetKey):
-                self.offsets.replay(key, record.value)
+                self.offsets.replay(key, record.value, _client_of(record))
             elif isinstance(key, GroupKey):
                 return self._replay_group(key.group, record, now)
         except MalformedRecordError as error:
@@ -551,7 +566,7 @@ class GroupShard:
             key = record.decoded_key or self._keys.decode(record.key)
             if not isinstance(key, OffsetKey):
                 return self.replay(record, now)
-            self.offsets.replay_transactional(key, record.value, producer_id)
+            self.offsets.replay_transactional(key, record.value, producer_id, _client_of(record))
         except MalformedRecordError as error:
             self._skip(error)
         return None
@@ -565,7 +580,7 @@ class GroupShard:
         for record in records:
             key = record.decoded_key
             if isinstance(key, OffsetKey):
-                self.offsets.replay_appended(key, record.value)
+                self.offsets.replay_appended(key, record.value, _client_of(record))
             else:
                 self.appended((record,))
                 self.replay(record, monotonic())
@@ -696,6 +711,55 @@ class GroupShard:
             record = _group_record(group.group_id, answer.record)
             return Write([*self._take(), record], answer.answer)
         return self._with_outbox(answer)
+
+
+class _CommitMemory:
+    """Memory that the offsets of one commit need, in addition."""
+
+    def __init__(
+        self, offsets: CommittedOffsets, budget: ClientBudget, request: CommitRequest
+    ) -> None:
+        self._offsets = offsets
+        self._budget = budget
+        self._request = request
+        self._admitted_bytes = self._grown_bytes = 0  # of the new offsets so far
+        if not offsets.has_group(request.group_id):
+            self._admitted_bytes = offsets_group_bytes(request.group_id)
+
+    def check(self, key: OffsetKey, value_bytes: int) -> ErrorCode:
+        """Return the error of an offset for which there is no memory; offsets that exist go on."""
+        request = self._request
+        if request.producer is not None:
+            added = Added(request.client, waiting_bytes(key.group, value_bytes), 0)
+        else:
+            found = self._offsets.added(key, value_bytes, request.client)
+            if found is None:
+                return NO_ERROR
+            added = found
+        admitted, grown = added.admitted_bytes, added.grown_bytes
+        if admitted:
+            admitted, grown = admitted + self._admitted_bytes, grown + self._grown_bytes
+        refusal = self._budget.refused(
+            added.client, "an offset of group", key.group, admitted, grown
+        )
+        if refusal is not None:
+            return _NO_MEMORY[refusal]
+        if admitted:
+            self._admitted_bytes, self._grown_bytes = admitted, grown
+        return NO_ERROR
+
+
+# Error of an offset for which there is no memory. Clients retry the second, and not the first.
+_NO_MEMORY: Final = {
+    Refusal.SHARE: ErrorCode.POLICY_VIOLATION,
+    Refusal.FULL: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+
+
+def _client_of(record: CoordinatorRecord) -> str:
+    """Return the client that has committed an offset; UNKNOWN if it was loaded."""
+    client = record.decoded_value
+    return client if isinstance(client, str) else UNKNOWN
 
 
 def _group_record(group_id: str, recorded: RecordedGeneration | None) -> CoordinatorRecord:

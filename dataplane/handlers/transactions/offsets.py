@@ -69,7 +69,7 @@ class CommitsInTransactions(VerifiesTransactions, WritesInParts, Protocol):
 async def handle_txn_offset_commit(
     worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    commit = _Commit(worker, request.version, message)
+    commit = _Commit(worker, request, message)
     checked = await worker.slicer.finish(commit.checked(), 0)
     if not commit.offsets:
         return await worker.slicer.finish(commit.response(checked, iter(())), 0)
@@ -94,11 +94,12 @@ class _Commit:
     """One TxnOffsetCommit."""
 
     def __init__(
-        self, worker: CommitsInTransactions, version: int, message: TxnOffsetCommitRequest
+        self, worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
     ) -> None:
         self.offsets: list[OffsetToCommit] = []
         self._worker = worker
-        self._version = version
+        self._version = request.version
+        self._client = request.client.account
         self._message = message
 
     def checked(self) -> Work[_Checked]:
@@ -227,6 +228,7 @@ class _Commit:
                 message.generation_id,
                 offsets,
                 producer=producer,
+                client=self._client,
             ),
         )
 

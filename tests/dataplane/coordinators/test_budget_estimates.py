@@ -7,8 +7,17 @@ from itertools import count
 
 import pytest
 
-from dataplane.coordinators.client_budget import ClientBudget
+from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
+from dataplane.coordinators.group.committed_offsets import CommittedOffsets
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
+from dataplane.coordinators.group.record_formats import (
+    KeyDecoder,
+    OffsetKey,
+    OffsetValue,
+    RecordKey,
+    encode_offset_value,
+)
+from dataplane.coordinators.group.record_formats import encode_key as encode_offset_key
 from dataplane.coordinators.group.requests import JoinRequest, Protocol
 from dataplane.coordinators.shard import CoordinatorRecord
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
@@ -79,6 +88,7 @@ def test_groups_and_members(
             0,
             GroupConfigs(),
             budget,
+            budget,
             lambda name: ZERO_UUID,
             lambda: NOW_MS,
             lambda: f"{next(drawn):036}",
@@ -101,5 +111,56 @@ def test_groups_and_members(
                 )
                 shard.join(0.0, asked, lambda answer: None)
         return shard
+
+    check(make)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "topics", "partitions", "id_length", "metadata"),
+    [
+        (2000, 1, 1, 20, ""),
+        (500, 1, 2, 20, ""),
+        (200, 1, 10, 20, ""),
+        (5, 1, 300, 20, ""),
+        (10, 100, 1, 20, ""),
+        (200, 1, 1, 4000, ""),
+        (200, 1, 1, 20, "m" * 4000),
+    ],
+)
+def test_committed_offsets(
+    groups: int, topics: int, partitions: int, id_length: int, metadata: str, is_loaded: bool
+) -> None:
+    names = [f"topic-{number}" for number in range(topics)]
+
+    def make(budget: ClientBudget) -> CommittedOffsets:
+        offsets, keys = CommittedOffsets(budget), KeyDecoder()
+        for group in range(groups):
+            group_id = f"{group:06}".ljust(id_length, "g")
+            for topic in names:
+                for partition in range(1000, 1000 + partitions):
+                    value = encode_offset_value(
+                        OffsetValue(group + partition, 1, metadata, NOW_MS, -1, b"\1" * 16)
+                    )
+                    key: RecordKey | None = OffsetKey(group_id, topic, partition)
+                    if is_loaded:
+                        assert key is not None
+                        key = keys.decode(encode_offset_key(key))
+                    assert isinstance(key, OffsetKey)
+                    offsets.replay(key, value, UNKNOWN if is_loaded else "User:x")
+        return offsets
+
+    check(make)
+
+
+@pytest.mark.parametrize("producers", [1, 500])
+def test_offsets_of_open_transactions(producers: int) -> None:
+    def make(budget: ClientBudget) -> CommittedOffsets:
+        offsets = CommittedOffsets(budget)
+        for number in range(2000):
+            key = OffsetKey(f"group-{number % 20:016}", "t", 1000 + number)
+            value = encode_offset_value(OffsetValue(number, 1, "", NOW_MS, -1, b"\1" * 16))
+            offsets.replay_transactional(key, value, 1000 + number % producers, "User:x")
+        return offsets
 
     check(make)

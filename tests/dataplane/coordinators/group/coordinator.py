@@ -54,6 +54,7 @@ class Coordinator:
         self.topic_ids: dict[str, bytes] = {"t": TOPIC_ID}
         self._ids = count(1)
         self.budget = ClientBudget("group.memory.max.bytes", lambda: 1 << 20)
+        self.offsets_budget = ClientBudget("offsets.memory.max.bytes", lambda: 1 << 30)
         self.shard = self.new_shard()
         at_once(self.shard.restore(self.now))
         self.shard.loaded(self.now, self.now_ms)
@@ -63,6 +64,7 @@ class Coordinator:
             0,
             self.configs,
             self.budget,
+            self.offsets_budget,
             lambda topic: self.topic_ids.get(topic, ZERO_UUID),
             lambda: self.now_ms,
             lambda: str(next(self._ids)),
@@ -126,6 +128,7 @@ class Coordinator:
         at_once(self.shard.unload())
         self.uncommitted.clear()
         self.budget = ClientBudget("group.memory.max.bytes", lambda: 1 << 20)
+        self.offsets_budget = ClientBudget("offsets.memory.max.bytes", lambda: 1 << 30)
         self.shard = self.new_shard()
         for record in self.log:
             self.shard.replay(CoordinatorRecord(record.key, record.value), self.now)

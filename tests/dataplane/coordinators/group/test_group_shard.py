@@ -130,7 +130,7 @@ def test_metadata_of_an_offset_is_bounded() -> None:
 
 def test_a_commit_is_refused_while_too_many_others_are_not_committed() -> None:
     coordinator = Coordinator()
-    coordinator.shard.offsets = CommittedOffsets(max_pending=1)
+    coordinator.shard.offsets = CommittedOffsets(coordinator.offsets_budget, max_pending=1)
     coordinator.commits_at_once = False
     first = coordinator.commit(5)
     assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_NOT_AVAILABLE]

@@ -134,6 +134,7 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
                 index,
                 GroupConfigs(),
                 memory,
+                memory,
                 lambda topic: ZERO_UUID,
                 worker.clock.now_ms,
                 lambda: str(next(ids)),
