@@ -25,7 +25,7 @@ do members that join from another address: otherwise two clients could hand stat
 none would ever have much.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -86,10 +86,9 @@ class ClientBudget:
         self._names = {0: UNKNOWN}
         self._free_numbers: list[int] = []
 
-    def uses(self) -> Iterator[ClientUse]:
-        """Yield the use of each client that has state."""
-        for client, use in self._uses.items():
-            yield ClientUse(client, *use)
+    def clients(self) -> list[str]:
+        """Return the clients that have state."""
+        return list(self._uses)
 
     def use_of(self, client: str) -> ClientUse:
         return ClientUse(client, *self._uses.get(client, (0, 0)))

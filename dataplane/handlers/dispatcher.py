@@ -20,6 +20,7 @@ from dataplane.handlers import (
     api_versions,
     cluster,
     configs,
+    coordinator_memory,
     elections,
     log_dirs,
     metadata,
@@ -133,6 +134,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.START_MOVE_PLAN: move_plans.handle_start_move_plan,
     ApiKey.ALTER_MOVE_PLAN: move_plans.handle_alter_move_plan,
     ApiKey.DESCRIBE_MOVE_PLANS: move_plans.handle_describe_move_plans,
+    ApiKey.DESCRIBE_COORDINATOR_MEMORY: coordinator_memory.handle_describe_coordinator_memory,
+    ApiKey.REMOVE_TRANSACTIONAL_IDS: coordination.handle_remove_transactional_ids,
 }
 assert HANDLERS.keys() == APIS.keys()
 

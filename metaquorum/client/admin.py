@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.connection import VersionRange
+from metaquorum.client.coordinator_memory import CoordinatorMemory, describe_coordinator_memory
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.health import ClusterHealth, PartitionHealth
 from metaquorum.client.quorum import (
@@ -646,6 +647,30 @@ class AdminClient:
         """
         return await describe_quota_use(
             self.cluster, worker, clients, most_used=most_used, include_muted=include_muted
+        )
+
+    async def describe_coordinator_memory(
+        self,
+        worker: int,
+        *,
+        most_used: int = 0,
+        budget: str | None = None,
+        client: str | None = None,
+        most_names: int = 0,
+    ) -> CoordinatorMemory:
+        """Return the memory of the groups, offsets and transactional ids on one worker.
+
+        `most_used`: clients of each budget, those with the most. With `budget`, the name of its
+        config, and `client`, also up to `most_names` groups or transactional ids of that client.
+        Raises NotServedError if the cluster is Apache Kafka.
+        """
+        return await describe_coordinator_memory(
+            self.cluster,
+            worker,
+            most_used=most_used,
+            budget=budget,
+            client=client,
+            most_names=most_names,
         )
 
     def _node_of(self, resource: ConfigResource) -> int:

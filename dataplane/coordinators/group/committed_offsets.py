@@ -349,6 +349,13 @@ class CommittedOffsets:
 
     # Reading
 
+    def client_of(self, group: str) -> str | None:
+        """Return the client of the group in the budget; None without committed offsets."""
+        topics = self._groups.get(group)
+        if isinstance(topics, bytes):
+            return self._client_of(_opened(topics)[0])
+        return None if topics is None else self._client_of(self._payers.get(group, _NO_CLIENT))
+
     def groups(self) -> Iterator[list[str]]:
         """Yield the groups that have committed offsets, pending ones or open transactions.
 

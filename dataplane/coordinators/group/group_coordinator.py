@@ -17,7 +17,7 @@ after a time that doubles up to MAX_RETRY_S.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -213,6 +213,22 @@ class GroupCoordinator:
     def is_loading(self) -> bool:
         """Whether a partition that this worker leads is still loading."""
         return self.runtime.is_loading
+
+    def group_ids_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the groups that a client has created, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.group_id_pieces():
+                yield [
+                    each
+                    for each in piece
+                    if (group := shard.groups.get(each)) is not None and group.client == client
+                ]
+
+    def offset_groups_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the groups whose first offset a client has committed, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.offsets.groups():
+                yield [each for each in piece if shard.offsets.client_of(each) == client]
 
     # Background
 

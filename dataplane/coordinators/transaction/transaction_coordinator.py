@@ -528,6 +528,23 @@ class TransactionCoordinator:
             )
         return known
 
+    def begin_remove(self, transactional_id: str) -> ErrorCode | Asked[ErrorCode]:
+        """Remove an id without an open transaction; return its error, or what waits for that."""
+        try:
+            index = self.partition_of(transactional_id)
+            outcome = self.runtime.shard(index).remove(transactional_id)
+        except KafkaError as error:
+            return error.code
+        if not isinstance(outcome, Write):
+            return outcome
+        return self.runtime.commit(index, outcome, self._parts.clock.now_ms())
+
+    def ids_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the ids that count for a client in the budget, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.pieces():
+                yield [each for each, _ in piece if shard.client_of(each) == client]
+
     def counts(self) -> dict[State, int]:
         """Return the number of transactional ids by state."""
         shards = self.shards.values()

@@ -553,6 +553,17 @@ class TransactionShard:
                 records.append(self._record(transactional_id, None))
         return Write(records, NO_ERROR) if records else NO_ERROR
 
+    def remove(self, transactional_id: str) -> Write[ErrorCode] | ErrorCode:
+        """Remove an id without an open transaction, for an operator."""
+        known = self.transactions.get(transactional_id)
+        if transactional_id in self._pending:
+            return _CONCURRENT_TRANSACTIONS
+        if known is None:
+            return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        if known.state not in IDLE:
+            return _CONCURRENT_TRANSACTIONS
+        return Write([self._record(transactional_id, None)], NO_ERROR)
+
     # Records
 
     def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:

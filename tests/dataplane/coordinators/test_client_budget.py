@@ -99,7 +99,7 @@ def test_loaded_state_is_that_of_the_next_client_which_uses_it() -> None:
     budget.use(UNKNOWN, 1000, 100)
     assert budget.take_over(UNKNOWN, UNKNOWN, 1000, 100) == UNKNOWN
     assert budget.take_over(UNKNOWN, "a", 1000, 100) == "a"
-    assert [each.client for each in budget.uses()] == ["a"]
+    assert budget.clients() == ["a"]
     budget.use(UNKNOWN, LIMIT)
     filled(budget, "b")
     assert budget.take_over(UNKNOWN, "b", 100) == UNKNOWN
@@ -132,9 +132,7 @@ def test_the_counts_are_those_of_a_naive_model(
         assert budget.used_bytes == sum(map(sum, model.values()))
         assert budget.counted_bytes == sum(max(each) for each in model.values())
         assert budget.used_bytes <= 2 * budget.counted_bytes
-        assert {each.client for each in budget.uses()} == {
-            name for name, each in model.items() if any(each)
-        }
+        assert set(budget.clients()) == {name for name, each in model.items() if any(each)}
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_offsets_of_open_transactions_count_until_their_end() -> None:
     offsets.replay(other, None)
     for producer_id in (1, 2):
         offsets.replay_marker(producer_id, is_commit=True)
-    assert [each.client for each in budget.uses()] == ["c"]
+    assert budget.clients() == ["c"]
     assert offsets.has_room(10)
 
 
