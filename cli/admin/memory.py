@@ -4,7 +4,7 @@ import click
 
 from cli.admin.common.session import INT32_MAX, Session, session_command
 from cli.common.output import Column, Row
-from metaquorum.client.coordinator_memory import STATE_OF, CoordinatorBudget
+from metaquorum.client.usage.coordinator_memory import STATE_OF, CoordinatorBudget
 
 _COLUMNS = (
     Column("worker"),

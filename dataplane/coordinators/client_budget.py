@@ -7,15 +7,15 @@ worker. A client is a principal, or an address where clients do not authenticate
     admitted    memory of what the client has created: a member, an offset, an id
     grown       by how much that has grown since: assignments, open transactions
 
-The larger of the two counts, for each client. What is known may therefore always grow by as much as
-its client was admitted with, whatever other clients do, and all memory is at most twice the limit.
+The larger of the two counts, for each client. Known state may therefore always grow by as much as
+its client was admitted with, in any budget, and all memory is at most twice the limit.
 
     counted by all clients      a client may create state
     up to half of the limit     without a limit of its own
     above                       while that client counts at most a SHARE of what is left free
 
-So one client gets half of a budget, the next one a fifth of the rest, and so on: what is left is
-never nothing, and a client without state finds room after any number of others. (The dynamic
+So one client gets half of a budget, the next one a fifth of the rest, and so on: a part is always
+left, and a client without state finds room after any number of others. (The dynamic
 thresholds of switches with a shared buffer, Choudhury and Hahne 1998.) State that exists is not
 evicted; a client's own deletions, retention and operators free it.
 
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
-# Of what is left free, the part that one client may have once half of the limit is used.
+# The free part of the limit is divided by this: a client may have as much above half of the limit.
 SHARE: Final = 4
 # Part of the limit up to which a client that is refused has others to thank for it.
 LITTLE: Final = 64
@@ -78,7 +78,7 @@ class ClientBudget:
         self._on_refused = on_refused
         self.limit_bytes = limit_bytes
         self.used_bytes = 0  # memory, estimated
-        self.counted_bytes = 0  # of all clients
+        self.counted_bytes = 0  # sum of all clients
         self.refused_counts = dict.fromkeys(Refusal, 0)
         self._uses: dict[str, tuple[int, int]] = {}  # admitted and grown bytes of each client
         # Numbers from 0 to the length of both together.
@@ -98,7 +98,7 @@ class ClientBudget:
         return len(self._uses)
 
     def refusal(self, client: str, admitted: int, grown: int = 0) -> Refusal | None:
-        """Return why a client may not use so many bytes more; None if it may."""
+        """Return why a client may not use these bytes in addition; None if it may."""
         return self._refusal(client, admitted, grown, self.counted_bytes)
 
     def _refusal(self, client: str, admitted: int, grown: int, counted: int) -> Refusal | None:
@@ -179,5 +179,5 @@ def text_bytes(text: str) -> int:
 
 
 def is_longer(text: str, size_bytes: int) -> bool:
-    """Return whether the text has more than so many bytes of UTF-8."""
+    """Return whether the text has more than `size_bytes` bytes of UTF-8."""
     return len(text) * 4 > size_bytes and len(text.encode()) > size_bytes

@@ -20,7 +20,6 @@ from dataplane.handlers import (
     api_versions,
     cluster,
     configs,
-    coordinator_memory,
     elections,
     log_dirs,
     metadata,
@@ -40,7 +39,7 @@ from dataplane.handlers.fetch import handler as fetch
 from dataplane.handlers.groups import activity, coordinators, members
 from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
-from dataplane.handlers.quotas import client_quotas, quota_use
+from dataplane.handlers.quotas import client_quotas, coordinator_memory, quota_use
 from dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
 from dataplane.handlers.security import acls, sasl, scram
 from dataplane.handlers.transactions import coordination, markers

@@ -81,7 +81,7 @@ class Client:
     def account(self) -> str:
         """Name of the client in budgets: its principal, or its address if it has none of its own.
 
-        Everyone is User:ANONYMOUS without authentication. An IPv6 client has all addresses of a
+        Clients are User:ANONYMOUS without authentication. An IPv6 client has all addresses of a
         network of 64 bits.
         """
         if self.principal != ANONYMOUS:

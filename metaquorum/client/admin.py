@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.connection import VersionRange
-from metaquorum.client.coordinator_memory import CoordinatorMemory, describe_coordinator_memory
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.health import ClusterHealth, PartitionHealth
 from metaquorum.client.quorum import (
@@ -25,7 +24,6 @@ from metaquorum.client.quorum import (
     raise_features,
     unregister_worker,
 )
-from metaquorum.client.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.client.replicas import (
     describe_cluster_health,
@@ -34,6 +32,11 @@ from metaquorum.client.replicas import (
     describe_truncations,
     with_moves,
 )
+from metaquorum.client.usage.coordinator_memory import (
+    CoordinatorMemory,
+    describe_coordinator_memory,
+)
+from metaquorum.client.usage.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.users import (
     DEFAULT_MECHANISM,
     Credentials,

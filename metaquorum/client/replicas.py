@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Final
 
 from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
-from metaquorum.client.coordinator_memory import describe_coordinator_memory, memory_warnings
 from metaquorum.client.errors import (
     AdminError,
     BrokerError,
@@ -28,6 +27,7 @@ from metaquorum.client.health import (
     partition_health,
 )
 from metaquorum.client.quorum import describe_workers
+from metaquorum.client.usage.coordinator_memory import describe_coordinator_memory, memory_warnings
 from metaquorum.client.values import (
     Eligible,
     FollowerView,

@@ -401,7 +401,7 @@ class Simulated:
         self.on_machine = node
         self.runtime = runtime
         self._port = port
-        self._others: dict[str, Runtime] = {}  # of machines other than the client's, by name
+        self._others: dict[str, Runtime] = {}  # runtimes by machine, but for the client's
 
     @property
     def worker(self) -> Any:

@@ -56,7 +56,7 @@ def test_members_of_many_clients_keep_no_other_from_joining(
         assert budget.counted_bytes > LIMIT * 3 // 4
         other = await GroupClient.connect(node, host="other")
         assert (await other.join(version=OLD_JOIN, group_id="new")).error_code == ErrorCode.NONE
-        # A known member goes on, also with a longer subscription.
+        # A known member continues, also with a longer subscription.
         again = await honest.join(joined.member_id, metadata=bytes(1000))
         assert again.error_code == ErrorCode.NONE
         assignment = {joined.member_id: bytes(1000)}
@@ -124,7 +124,7 @@ def test_transactional_ids_of_many_clients_keep_no_other_from_transactions() -> 
         assert budget.counted_bytes > LIMIT * 3 // 4
         first = await GroupClient.connect(node, host=ATTACKERS[0])
         assert (await init(first, "more")).error_code == ErrorCode.POLICY_VIOLATION
-        # Ids that are known go on, and others get new ones.
+        # Known ids continue, and others get new ones.
         for _ in range(2):
             assert await add(honest) == ErrorCode.NONE
             assert await end(honest) == ErrorCode.NONE
@@ -195,7 +195,7 @@ def test_offsets_of_made_up_groups_keep_no_other_from_commits() -> None:
         assert LIMIT * 3 // 4 < budget.counted_bytes <= LIMIT
         first = await GroupClient.connect(node, host=ATTACKERS[0])
         assert await first.commit(1, group_id="more") == [ErrorCode.POLICY_VIOLATION]
-        # Known offsets go on, also those of the attackers, and others commit for new ones.
+        # Known offsets are committed again, also those of attackers, and other clients have room.
         assert await honest.commit(2) == [ErrorCode.NONE]
         assert await first.commit(2) == [ErrorCode.NONE]
         other = await GroupClient.connect(node, host="other")

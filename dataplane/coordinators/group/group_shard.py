@@ -226,7 +226,7 @@ class GroupShard:
         return self._written(group, answer)
 
     def _check_memory(self, group: ClassicGroup | None, request: JoinRequest) -> ErrorCode:
-        """Return the error of a member that may not join, or not with so long a subscription."""
+        """Return the error of a member that may not join, or not with a longer subscription."""
         member = group.member_of(request) if group is not None else None
         if member is None:
             if is_longer(request.instance_id or "", MAX_NEW_ID_BYTES):
@@ -722,12 +722,12 @@ class _CommitMemory:
         self._offsets = offsets
         self._budget = budget
         self._request = request
-        self._admitted_bytes = self._grown_bytes = 0  # of the new offsets so far
+        self._admitted_bytes = self._grown_bytes = 0  # sums of the new offsets
         if not offsets.has_group(request.group_id):
             self._admitted_bytes = offsets_group_bytes(request.group_id)
 
     def check(self, key: OffsetKey, value_bytes: int) -> ErrorCode:
-        """Return the error of an offset for which there is no memory; offsets that exist go on."""
+        """Return the error of an offset for which there is no memory; not for known offsets."""
         request = self._request
         if request.producer is not None:
             added = Added(request.client, waiting_bytes(key.group, value_bytes), 0)

@@ -83,7 +83,7 @@ class GroupMember:
         self.client_id = request.client_id
         self.client_host = request.client_host
         self.client = request.client  # in the budget
-        self.admitted_bytes = 0  # of its memory; the rest is growth
+        self.admitted_bytes = 0  # a part of its memory; the rest is growth
         self.principal = request.principal  # empty: has sent no request to this coordinator
         self.rebalance_timeout_ms = request.rebalance_timeout_ms
         self.session_timeout_ms = request.session_timeout_ms

@@ -130,8 +130,8 @@ def _find_none(shard: "TransactionShard") -> None:
     shard.found_open({})
 
 
-# Error for a new id. Clients retry the second, until memory is free, and not the first: they would
-# do so for ever, and say nothing.
+# Error for a new id. Clients retry the second until memory is free. The first ends their retries,
+# so that they report it.
 _REFUSED: Final = {
     None: NO_ERROR,
     Refusal.SHARE: ErrorCode.POLICY_VIOLATION,

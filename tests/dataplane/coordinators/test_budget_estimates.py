@@ -31,7 +31,7 @@ NOW_MS = 1_700_000_000_000
 def measured(make: Callable[[ClientBudget], object]) -> tuple[int, int]:
     """Return the bytes that `make` has allocated for its result, and their estimate."""
     budget = ClientBudget("x", lambda: 1 << 40)
-    make(ClientBudget("x", lambda: 1 << 40))  # what is cached is not counted
+    make(ClientBudget("x", lambda: 1 << 40))  # fills caches, which are not counted
     gc.collect()
     tracemalloc.start()
     try:

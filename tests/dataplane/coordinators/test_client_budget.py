@@ -1,4 +1,4 @@
-"""The budget of state with a share for each client, alone and beside a naive model."""
+"""The budget of state with a share for each client, alone and compared with a naive model."""
 
 import pytest
 from hypothesis import given

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metaquorum.client.coordinator_memory import CoordinatorBudget, memory_warnings
+from metaquorum.client.usage.coordinator_memory import CoordinatorBudget, memory_warnings
 from tests.dataplane.handlers.groups.clients import GroupClient, groups
 from tests.dataplane.handlers.transactions.test_coordination import add, end
 from tests.dataplane.handlers.transactions.test_offsets import Producer
@@ -15,9 +15,9 @@ from wire.protocol.apis import ApiKey
 NAMES = ["group.memory.max.bytes", "offsets.memory.max.bytes", "transaction.memory.max.bytes"]
 
 
-async def described(asker: GroupClient, **asked: Any) -> Any:
+async def described(reader: GroupClient, **asked: Any) -> Any:
     request = DescribeCoordinatorMemoryRequest(**asked)
-    return await asker.call(ApiKey.DESCRIBE_COORDINATOR_MEMORY, request)
+    return await reader.call(ApiKey.DESCRIBE_COORDINATOR_MEMORY, request)
 
 
 def test_each_budget_is_described_with_its_clients_and_what_they_have() -> None:

@@ -21,7 +21,7 @@ from wire.messages.describe_coordinator_memory import (
 )
 from wire.primitives.errors import ErrorCode
 
-MAX_CLIENTS: Final = 1000  # of each budget, in one response
+MAX_CLIENTS: Final = 1000  # described in one response, for each budget
 MAX_NAMES: Final = 1000
 
 

@@ -109,7 +109,7 @@ def memory_warnings(budgets: Sequence[CoordinatorBudget]) -> list[str]:
     """Return a sentence for each budget that is nearly used."""
     return [
         f"worker {each.worker} coordinates {each.state} with {each.share:.0%} of"
-        f" {each.name}={each.limit_bytes}: new ones are refused for lack of memory, first to the"
+        f" {each.name}={each.limit_bytes}: new ones will be refused, first to the"
         " clients with the most; `mq-admin cluster memory` shows them"
         for each in budgets
         if each.share >= FULL_SHARE
