@@ -91,7 +91,7 @@ class ClassicGroup:
         self.group_id = group_id
         self.client = client
         self._budget = budget
-        budget.use(client, self._own_bytes)
+        budget.use(client, self.own_bytes)
         self.limits = limits
         self.members = GroupMembers(budget)
         self.history = RebalanceHistory(rebalance_times, self._grow, self._may_grow)
@@ -105,7 +105,7 @@ class ClassicGroup:
         self._subscribed: tuple[int, str, frozenset[str] | None] = (-1, "", None)
 
     @property
-    def _own_bytes(self) -> int:
+    def own_bytes(self) -> int:
         """Memory without members, pending members and rebalances."""
         return group_bytes(self.group_id)
 
@@ -119,13 +119,13 @@ class ClassicGroup:
         """Count a group that was loaded for the client that uses it, if that has room."""
         if self.client == UNKNOWN:
             self.client = self._budget.take_over(
-                UNKNOWN, client, self._own_bytes, self.history.size_bytes
+                UNKNOWN, client, self.own_bytes, self.history.size_bytes
             )
 
     def forget(self) -> None:
         """Stop counting a group without members."""
         self.history.clear()
-        self._budget.use(self.client, -self._own_bytes)
+        self._budget.use(self.client, -self.own_bytes)
 
     @property
     def state(self) -> GroupState:

@@ -317,7 +317,7 @@ class CommittedOffsets:
             return _opened(topics)[1]
         return _NO_TOPICS if topics is None else topics
 
-    def _value(self, group: str, topic: str, partition: int) -> bytes | None:
+    def value(self, group: str, topic: str, partition: int) -> bytes | None:
         """Return the value of the committed offset; None if there is none."""
         stored = self._topics(group).get(topic, {}).get(partition)
         return None if stored is None else stored[_NUMBER_BYTES:]
@@ -411,7 +411,7 @@ class CommittedOffsets:
 
         `topic_id` is ZERO_UUID if the topic does not exist: the offset then has no id, either.
         """
-        value = self._value(group, topic, partition)
+        value = self.value(group, topic, partition)
         return None if value is None else _of_topic(value, topic_id)
 
     def places(self, group: str) -> list[tuple[str, list[int]]]:
@@ -487,7 +487,7 @@ class CommittedOffsets:
         if pending is None:
             value = self.transactional.last_value(group, (topic, partition))
             if value is None:
-                value = self._value(group, topic, partition)
+                value = self.value(group, topic, partition)
         else:
             value = pending.value
         return None if value is None else offset_topic_id(value)
