@@ -43,6 +43,7 @@ from simulations.groups.hoarders import (
     RETENTION_MS,
     BudgetsCountAll,
     BudgetsHaveRoom,
+    Hoarded,
     Hoarder,
     Newcomer,
 )
@@ -241,7 +242,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         draw = world.stream("intruder")
         if draw.random() < SHARE:
             clients.others.append(Intruder(cluster_state, "intruder", draw))
-        hoard: list[tuple[str, str, str]] = []
+        hoard: list[Hoarded] = []
         for number in range(groups.hoarders):
             name = f"hoarder-{number}"
             clients.others.append(Hoarder(cluster_state, name, world.stream(name), hoard))

@@ -6,7 +6,7 @@ members of large subscriptions, and with offsets of groups that no one else uses
 
 from collections.abc import Iterator
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
 from dataplane.coordinators.group.committed_offsets import (
@@ -35,14 +35,13 @@ from wire.protocol.apis import ApiKey
 
 HOARDERS: Final = 0.3  # share of the worlds with hoarders
 MOST_HOARDERS: Final = 3
-GROUP_MEMORY_BYTES: Final = 400_000
+GROUP_MEMORY_BYTES: Final = 100_000
 OFFSETS_MEMORY_BYTES: Final = 50_000
 # Longest retention of offsets in these worlds: a world ends when all groups have consumed all, and
 # after a failover loaded state may use more than a whole budget.
 RETENTION_MS: Final = 3000
-_SUBSCRIPTION_BYTES: Final = 30_000
-_SHORT_BYTES: Final = 10  # of the newcomer, and after its growth
-_GROWN_BYTES: Final = 2000
+_SIZES: Final = (10_000, 1000, 10)  # of subscriptions; a smaller one after a refusal
+_GROWN_BYTES: Final = 4000  # subscription of the newcomer after its growth
 # A record with both fits the smallest segment of these worlds.
 _METADATA: Final = "m" * 300
 _LONG_ID: Final = 300
@@ -54,13 +53,17 @@ _SHORT_SESSION_MS: Final = 200
 _REFUSED: Final = (ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
+# Hoarder, group, member id, and bytes of the subscription of a member.
+Hoarded: TypeAlias = tuple[str, str, str, int]
+
+
 class BudgetsHaveRoom(WatchingChecker):
     """A client without state is not refused, and a known member may grow, in any budget."""
 
     invariant = "B1"
 
     def joined(self, name: str, budget: ClientBudget, code: ErrorCode) -> None:
-        """Take the answer to a newcomer's JoinGroup, and the budget after it.
+        """Take the answer to the JoinGroup of a client without state, and the budget after it.
 
         Loaded state is never refused, and may fill a budget after a failover: not compared.
         """
@@ -159,9 +162,9 @@ class Hoarder(GroupClient):
         cluster_state: ReplicatedClusterState,
         name: str,
         draw: Random,
-        hoard: list[tuple[str, str, str]],
+        hoard: list[Hoarded],
     ) -> None:
-        """Create a hoarder; `hoard` has hoarder, group and member id of members."""
+        """Create a hoarder; hoarders share `hoard`."""
         super().__init__(cluster_state, name, draw)
         self._hoard = hoard
         self._versions[ApiKey.JOIN_GROUP] = _OLD_JOIN
@@ -179,22 +182,24 @@ class Hoarder(GroupClient):
         self.done = True
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
-        code = ErrorCode.NONE
+        sizes = list(_SIZES)
         for _ in range(_ATTEMPTS):
             self._made += 1
             group_id = f"{self.name}-{self._made}"
-            if code is not ErrorCode.GROUP_MAX_SIZE_REACHED:
-                code, member_id = await self.join(connection, group_id, _SUBSCRIPTION_BYTES)
+            if sizes:
+                code, member_id = await self.join(connection, group_id, sizes[0])
                 if code is ErrorCode.NONE:
-                    self._hoard.append((self.name, group_id, member_id))
+                    self._hoard.append((self.name, group_id, member_id, sizes[0]))
+                elif code in _REFUSED:
+                    del sizes[0]
             elif others := [each for each in self._hoard if each[0] != self.name]:
                 other = self._draw.choice(others)
                 self._hoard.remove(other)
-                _, group_id, member_id = other
-                taken, _ = await self.join(connection, group_id, _SUBSCRIPTION_BYTES, member_id)
-                if taken is ErrorCode.NONE:
-                    self._hoard.append((self.name, group_id, member_id))
-                    code = taken
+                _, group_id, member_id, size_bytes = other
+                code, _ = await self.join(connection, group_id, size_bytes, member_id)
+                if code is ErrorCode.NONE:
+                    self._hoard.append((self.name, group_id, member_id, size_bytes))
+                    sizes = list(_SIZES)
             await self._commit(connection, group_id)
 
     async def join(
@@ -267,11 +272,13 @@ class Newcomer(Hoarder):
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         self._made += 1
         group_id = f"{self.name}-{self._made}"
+        before, checker = self._coordinator(), self.cluster_state.checker(BudgetsHaveRoom)
+        is_new = before is not None and not before.budget.use_of(self.name).counted_bytes
         code, member_id = await self.join(
-            connection, group_id, _SHORT_BYTES, session_ms=_SHORT_SESSION_MS
+            connection, group_id, _SIZES[-1], session_ms=_SHORT_SESSION_MS
         )
-        groups, checker = self._coordinator(), self.cluster_state.checker(BudgetsHaveRoom)
-        if groups is not None:
+        groups = self._coordinator()
+        if is_new and groups is before and groups is not None:
             checker.joined(self.name, groups.budget, code)
         if code is ErrorCode.NONE:
             code, _ = await self.join(
