@@ -495,7 +495,39 @@ _ROWS: Final = (
         "metaquorum_group_memory_bytes",
         _GAUGE,
         (),
-        "Memory of members, subscriptions and assignments, limited by group.memory.max.bytes.",
+        "Memory of groups, members, subscriptions and assignments, estimated.",
+    ),
+    Metric(
+        "metaquorum_group_offset_memory_bytes",
+        _GAUGE,
+        (),
+        "Memory of committed offsets, estimated.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_limit_bytes",
+        _GAUGE,
+        ("budget",),
+        "Limit of the memory of groups, committed offsets or transactional ids: the config that"
+        " the budget is named after.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_counted_bytes",
+        _GAUGE,
+        ("budget",),
+        "Memory that counts against the limit. Above half of it, clients with the most are refused"
+        " new state; `mq-admin cluster memory` names them.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_clients",
+        _GAUGE,
+        ("budget",),
+        "Clients with state: principals, and addresses without authentication.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_refused_total",
+        _COUNTER,
+        ("budget", "reason"),
+        "Requests that were refused state: the client had its share, or others had nearly all.",
     ),
     Metric(
         "metaquorum_group_lag_records",
@@ -582,8 +614,7 @@ _ROWS: Final = (
         "metaquorum_transaction_memory_bytes",
         _GAUGE,
         (),
-        "Estimated memory of transactional ids and their partitions; above 512 MiB new ones are"
-        " refused.",
+        "Memory of transactional ids and the partitions of their transactions, estimated.",
     ),
     Metric(
         _VERIFIER + "failurerate_count",

@@ -35,6 +35,18 @@ from simulations.groups.group_clients import (
 from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
 from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
 from simulations.groups.group_members import GroupMember
+from simulations.groups.hoarders import (
+    GROUP_MEMORY_BYTES,
+    HOARDERS,
+    MOST_HOARDERS,
+    OFFSETS_MEMORY_BYTES,
+    RETENTION_MS,
+    BudgetsCountAll,
+    BudgetsHaveRoom,
+    Hoarded,
+    Hoarder,
+    Newcomer,
+)
 from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
@@ -72,6 +84,7 @@ class GroupsSettings:
     retention_ms: int  # after which offsets of groups without members expire
     topic_configs: dict[str, str] = field(default_factory=dict)
     piece_offsets: int = PIECE_OFFSETS  # a group with more offsets is deleted in parts
+    hoarders: int = 0  # clients that fill budgets, which are small then
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -163,7 +176,7 @@ NARROW_WORLDS: Final[
 
 @contextmanager
 def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
-    """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
+    """Add configs to those of the new `__consumer_offsets`, and shorten retention and budgets.
 
     The shortest segment and retention that operators can set would take hours to fill or to pass,
     and a group that is deleted in parts would need hundreds of partitions: each part waits for the
@@ -177,6 +190,9 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
         def update(self: CoordinatorConfigs, configs: Any) -> None:
             right(self, configs)
             self.groups.offsets_retention_ms = groups.retention_ms
+            if groups.hoarders:
+                self.memory_bytes = GROUP_MEMORY_BYTES
+                self.offsets_memory_bytes = OFFSETS_MEMORY_BYTES
 
         return update
 
@@ -209,6 +225,10 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         NARROW_WORLDS[purpose](settings, groups, draw)
         world.say("story", f"narrow world: {purpose}")
         world.count(f"narrow: {purpose}")
+    draw = world.stream("hoarders")
+    if draw.random() < HOARDERS:
+        groups.hoarders = draw.randint(1, MOST_HOARDERS)
+        groups.retention_ms = min(groups.retention_ms, RETENTION_MS)
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{groups}")
@@ -222,6 +242,13 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         draw = world.stream("intruder")
         if draw.random() < SHARE:
             clients.others.append(Intruder(cluster_state, "intruder", draw))
+        hoard: list[Hoarded] = []
+        for number in range(groups.hoarders):
+            name = f"hoarder-{number}"
+            clients.others.append(Hoarder(cluster_state, name, world.stream(name), hoard))
+        if groups.hoarders:
+            draw = world.stream("newcomer")
+            clients.others.append(Newcomer(cluster_state, "newcomer", draw, hoard))
         return clients
 
     with small_offsets_topic(groups):
@@ -230,7 +257,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             settings,
             lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
             clients_of,
-            (*ALL_CHECKERS, InternalTopicsAreProtected),
+            (*ALL_CHECKERS, InternalTopicsAreProtected, BudgetsHaveRoom, BudgetsCountAll),
         )
 
 
@@ -281,7 +308,7 @@ GROUPS: Final = Scenario(
     "groups",
     "consumer groups: members that come and go, coordinators that move, offsets that expire",
     play,
-    (*ALL_CHECKERS, InternalTopicsAreProtected),
+    (*ALL_CHECKERS, InternalTopicsAreProtected, BudgetsHaveRoom, BudgetsCountAll),
     gates=(
         "acknowledged records",
         "records processed",
@@ -305,6 +332,8 @@ GROUPS: Final = Scenario(
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
         "intrusions refused",
+        "hoarder joins: GROUP_MAX_SIZE_REACHED",
+        "hoarder commits: POLICY_VIOLATION",
         *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),

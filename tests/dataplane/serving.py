@@ -410,6 +410,7 @@ class Simulated:
         self.on_machine = node
         self.runtime = runtime
         self._port = port
+        self._others: dict[str, Runtime] = {}  # runtimes by machine, but for the client's
 
     @property
     def worker(self) -> Any:
@@ -421,9 +422,25 @@ class Simulated:
     def now(self) -> float:
         return self.world.now
 
-    async def connect(self) -> RawClient:
+    async def connect(self, host: str | None = None) -> RawClient:
+        """Connect from the client's machine, or from another one, which is created."""
+        runtime = self.runtime if host is None else await self._runtime_of(host)
         name = self.on_machine.machine.name
-        return RawClient(await self.runtime.network.connect(name, self._port))
+        return RawClient(await runtime.network.connect(name, self._port))
+
+    async def _runtime_of(self, host: str) -> Runtime:
+        if host not in self._others:
+            runtimes: list[Runtime] = []
+
+            async def idle(runtime: Runtime) -> None:
+                runtimes.append(runtime)
+                await trio.sleep_forever()
+
+            self.world.machine(host).start(idle)
+            while not runtimes:
+                await trio.lowlevel.checkpoint()
+            (self._others[host],) = runtimes
+        return self._others[host]
 
 
 def simulated(

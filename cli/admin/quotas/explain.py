@@ -20,8 +20,8 @@ from cli.admin.quotas.entities import (
 )
 from cli.common.output import Column, Row, plain, show_table
 from metaquorum.client.errors import NotServedError
-from metaquorum.client.quota_use import QuotaClient, QuotaUse
 from metaquorum.client.quotas import Quotas
+from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse
 from metaquorum.metadata.quota_lookup import (
     BY_CONFIG,
     CONNECTION_CREATION_RATE,

@@ -8,7 +8,7 @@ import click
 from cli.admin.common.session import Session, session_command
 from cli.admin.quotas.entities import amount_text, number
 from cli.common.output import Column, Row, show_table
-from metaquorum.client.quota_use import MutedConnection, QuotaUse
+from metaquorum.client.usage.quota_use import MutedConnection, QuotaUse
 from metaquorum.metadata.quota_lookup import CONTROLLER_MUTATION_RATE
 
 _USES = (

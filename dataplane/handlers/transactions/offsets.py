@@ -262,6 +262,7 @@ class _Commit:
                 message.generation_id,
                 offsets,
                 producer=producer,
+                client=self._client.account,
             ),
         )
 

@@ -276,3 +276,40 @@ def test_transactional_ids_are_completed(peer: Peer, admin: Admin, cluster: Clus
     words = f"mq-admin transactions abort --transactional-id {name[:-1]}"
     assert completions(peer, words, 4) == [name]
     one.commit()
+
+
+# Memory
+
+
+def test_ids_are_removed_by_name_and_by_client(admin: Admin, cluster: Cluster) -> None:
+    if not admin.serves("RemoveTransactionalIds"):
+        admin("transactions", "remove", "x", "--yes", code=1)
+        assert "does not serve RemoveTransactionalIds" in admin.errors
+        return
+    topic, idle, busy = admin.create(), unique("idle"), unique("busy")
+    producer(cluster, idle).init()
+    one = opened(cluster, topic, busy)
+    assert idle in [row["name"] for row in admin.json("cluster", "memory", "--client", "127.0.0.1")]
+    (own,) = [
+        row
+        for row in admin.json("cluster", "memory")
+        if (row["state"], row["client"]) == ("transactional ids", "127.0.0.1")
+    ]
+    assert own["counted_bytes"] > 500
+    assert admin("transactions", "remove", idle, "--yes") == f"{idle} removed\n"
+    admin("transactions", "remove", idle, "--yes", code=1)
+    assert f"transactional id {idle}" in admin.errors
+    admin("transactions", "remove", busy, "--yes", code=1)
+    assert "abort it first" in admin.errors
+    one.commit()
+    wait_until(lambda: state_of(admin, busy).startswith("Complete"))
+    said = admin("transactions", "remove", "--client", "127.0.0.1", "--yes")
+    assert said.endswith("transactional ids of 127.0.0.1 removed\n")
+    assert busy not in [row["transactional_id"] for row in admin.json("transactions", "list")]
+    admin("transactions", "remove", code=2)
+    admin("transactions", "remove", idle, "--client", "x", code=2)
+
+
+def state_of(admin: Admin, name: str) -> str:
+    (described,) = admin.json("transactions", "describe", name)
+    return str(described["state"])

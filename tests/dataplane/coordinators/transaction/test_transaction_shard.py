@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
@@ -11,7 +12,6 @@ from dataplane.coordinators.transaction.transaction_shard import (
     MAX_TOPICS,
     Expected,
     Outcome,
-    TransactionMemory,
     TransactionShard,
 )
 from dataplane.scheduling.time_slices import at_once
@@ -29,7 +29,7 @@ class Coordinator:
         self.now_ms = 1000
         self.log: list[CoordinatorRecord] = []
         self.prepared: list[Transaction] = []
-        self.memory = TransactionMemory(1 << 20)
+        self.budget = ClientBudget("transaction.budget.max.bytes", lambda: 1 << 20)
         self.new_ids = iter(range(100, 200))
         self.left_open: dict[int, list[Place]] = {}
         self.certain_from = 0  # records of the log before this one are doubtful
@@ -39,7 +39,7 @@ class Coordinator:
         self.shard = TransactionShard(
             0,
             5,
-            self.memory,
+            self.budget,
             lambda: self.version,
             lambda _, __, each: self.prepared.append(each),
             find_open=lambda shard: shard.found_open(self.left_open),
@@ -62,7 +62,7 @@ class Coordinator:
 
     def fail_over(self, *, is_resumed: bool = True) -> None:
         at_once(self.shard.unload())
-        assert self.memory.used_bytes == 0
+        assert self.budget.used_bytes == 0
         self.prepared.clear()
         self.load()
         if is_resumed:
@@ -310,7 +310,7 @@ def test_an_id_expires_unless_its_transaction_is_open() -> None:
     assert at_once(coordinator.shard.expired(1010, 10)) == [ID]
     coordinator.take(coordinator.shard.remove_expired([ID], 1010, 10))
     assert ID not in coordinator.shard.transactions
-    assert coordinator.memory.used_bytes == 0
+    assert coordinator.budget.used_bytes == 0
     assert coordinator.add(producer) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     producer = coordinator.init()
     coordinator.add(producer)
@@ -377,7 +377,7 @@ def test_prepared_transactions_are_resumed_in_pieces_after_a_load() -> None:
         )
     resumed: list[str] = []
     shard = TransactionShard(
-        0, 5, coordinator.memory, lambda: 2, lambda _, name, __: resumed.append(name)
+        0, 5, coordinator.budget, lambda: 2, lambda _, name, __: resumed.append(name)
     )
     for record in coordinator.log:
         shard.replay(record, 0.0)
@@ -410,7 +410,7 @@ def test_nothing_is_resumed_after_the_end_of_the_leadership() -> None:
     prepared = Transaction(7, 0, 1000, 0).prepared(State.PREPARE_ABORT, 2, 0)
     resumed: list[str] = []
     shard = TransactionShard(
-        0, 5, coordinator.memory, lambda: 2, lambda _, name, __: resumed.append(name)
+        0, 5, coordinator.budget, lambda: 2, lambda _, name, __: resumed.append(name)
     )
     shard.replay(CoordinatorRecord(encode_key(ID), encode_value(prepared, 1)), 0.0)
     at_once(shard.restore(0.0))
@@ -429,7 +429,7 @@ def test_a_transaction_has_a_limited_number_of_topics_and_partitions() -> None:
     def add(places: list[Place]) -> object:
         return coordinator.take(coordinator.shard.add_partitions(ID, producer, places, 0, 1000))
 
-    coordinator.memory.limit_bytes = 1 << 30
+    coordinator.budget.limit_bytes = lambda: 1 << 30
     too_many_topics = [(f"t-{number}", 0) for number in range(MAX_TOPICS + 1)]
     assert add(too_many_topics) is ErrorCode.INVALID_REQUEST
     assert add([("t", index) for index in range(MAX_PARTITIONS + 1)]) is ErrorCode.INVALID_REQUEST
