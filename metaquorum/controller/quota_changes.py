@@ -135,13 +135,10 @@ def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
 def _hint(known: Mapping[str, bool], key: str) -> str:
     import difflib  # needed for errors only, and importing it takes milliseconds
 
-    every = {**CLIENT_QUOTAS, **IP_QUOTAS}
-    close = difflib.get_close_matches(key[:MAX_HINTED_CHARACTERS], every, n=1)
-    if not close:
-        return ""
-    if close[0] in known:
-        return f"; did you mean {close[0]}?"
-    return f"; {close[0]} is a quota of {'IP addresses' if close[0] in IP_QUOTAS else 'clients'}"
+    if key in CLIENT_QUOTAS or key in IP_QUOTAS:
+        return ""  # a quota of other entities
+    close = difflib.get_close_matches(key[:MAX_HINTED_CHARACTERS], known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _records(

@@ -1,7 +1,7 @@
 """Clients that make coordinators keep as much as they can, and a newcomer that must find room.
 
 The budgets of these worlds are small, so that two or three hoarders use nearly all of them: with
-members of large subscriptions, and with offsets of groups that no one else uses.
+members of large subscriptions, and with offsets of groups that no other client uses.
 """
 
 from collections.abc import Iterator
@@ -40,12 +40,12 @@ OFFSETS_MEMORY_BYTES: Final = 50_000
 # Longest retention of offsets in these worlds: a world ends when all groups have consumed all, and
 # after a failover loaded state may use more than a whole budget.
 RETENTION_MS: Final = 3000
-_SIZES: Final = (10_000, 1000, 10)  # of subscriptions; a smaller one after a refusal
+_SIZES: Final = (10_000, 1000, 10)  # size of subscriptions; a smaller one after a refusal
 _GROWN_BYTES: Final = 4000  # subscription of the newcomer after its growth
 # A record with both fits the smallest segment of these worlds.
 _METADATA: Final = "m" * 300
 _LONG_ID: Final = 300
-_ATTEMPTS: Final = 40  # of one connection
+_ATTEMPTS: Final = 40  # limit of one connection
 _OLD_JOIN: Final = 3  # version in which a new member joins with its first request
 _SESSION_MS: Final = 2000
 _SHORT_SESSION_MS: Final = 200
