@@ -59,6 +59,7 @@ class BackgroundTasks:
             lambda: worker.configs.integer("log.segment.delete.delay.ms"),
         )
         self._failing: FailingItems[str] = FailingItems()  # tasks, by name
+        self._unremoved: FailingItems[Partition] = FailingItems()  # with files of deleted segments
 
     async def run(self) -> None:
         """Run all tasks, each at its interval, until cancelled."""
@@ -184,9 +185,18 @@ class BackgroundTasks:
         return plog
 
     async def _remove_segments(self) -> None:
-        for partition, segments in self._worker.pending_deletes.take_due():
-            with self._reported(partition):
-                await self._disk.run(partial(partition.log.remove_deleted, segments))
+        """Remove files of deleted segments; those that fail are tried again after their delay."""
+        pending = self._worker.pending_deletes
+        for partition, segments in pending.take_due():
+            plog = partition.log
+            failed, error = await self._disk.run(partial(plog.remove_deleted, segments))
+            if error is None:
+                self._unremoved.succeeded(partition)
+                continue
+            pending.add(partition, plog, failed)
+            if self._unremoved.failed(partition, str(error), self._clock.monotonic()):
+                self._worker.partition_failed(partition, error)
+        self._unremoved.keep(set(self._worker.replica_manager))
 
     async def _expire_producers(self) -> None:
         async with aclosing(self._partitions()) as partitions:

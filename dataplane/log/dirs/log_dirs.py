@@ -449,12 +449,21 @@ class LogDirs:
     async def probe(self) -> None:
         """Write checkpoints to directories with read errors since the last call.
 
-        Raises StorageError; a failed write takes the directory offline.
+        A failed write takes the directory offline. Raises the first StorageError, after all were
+        tried; a directory that is only full is probed again by the next call.
         """
-        while self._suspects:
-            log_dir, _ = self._suspects.popitem()
-            if log_dir.failure is None:
-                await self.checkpoint_one(log_dir)
+        suspects, self._suspects = self._suspects, {}
+        failures: list[StorageError] = []
+        for log_dir in suspects:
+            try:
+                if log_dir.failure is None:
+                    await self.checkpoint_one(log_dir)
+            except StorageError as error:
+                failures.append(error)
+                if log_dir.failure is None:
+                    self._suspects[log_dir] = None
+        if failures:
+            raise failures[0]
 
     def _unreadable(self, folder: str, error: StorageError) -> None:
         partition = parse_partition_folder(os.path.basename(folder))

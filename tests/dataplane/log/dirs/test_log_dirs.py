@@ -609,3 +609,27 @@ def image_of(folder: Path) -> Path:
     copy = folder.with_name(f"{folder.name}-image")
     shutil.copytree(folder, copy)
     return copy
+
+
+@in_trio
+async def test_a_full_directory_is_probed_again_and_holds_up_no_other(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    disk = FaultyDisk()
+    with opened(data, a, b, disk=disk) as dirs:
+        await load(dirs)
+        for log_dir in dirs:
+            dirs.failed_in(log_dir, UnreadableError("cannot read"))
+        disk.fail("create", f"{a}/", errno.ENOSPC)
+        with pytest.raises(StorageError, match=str(a)):
+            await dirs.probe()
+        assert (b / "recovery-point-offset-checkpoint").exists()
+        disk.refused.clear()
+        with pytest.raises(StorageError, match=str(a)):
+            await dirs.probe()
+        assert len(disk.refused) == 1
+        disk.faults.clear()
+        await dirs.probe()
+        assert (a / "recovery-point-offset-checkpoint").exists()
+        assert not dirs.failed
