@@ -48,6 +48,7 @@ from simulations.groups.hoarders import (
     Newcomer,
 )
 from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
+from simulations.groups.waiting_members import WaitingMembersStay, watched_waits
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
@@ -69,7 +70,15 @@ DELETERS: Final = 3  # clients that delete groups, where these are deleted in pa
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
 NARROW: Final = 0.4  # share of narrow worlds
+SLOW_ASSIGNMENTS: Final = 0.3  # share of worlds in which leaders compute their assignments slowly
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *GROUP_CHECKERS)
+PLAYED_CHECKERS: Final = (
+    *ALL_CHECKERS,
+    InternalTopicsAreProtected,
+    WaitingMembersStay,
+    BudgetsHaveRoom,
+    BudgetsCountAll,
+)
 
 
 @dataclass(slots=True)
@@ -229,12 +238,19 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     if draw.random() < HOARDERS:
         groups.hoarders = draw.randint(1, MOST_HOARDERS)
         groups.retention_ms = min(groups.retention_ms, RETENTION_MS)
+    # A separate random stream for few worlds: the other worlds do not change.
+    computes_slowly = world.stream("slow assignments").random() < SLOW_ASSIGNMENTS
+    if computes_slowly:
+        groups.members, groups.session_ms, groups.rebalance_ms = 3, 600, 2000
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        waits.append(cluster_state.checker(WaitingMembersStay))
         clients = clients_of_groups(cluster_state, groups)
+        for member in clients.members:
+            member.computes_slowly = computes_slowly
         if groups.piece_offsets < PIECE_OFFSETS:
             for number in range(DELETERS):
                 name = f"deleter-{number}"
@@ -251,13 +267,13 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             clients.others.append(Newcomer(cluster_state, "newcomer", draw, hoard))
         return clients
 
-    with small_offsets_topic(groups):
+    with small_offsets_topic(groups), watched_waits() as waits:
         await play_settings(
             world,
             settings,
             lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
             clients_of,
-            (*ALL_CHECKERS, InternalTopicsAreProtected, BudgetsHaveRoom, BudgetsCountAll),
+            PLAYED_CHECKERS,
         )
 
 
@@ -308,7 +324,7 @@ GROUPS: Final = Scenario(
     "groups",
     "consumer groups: members that come and go, coordinators that move, offsets that expire",
     play,
-    (*ALL_CHECKERS, InternalTopicsAreProtected, BudgetsHaveRoom, BudgetsCountAll),
+    PLAYED_CHECKERS,
     gates=(
         "acknowledged records",
         "records processed",
@@ -331,6 +347,8 @@ GROUPS: Final = Scenario(
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        "sessions kept by a waiting JoinGroup",
+        "sessions kept by a waiting SyncGroup",
         "intrusions refused",
         "hoarder joins: GROUP_MAX_SIZE_REACHED",
         "hoarder commits: POLICY_VIOLATION",

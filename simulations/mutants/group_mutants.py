@@ -8,7 +8,7 @@ from dataplane.coordinators.group import committed_offsets, group_shard
 from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
 from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.group.members import GroupMembers
+from dataplane.coordinators.group.members import GroupMember, GroupMembers
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.rebalancing import GroupState, Persist, Rebalancing
 from dataplane.coordinators.group.record_formats import decode_offset_value
@@ -161,6 +161,12 @@ def _session_never_ends() -> AbstractContextManager[None]:
         return _session_ended
 
     return swapped(Sessions, "_session_ended", wrong)
+
+
+def _syncs_do_not_keep_sessions() -> AbstractContextManager[None]:
+    return swapped(
+        GroupMember, "is_waiting", lambda _: property(lambda self: self.join is not None)
+    )
 
 
 def _assignment_shown_early() -> AbstractContextManager[None]:
@@ -475,6 +481,12 @@ GROUP_MUTANTS: Final = tuple(
             "a member that sends nothing for its session timeout stays in the group",
             ("liveness",),
             _session_never_ends,
+        ),
+        (
+            "syncs-do-not-keep-sessions",
+            "a member is expelled while its SyncGroup waits for longer than the session timeout",
+            ("G7",),
+            _syncs_do_not_keep_sessions,
         ),
         (
             "assignment-shown-early",

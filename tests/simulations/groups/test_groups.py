@@ -54,6 +54,7 @@ FAILS: dict[str, Callable[[], None]] = {
     "session-never-ends": partial(
         group.test_a_session_ends_its_timeout_after_the_last_heartbeat, 0.0
     ),
+    "syncs-do-not-keep-sessions": group.test_a_waiting_sync_keeps_the_session,
     "assignment-shown-early": (
         group.test_an_assignment_is_not_shown_before_its_record_is_committed
     ),
