@@ -1,7 +1,7 @@
 """Clients that make coordinators keep as much as they can, and a newcomer that must find room.
 
 The budgets of these worlds are small, so that two or three hoarders use nearly all of them: with
-members of large subscriptions, and with offsets of groups that no other client uses.
+members of large subscriptions, and with offsets of groups of their own.
 """
 
 from collections.abc import Iterator
@@ -40,12 +40,12 @@ OFFSETS_MEMORY_BYTES: Final = 50_000
 # Longest retention of offsets in these worlds: a world ends when all groups have consumed all, and
 # after a failover loaded state may use more than a whole budget.
 RETENTION_MS: Final = 3000
-_SIZES: Final = (10_000, 1000, 10)  # size of subscriptions; a smaller one after a refusal
+_SIZES: Final = (10_000, 1000, 10)  # subscriptions; a smaller one after a refusal
 _GROWN_BYTES: Final = 4000  # subscription of the newcomer after its growth
 # A record with both fits the smallest segment of these worlds.
 _METADATA: Final = "m" * 300
 _LONG_ID: Final = 300
-_ATTEMPTS: Final = 40  # limit of one connection
+_ATTEMPTS: Final = 40  # commits and JoinGroups of one connection
 _OLD_JOIN: Final = 3  # version in which a new member joins with its first request
 _SESSION_MS: Final = 2000
 _SHORT_SESSION_MS: Final = 200
@@ -80,6 +80,19 @@ class BudgetsHaveRoom(WatchingChecker):
             limit_bytes,
             budget.client_count,
         )
+
+    def look(self, budget: ClientBudget) -> None:
+        """Compare what each client has: at most half, by creation, growth and taking over."""
+        for client in budget.clients():
+            used_bytes = budget.use_of(client).counted_bytes
+            self.compare(
+                client == UNKNOWN or 2 * used_bytes <= budget.limit_bytes(),
+                "{} has {} of {} bytes of {}",
+                client,
+                used_bytes,
+                budget.limit_bytes(),
+                budget.name,
+            )
 
     def grown(self, name: str, code: ErrorCode) -> None:
         """Take the answer to the JoinGroup of a known member with a longer subscription."""
@@ -196,6 +209,7 @@ class Hoarder(GroupClient):
                 other = self._draw.choice(others)
                 self._hoard.remove(other)
                 _, group_id, member_id, size_bytes = other
+                size_bytes -= 1  # with the same subscription, nothing changes in its generation
                 code, _ = await self.join(connection, group_id, size_bytes, member_id)
                 if code is ErrorCode.NONE:
                     self._hoard.append((self.name, group_id, member_id, size_bytes))
@@ -264,6 +278,8 @@ class Hoarder(GroupClient):
         groups = self._coordinator()
         if groups is not None:
             self.cluster_state.checker(BudgetsCountAll).look(self.worker_id, groups)
+            for budget in (groups.budget, groups.offsets_budget):
+                self.cluster_state.checker(BudgetsHaveRoom).look(budget)
 
 
 class Newcomer(Hoarder):

@@ -53,20 +53,6 @@ def _known_may_not_grow() -> AbstractContextManager[None]:
     return swapped(ClientBudget, "_refusal", wrong)
 
 
-def _moves_without_room() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def take_over(self: Any, owner: str, client: str, admitted: int, grown: int = 0) -> str:
-            if client in (owner, UNKNOWN):
-                return owner
-            self.use(owner, -admitted, -grown)
-            self.use(client, admitted, grown)
-            return client
-
-        return take_over
-
-    return swapped(ClientBudget, "take_over", wrong)
-
-
 def _loaded_not_counted() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def use(self: Any, client: str, admitted: int, grown: int = 0) -> None:
@@ -613,12 +599,6 @@ GROUP_MUTANTS: Final = tuple(
             "a longer subscription of a known member is refused as a new member is",
             ("B1",),
             _known_may_not_grow,
-        ),
-        (
-            "state-moves-without-room",
-            "state counts for the client that uses it, also if that has its share",
-            ("B1",),
-            _moves_without_room,
         ),
         (
             "loaded-state-not-counted",

@@ -98,9 +98,6 @@ FAILS: dict[str, Callable[[], None]] = {
     "known-members-may-not-grow": (
         budget.test_what_is_known_may_grow_by_as_much_again_in_a_full_budget
     ),
-    "state-moves-without-room": (
-        budget.test_two_clients_that_hand_over_state_have_no_more_than_others
-    ),
     "loaded-state-not-counted": (budget.test_loaded_state_is_that_of_the_next_client_which_uses_it),
     "left-members-counted": (group.test_the_history_of_a_group_is_counted_and_has_no_long_names),
     "clients-write-internal-topics": no_client_writes_to_an_internal_topic,
