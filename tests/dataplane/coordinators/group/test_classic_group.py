@@ -548,6 +548,20 @@ def test_members_without_a_sync_are_removed_after_the_rebalance_timeout() -> Non
     assert coordinator.heartbeat(silent.one) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_late_assignment_does_not_extend_the_time_of_the_other_syncs() -> None:
+    coordinator = Coordinator()
+    leader = coordinator.join(session_s=1000, rebalance_s=20)
+    silent = coordinator.join(session_s=1000, rebalance_s=20)
+    coordinator.wait(6)
+    coordinator.wait(15)
+    coordinator.sync(leader.one, {leader.one.member_id: b"x"})
+    coordinator.wait(4)
+    assert coordinator.heartbeat(leader.one) is ErrorCode.NONE
+    coordinator.wait(2)
+    assert coordinator.heartbeat(leader.one) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.heartbeat(silent.one) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_leader_without_a_sync_is_removed_after_the_rebalance_timeout() -> None:
     coordinator = Coordinator()
     leader = coordinator.join(session_s=1000, rebalance_s=20)

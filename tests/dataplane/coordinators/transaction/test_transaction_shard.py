@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
@@ -156,6 +158,21 @@ def test_nothing_is_prepared_before_the_record_is_committed() -> None:
     assert coordinator.add(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.shard.refused(write.records, 0.0)
     assert coordinator.add(producer) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_id_whose_first_record_is_not_committed_yet_is_not_unknown(version: int) -> None:
+    """An earlier attempt of the client may have begun it: an unknown id would be fatal to it."""
+    coordinator = Coordinator(version)
+    write = coordinator.shard.init_producer_id(ID, 60_000, None, 1, 100)
+    assert isinstance(write, Write)
+    coordinator.shard.appended(write.records)
+    producer = Outcome(ErrorCode.NONE, 100, 0)
+    assert coordinator.end(producer, version=version).code is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert coordinator.add(producer, version) is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.shard.refused(write.records, 0.0)
+    code = coordinator.end(producer, version=version).code
+    assert code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 def test_every_end_raises_the_epoch_in_version_2() -> None:
