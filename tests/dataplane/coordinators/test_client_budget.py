@@ -97,6 +97,7 @@ def test_two_clients_that_hand_over_state_have_no_more_than_others() -> None:
 def test_loaded_state_is_that_of_the_next_client_which_uses_it() -> None:
     budget = budget_of()
     budget.use(UNKNOWN, 1000, 100)
+    assert (budget.used_bytes, budget.counted_bytes) == (1100, 1000)
     assert budget.take_over(UNKNOWN, UNKNOWN, 1000, 100) == UNKNOWN
     assert budget.take_over(UNKNOWN, "a", 1000, 100) == "a"
     assert budget.clients() == ["a"]
