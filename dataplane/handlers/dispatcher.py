@@ -41,7 +41,7 @@ from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
 from dataplane.handlers.quotas import client_quotas, coordinator_memory, quota_use
 from dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
-from dataplane.handlers.security import acls, sasl, scram
+from dataplane.handlers.security import acls, delegation_tokens, sasl, scram
 from dataplane.handlers.transactions import coordination, markers
 from dataplane.handlers.transactions import offsets as txn_offsets
 from dataplane.network.client import Client
@@ -113,6 +113,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
     ApiKey.CREATE_ACLS: acls.handle_create_acls,
     ApiKey.DELETE_ACLS: acls.handle_delete_acls,
+    ApiKey.CREATE_DELEGATION_TOKEN: delegation_tokens.handle_create_delegation_token,
+    ApiKey.RENEW_DELEGATION_TOKEN: delegation_tokens.handle_renew_delegation_token,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: delegation_tokens.handle_expire_delegation_token,
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: delegation_tokens.handle_describe_delegation_token,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: client_quotas.handle_describe_client_quotas,
     ApiKey.ALTER_CLIENT_QUOTAS: client_quotas.handle_alter_client_quotas,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: scram.handle_describe_user_scram_credentials,

@@ -52,6 +52,10 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    CREATE_DELEGATION_TOKEN = 38
+    RENEW_DELEGATION_TOKEN = 39
+    EXPIRE_DELEGATION_TOKEN = 40
+    DESCRIBE_DELEGATION_TOKEN = 41
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -228,6 +232,16 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
     Api(ApiKey.SASL_AUTHENTICATE, 0, 2, flexible_from=2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
+    Api(ApiKey.CREATE_DELEGATION_TOKEN, 1, 3, flexible_from=2, permissions=("CREATE_TOKENS USER",)),
+    Api(ApiKey.RENEW_DELEGATION_TOKEN, 1, 2, flexible_from=2),
+    Api(ApiKey.EXPIRE_DELEGATION_TOKEN, 1, 2, flexible_from=2),
+    Api(
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
+        1,
+        3,
+        flexible_from=2,
+        permissions=("DESCRIBE DELEGATION_TOKEN", "DESCRIBE_TOKENS USER"),
+    ),
     Api(ApiKey.DELETE_GROUPS, 0, 2, flexible_from=2, permissions=("DELETE GROUP",)),
     Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),

@@ -25,6 +25,7 @@ from wire.messages import (
     alter_user_scram_credentials,
     api_versions,
     create_acls,
+    create_delegation_token,
     create_partitions,
     create_topics,
     delete_acls,
@@ -34,12 +35,14 @@ from wire.messages import (
     describe_client_quotas,
     describe_cluster,
     describe_configs,
+    describe_delegation_token,
     describe_log_dirs,
     describe_producers,
     describe_quorum,
     describe_topic_partitions,
     describe_user_scram_credentials,
     elect_leaders,
+    expire_delegation_token,
     fetch,
     find_coordinator,
     incremental_alter_configs,
@@ -51,6 +54,7 @@ from wire.messages import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    renew_delegation_token,
     sasl_authenticate,
     sasl_handshake,
     unregister_broker,
@@ -759,6 +763,34 @@ def describe_quotas(peer: Peer, version: int) -> None:
             peer.ask(ApiKey.DESCRIBE_CLIENT_QUOTAS, version, request)
 
 
+def ask_delegation_tokens(peer: Peer) -> None:
+    """Ask for tokens on a listener without authentication, where none are given."""
+    renewer = create_delegation_token.CreatableRenewers(
+        principal_type="User", principal_name="renewer"
+    )
+    for version in versions(ApiKey.CREATE_DELEGATION_TOKEN):
+        for name in (None, "", "golden-user") if version >= 3 else (None,):
+            created = create_delegation_token.CreateDelegationTokenRequest(
+                owner_principal_type=None if name is None else "User",
+                owner_principal_name=name,
+                renewers=[renewer, renewer],
+                max_lifetime_ms=-1,
+            )
+            peer.ask(ApiKey.CREATE_DELEGATION_TOKEN, version, created)
+    owner = describe_delegation_token.DescribeDelegationTokenOwner(
+        principal_type="User", principal_name="golden-user"
+    )
+    for version in versions(ApiKey.DESCRIBE_DELEGATION_TOKEN):
+        for owners in (None, [], [owner, owner]):
+            described = describe_delegation_token.DescribeDelegationTokenRequest(owners=owners)
+            peer.ask(ApiKey.DESCRIBE_DELEGATION_TOKEN, version, described)
+    for version in versions(ApiKey.RENEW_DELEGATION_TOKEN):
+        renewed = renew_delegation_token.RenewDelegationTokenRequest(hmac=b"golden")
+        peer.ask(ApiKey.RENEW_DELEGATION_TOKEN, version, renewed)
+        expired = expire_delegation_token.ExpireDelegationTokenRequest(hmac=b"golden")
+        peer.ask(ApiKey.EXPIRE_DELEGATION_TOKEN, version, expired)
+
+
 def ask_unregister_broker(peer: Peer) -> None:
     request = unregister_broker.UnregisterBrokerRequest(broker_id=4711)
     peer.ask(ApiKey.UNREGISTER_BROKER, 0, request)
@@ -804,6 +836,7 @@ def main() -> None:
         ask_alter_replica_log_dirs,
         ask_reassignments,
         ask_client_quotas,
+        ask_delegation_tokens,
         ask_unregister_broker,
         ask_delete_topics,
     ):

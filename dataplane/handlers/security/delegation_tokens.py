@@ -1,0 +1,83 @@
+"""CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken, DescribeDelegationToken.
+
+There are no delegation tokens, as in a Kafka without `delegation.token.secret.key`. The APIs are
+announced because tools take a cluster without them for Kafka 1.0.
+
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED   the client has not authenticated
+    DELEGATION_TOKEN_AUTH_DISABLED         it has
+"""
+
+from typing import Final
+
+from dataplane.scheduling.time_slices import Work, pieces
+from dataplane.worker.context import Request
+from metaquorum.rpc.methods import ANONYMOUS
+from wire.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
+from wire.messages.describe_delegation_token import (
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+)
+from wire.messages.expire_delegation_token import (
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+)
+from wire.messages.renew_delegation_token import (
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+)
+from wire.primitives.errors import ErrorCode
+
+_USER: Final = "User"  # the one type of a principal
+_NO_TIME: Final = -1
+
+
+def _refusal(request: Request) -> ErrorCode:
+    if request.client.principal == ANONYMOUS:
+        return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    return ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+
+
+def handle_create_delegation_token(
+    worker: object, request: Request, message: CreateDelegationTokenRequest
+) -> Work[CreateDelegationTokenResponse]:
+    code = _refusal(request)
+    if code is ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED:
+        for renewers in pieces(message.renewers):
+            if any(renewer.principal_type != _USER for renewer in renewers):
+                code = ErrorCode.INVALID_PRINCIPAL_TYPE
+            yield
+    asker_type, _, asker = request.client.principal.partition(":")
+    owner_type, owner = message.owner_principal_type or _USER, message.owner_principal_name
+    if not owner:
+        owner_type, owner = asker_type, asker
+    return CreateDelegationTokenResponse(
+        error_code=code,
+        principal_type=owner_type,
+        principal_name=owner,
+        token_requester_principal_type=asker_type,
+        token_requester_principal_name=asker,
+        issue_timestamp_ms=_NO_TIME,
+        expiry_timestamp_ms=_NO_TIME,
+        max_timestamp_ms=_NO_TIME,
+    )
+
+
+def handle_renew_delegation_token(
+    worker: object, request: Request, message: RenewDelegationTokenRequest
+) -> RenewDelegationTokenResponse:
+    return RenewDelegationTokenResponse(error_code=_refusal(request), expiry_timestamp_ms=_NO_TIME)
+
+
+def handle_expire_delegation_token(
+    worker: object, request: Request, message: ExpireDelegationTokenRequest
+) -> ExpireDelegationTokenResponse:
+    return ExpireDelegationTokenResponse(error_code=_refusal(request), expiry_timestamp_ms=_NO_TIME)
+
+
+def handle_describe_delegation_token(
+    worker: object, request: Request, message: DescribeDelegationTokenRequest
+) -> DescribeDelegationTokenResponse:
+    return DescribeDelegationTokenResponse(error_code=_refusal(request))

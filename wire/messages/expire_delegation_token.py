@@ -1,0 +1,16 @@
+"""ExpireDelegationToken (40): an earlier expiry of a delegation token. KIP-48."""
+
+from __future__ import annotations
+
+from wire.schema.message import Message, blob, int16, int32, int64
+
+
+class ExpireDelegationTokenRequest(Message, api=40, versions="1-2", flexible="2+"):
+    hmac: bytes = blob()
+    expiry_time_period_ms: int = int64()
+
+
+class ExpireDelegationTokenResponse(Message, api=40, versions="1-2", flexible="2+"):
+    error_code: int = int16()
+    expiry_timestamp_ms: int = int64()
+    throttle_time_ms: int = int32()
