@@ -49,16 +49,16 @@ def handle_create_delegation_token(
             if any(renewer.principal_type != _USER for renewer in renewers):
                 code = ErrorCode.INVALID_PRINCIPAL_TYPE
             yield
-    asker_type, _, asker = request.client.principal.partition(":")
+    requester_type, _, requester = request.client.principal.partition(":")
     owner_type, owner = message.owner_principal_type or _USER, message.owner_principal_name
     if not owner:
-        owner_type, owner = asker_type, asker
+        owner_type, owner = requester_type, requester
     return CreateDelegationTokenResponse(
         error_code=code,
         principal_type=owner_type,
         principal_name=owner,
-        token_requester_principal_type=asker_type,
-        token_requester_principal_name=asker,
+        token_requester_principal_type=requester_type,
+        token_requester_principal_name=requester,
         issue_timestamp_ms=_NO_TIME,
         expiry_timestamp_ms=_NO_TIME,
         max_timestamp_ms=_NO_TIME,

@@ -1,6 +1,6 @@
 """Requests that name a thing twice, or contradict themselves, and the answers of a real Kafka.
 
-    python -m tests.hostile.contradictions --bootstrap HOST:PORT
+    python -m tests.hostile.requests.contradictions --bootstrap HOST:PORT
 
 asks an empty Apache Kafka of one node and writes its answers to `contradictions.json`, which
 `test_contradictions` compares with the answers here. The file says which release was asked, and

@@ -1,4 +1,4 @@
-"""Requests that contradict themselves get Kafka's answers (`tests.hostile.contradictions`).
+"""Requests that contradict themselves get Kafka's answers, recorded in `contradictions.json`.
 
 All cases share one node, in the order in which Kafka was asked, as some leave groups or offsets.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.serving import RawClient, Simulated, simulated
-from tests.hostile.contradictions import (
+from tests.hostile.requests.contradictions import (
     CASES,
     GOLDEN,
     Asked,

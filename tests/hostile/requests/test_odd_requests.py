@@ -1,4 +1,4 @@
-"""Every announced API and version answers odd requests (`tests.hostile.odd`), and stays up.
+"""Every announced API and version answers odd requests (`odd.py`), and stays up.
 
 Kafka answers each of them, so a closed connection is a fault; so is a traceback in the log, and so
 is an answer that its version cannot carry.
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.serving import RawClient, Simulated, batch_of, simulated
 from tests.examples import examples
-from tests.hostile.odd import (
+from tests.hostile.requests.odd import (
     GROUP,
     OTHER_TOPIC,
     TOPIC,
