@@ -228,6 +228,7 @@ class WorkerRole:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
         quotas.connections.ignores_quotas = self._config.ignores_connection_limits
+        configs.call(quotas.producers.update)
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)
@@ -334,6 +335,7 @@ class WorkerRole:
             self._log_dirs.ids,
             features=SUPPORTED_FEATURES,
             previous_broker_epoch=self._log_dirs.previous_broker_epoch,
+            newest_broker_epoch=self._log_dirs.newest_broker_epoch,
         )
 
 

@@ -3,6 +3,7 @@
 import click
 
 from cli.admin.common.session import INT32_MAX, Session, session_command
+from cli.admin.memory import memory_command
 from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.connection import VersionRange
 from metaquorum.client.quorum import MAX_LEVEL
@@ -66,8 +67,8 @@ def health(session: Session) -> None:
     """Show the number of live workers and of unhealthy partitions.
 
     `mq-admin topics list --unhealthy` shows the topics, `mq-admin topics describe --health` the
-    reason for each partition. A warning about the offsets topic of consumer groups is printed on
-    stderr: it has fewer replicas than the live workers permit, or is not compacted.
+    reason for each partition. Warnings are printed on stderr: an internal topic has fewer replicas
+    than the live workers permit, or is not compacted; or coordinators have little memory left.
 
     \b
     Examples:
@@ -143,3 +144,6 @@ def apis(session: Session, node: int | None) -> None:
 
 def _text(versions: VersionRange | None) -> str | None:
     return None if versions is None else f"{versions.first}-{versions.last}"
+
+
+command.add_command(memory_command)

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from cli.admin.common.session import REFUSED, Session, dry_run_option, session_command
-from cli.common.output import Column, Row, plain
+from cli.common.output import Column, Row, echo_exact, plain
 from metaquorum.client.values import (
     ConfigChange,
     ConfigEntry,
@@ -118,7 +118,7 @@ def get(session: Session, kind: str, name: str, key: str) -> None:
     for entry in session.admin.describe_configs(wanted, [key]):
         if entry.name == key:
             if session.output == "text":
-                click.echo("" if entry.value is None else entry.value)
+                echo_exact("" if entry.value is None else entry.value)
             else:
                 session.show_data(_row(entry, docs=False))
             return

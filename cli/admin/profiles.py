@@ -51,8 +51,8 @@ def command(session: Session) -> None:
         now = {"bootstrap": settings.bootstrap, "source": settings.source}
         session.show_data({"file": profiles.path, "now": now, "profiles": rows})
         return
-    click.echo(f"file: {profiles.path}{'' if rows else ' (no profiles)'}")
-    click.echo(f"now:  {settings.bootstrap} ({settings.source})")
+    session.say(f"file: {profiles.path}{'' if rows else ' (no profiles)'}")
+    session.say(f"now:  {settings.bootstrap} ({settings.source})")
     if rows:
         click.echo()
         session.show_rows(rows, _COLUMNS)

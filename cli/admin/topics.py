@@ -24,7 +24,7 @@ from cli.admin.health import (
     topic_facts,
     trouble_rows,
 )
-from cli.common.output import Column, Row, show_pairs, show_table
+from cli.common.output import Column, Row, printable, show_pairs, show_table
 from metaquorum.client.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, InterruptedChangeError
@@ -214,7 +214,7 @@ def explain_topic(session: Session, topic: str) -> None:
     for sentence in sentences:
         indent = " " * 16
         text = f"{marks[sentence.level]} {sentence.about:<14}{sentence.text}"
-        click.echo(textwrap.fill(text, 96, subsequent_indent=indent))
+        click.echo(textwrap.fill(printable(text), 96, subsequent_indent=indent))
 
 
 def _describe(session: Session, topic: Topic, *, offsets: bool) -> Row:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from cli.common.empty_values import refuse_empty_values
+from cli.common.output import printable
 
 
 class LazyGroup(click.Group):
@@ -31,6 +32,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         refuse_empty_values(command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the messages of its errors are escaped for terminals."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            lines = map(printable, error.message.split("\n"))
+            error.message = "\n".join(lines)  # type: ignore[misc]  # Final for checkers
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from metaquorum.runtime.one_line import UNSAFE, one_line
+from metaquorum.runtime.one_line import json_escaped, one_line
 
 # Log lines may quote clients: long messages are truncated, and line ends in them are escaped.
 MAX_MESSAGE_CHARS: Final = 2000
@@ -126,7 +126,7 @@ class JsonFormatter(TextFormatter):
             line["traceback"] = shortened_traceback(text)
         # JSON does not escape characters above ASCII, and some of these are line ends.
         text = self._dumps(line, ensure_ascii=False)
-        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        return json_escaped(text)
 
 
 def configure_logging(log_format: str, level: str) -> None:

@@ -5,6 +5,7 @@ contain all data, with the same names in every version.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import click
 
-from metaquorum.runtime.one_line import UNSAFE
+from metaquorum.runtime.one_line import UNSAFE, json_escaped
 
 Row: TypeAlias = dict[str, Any]
 
@@ -48,7 +49,24 @@ def plain(value: Any) -> str:
 
 def printable(text: str) -> str:
     """Escape the characters that a terminal would interpret."""
-    return UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return UNSAFE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else _wide_escape(found)
+
+
+def _wide_escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def echo_exact(text: str, *, nl: bool = True) -> None:
+    """Print text for programs as it is; on a terminal, with escapes as `printable`."""
+    if sys.stdout.isatty():
+        text = "\n".join(map(printable, text.split("\n")))
+    click.echo(text, nl=nl, color=True)  # otherwise click removes escape sequences
 
 
 def size_text(size_bytes: int) -> str:
@@ -78,7 +96,12 @@ def show_data(output: str, data: Any) -> None:
 def json_text(data: Any) -> str:
     """Return JSON in which characters that a terminal would interpret are escaped."""
     lines = json.dumps(data, indent=2, ensure_ascii=False).split("\n")
-    return "\n".join(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
+    return "\n".join(map(json_escaped, lines))
+
+
+def json_line(data: Any) -> str:
+    """Return `json_text` on one line."""
+    return json_escaped(json.dumps(data, ensure_ascii=False))
 
 
 def show_pairs(pairs: Iterable[tuple[str, Any]], indent: str = "") -> None:
@@ -122,7 +145,10 @@ def _draw(columns: Sequence[Column], cells: list[list[str]], right: list[bool]) 
 
 
 def yaml_text(data: Any) -> str:
-    """Return `data` as YAML in block style and in its order: strings quoted, keys plain."""
+    """Return `data` as YAML in block style and in its order: strings quoted, keys plain.
+
+    Characters that a terminal would interpret are escaped; a key with one of them is quoted, too.
+    """
     import yaml
 
     text: str = yaml.dump(
@@ -133,7 +159,8 @@ def yaml_text(data: Any) -> str:
         sort_keys=False,
         width=_NEVER_FOLDED,
     )
-    return text
+    # libyaml writes marks of directions as they are. They are in quoted strings only.
+    return "\n".join(UNSAFE.sub(_wide_escape, line) for line in text.split("\n"))
 
 
 @cache
@@ -150,7 +177,8 @@ def _yaml_dumper() -> Any:
         def represent_mapping(self, *arguments: Any, **options: Any) -> yaml.MappingNode:
             node: yaml.MappingNode = super().represent_mapping(*arguments, **options)
             for key, _ in node.value:
-                key.style = None
+                if not UNSAFE.search(key.value):
+                    key.style = None
             return node
 
     def quoted(dumper: Any, text: str) -> yaml.ScalarNode:

@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 import click
 
 from cli.common.output import printable
+from cli.load.extras import missing_text
 from metaquorum.client.errors import AdminError, UnreachableError
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.given_options import OptionError
@@ -38,9 +39,9 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             fail("interrupted; the same command continues from here", INTERRUPTED)
         except ImportError as error:
-            if (error.name or "").partition(".")[0] not in ("pyarrow", "pyspark"):
+            if (missing := missing_text(error)) is None:
                 raise
-            fail(f"{error.name} is not installed; run: pip install 'metaquorum[spark]'", REFUSED)
+            fail(missing, REFUSED)
 
     return call
 

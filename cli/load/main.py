@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 import click
 
 from cli.common.lazy_group import LazyGroup
+from cli.load.extras import missing_text
 
 
 class Place(NamedTuple):
@@ -35,11 +36,9 @@ class _Commands(LazyGroup):
         try:
             return super().get_command(ctx, cmd_name)
         except ImportError as error:
-            if (error.name or "").partition(".")[0] != "pyarrow":
+            if (missing := missing_text(error)) is None:
                 raise
-            click.echo(
-                "mq-load: pyarrow is not installed; run: pip install 'metaquorum[spark]'", err=True
-            )
+            click.echo(f"mq-load: {missing}", err=True)
             ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

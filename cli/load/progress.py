@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cli.common.output import size_text
+from cli.common.output import printable, size_text
 from metaquorum.spark.loader.coordinator import Events
 from metaquorum.spark.loader.table.load_plan import LoadPlan
 from metaquorum.spark.loader.table.manifest import Manifest
@@ -55,7 +55,8 @@ class LoadProgress(Events):
         self._at.clear()
 
     def on_group_refused(self, group: str, reason: str) -> None:
-        click.echo(f"the offsets are not committed for group {group}: {reason}", err=True)
+        text = f"the offsets are not committed for group {group}: {reason}"
+        click.echo(printable(text), err=True)
 
     @property
     def position(self) -> int:
@@ -68,7 +69,8 @@ class LoadProgress(Events):
         records = sum(at.records for at in self._at.values())
         parts = [f"{self.done} of {self.ranges} ranges", f"{records:,} records, {size}"]
         if throttled_ms:
-            parts.append(f"throttled {throttled_ms / 1000:.1f} s (client id {self.client_id})")
+            client_id = printable(self.client_id)
+            parts.append(f"throttled {throttled_ms / 1000:.1f} s (client id {client_id})")
         return ", ".join(parts)
 
     def show(self) -> None:

@@ -13,7 +13,7 @@ from cli.common.times import iso_text
 from dataplane.log.dump import aborted_rows, producer_rows, segment_rows
 from dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
 from dataplane.log.segments.names import SNAPSHOT as PRODUCER_SNAPSHOT
-from metaquorum.runtime.one_line import UNSAFE, one_line
+from metaquorum.runtime.one_line import json_escaped, one_line
 from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
 from metaquorum.storage.dump import (
     MAGIC_BYTES,
@@ -68,10 +68,10 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
     try:
         for path in (file for given in paths for file in _files(given)):
             if output == "text":
-                click.echo(f"{path}: {os.path.getsize(path)} bytes")
+                click.echo(printable(f"{path}: {os.path.getsize(path)} bytes"))
             for row in _rows(path, offsets, keys):
                 is_damaged = is_damaged or _has_damage(row)
-                lines = _lines(row) if output == "text" else [_json(path, row)]
+                lines = map(printable, _lines(row)) if output == "text" else [_json(path, row)]
                 for line in lines:
                     click.echo(line)
     except BrokenPipeError:  # the reader of the pipe has closed it
@@ -142,7 +142,7 @@ def _has_damage(row: Row) -> bool:
 
 def _json(path: str, row: Row) -> str:
     text = json.dumps({"file": path, **row}, ensure_ascii=False, default=_key_text)
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return json_escaped(text)
 
 
 def _key_text(value: object) -> str:

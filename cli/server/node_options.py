@@ -151,7 +151,13 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+        hint = ""
+        if path.endswith(".properties"):
+            hint = (
+                "; Kafka's properties belong into a table of a TOML file, with quotes:"
+                ' [config] and lines such as "log.retention.hours" = 24'
+            )
+        raise UsageError(f"{path} is not TOML: {error}{hint}") from None
     configs = content.pop(_CONFIG_TABLE, {})
     if not isinstance(configs, dict):
         raise UsageError(f"{path}: [{_CONFIG_TABLE}] must be a table")

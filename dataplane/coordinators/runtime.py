@@ -134,6 +134,11 @@ class CoordinatorRuntime(Generic[S]):
         return {index: each.shard for index, each in self._hosted.items() if each.is_active}
 
     @property
+    def hosted_count(self) -> int:
+        """Number of partitions with a shard in any state."""
+        return len(self._hosted)
+
+    @property
     def is_loading(self) -> bool:
         return any(
             each.state is State.LOADING and each.is_current for each in self._hosted.values()
@@ -290,7 +295,7 @@ class CoordinatorRuntime(Generic[S]):
 
         def fail(code: ErrorCode) -> None:
             if outcome.on_failed is not None:
-                outcome.on_failed(code)
+                outcome.on_failed(code, self._parts.clock.monotonic())
             if answer is not None:
                 failed(code)
 

@@ -46,14 +46,15 @@ class TransactionOf(NamedTuple):
 class Write(NamedTuple, Generic[T]):
     """Records to append, and the answer to give once they are committed.
 
-    `on_failed` is called with the reason if they are not appended, or not committed in time.
+    `on_failed` is called with the reason and the monotonic time in seconds if they are not
+    appended, or not committed in time.
     Records that were appended may still be committed after that, and are then replayed. `producer`:
     the records are part of its open transaction.
     """
 
     records: Sequence[CoordinatorRecord]
     answer: T
-    on_failed: Callable[[ErrorCode], object] | None = None
+    on_failed: Callable[[ErrorCode, float], object] | None = None
     producer: TransactionOf | None = None
 
 

@@ -244,10 +244,13 @@ class FetchReader:
         ):
             return answer
         read = log.read if self.may_block else log.read_hot
+        most_bytes = min(asked.partition_max_bytes, self.left_bytes)
+        if self.throttled is not None:
+            most_bytes = min(most_bytes, self.throttled.room_bytes(partition))
         try:
             piece = read(
                 asked.fetch_offset,
-                min(asked.partition_max_bytes, self.left_bytes),
+                most_bytes,
                 end_offset,
                 # The first partition with records returns a batch of any size (KIP-74).
                 min_one=not self.size_bytes,

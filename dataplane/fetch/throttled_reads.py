@@ -11,7 +11,7 @@ from typing import Final
 
 from dataplane.partition.partition import Partition
 from dataplane.partition.plan_throttles import sends_throttled
-from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
 
 # Least seconds between two fetches for omitted partitions. Meanwhile the quota accumulates, so that
 # the next responses have more bytes, and the rate is the same. The follower that got the last bytes
@@ -39,6 +39,12 @@ class ThrottledReads:
             return False
         self.omitted.add(partition)
         return True
+
+    def room_bytes(self, partition: Partition) -> int:
+        """Return the most bytes to read of a partition that was not omitted."""
+        if not self._is_throttled(partition) or self._is_in_sync(partition):
+            return UNLIMITED
+        return self._quota.room_bytes(self._now, self._size_bytes)
 
     def add(self, partition: Partition, size_bytes: int) -> None:
         """Add bytes that were read; `record` counts them."""

@@ -39,7 +39,7 @@ from dataplane.handlers.fetch import handler as fetch
 from dataplane.handlers.groups import activity, coordinators, members
 from dataplane.handlers.groups import admin as group_admin
 from dataplane.handlers.groups import offsets as group_offsets
-from dataplane.handlers.quotas import client_quotas, quota_use
+from dataplane.handlers.quotas import client_quotas, coordinator_memory, quota_use
 from dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
 from dataplane.handlers.security import acls, delegation_tokens, sasl, scram
 from dataplane.handlers.transactions import coordination, markers
@@ -137,6 +137,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.START_MOVE_PLAN: move_plans.handle_start_move_plan,
     ApiKey.ALTER_MOVE_PLAN: move_plans.handle_alter_move_plan,
     ApiKey.DESCRIBE_MOVE_PLANS: move_plans.handle_describe_move_plans,
+    ApiKey.DESCRIBE_COORDINATOR_MEMORY: coordinator_memory.handle_describe_coordinator_memory,
+    ApiKey.REMOVE_TRANSACTIONAL_IDS: coordination.handle_remove_transactional_ids,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -274,7 +274,7 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
 
 
 def _find(worker: HasImage, request: Request, asked: MetadataRequestTopic) -> Found:
-    """Return the topic, or an error row; an id has precedence, as it names one topic for ever."""
+    """Return the topic, or an error row; an id has precedence, as it never names another topic."""
     image = worker.image
     if asked.name is None or asked.topic_id != ZERO_UUID:
         if request.version < _BY_ID_SINCE:

@@ -42,8 +42,8 @@ from dataplane.handlers.produce_transactions import (
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
-    begin_confirmed,
     confirmed_here,
+    is_confirmed,
     look_for_transaction,
     transaction_of,
     verify,
@@ -52,7 +52,7 @@ from dataplane.handlers.produce_transactions import (
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.verification import Verification
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
@@ -126,7 +126,12 @@ class RawPartitionLookup(Protocol):
 
 
 class ProducesFast(
-    AnswersProduce, DelaysProduce, AppendLimit, VerifiesWithoutWait, HasClock, Protocol
+    AnswersProduce,
+    DelaysProduce,
+    AppendLimit,
+    VerifiesWithoutWait,
+    HasClock,
+    Protocol,
 ):
     """Capability to append to partitions in place and report the outcome, without a thread."""
 
@@ -197,7 +202,7 @@ def handle_produce_fast(
         opens = opens or (not is_simple and is_slow(config, records))
         verified = None
         if not is_simple and (transaction := transaction_of(records)) is not None:
-            producer_id, epoch, sequence = transaction
+            producer_id, epoch, _ = transaction
             if transactional_id is None or producer not in (None, (producer_id, epoch)):
                 return None
             producer, adds = (producer_id, epoch), version >= _ADDS_SINCE
@@ -206,11 +211,9 @@ def handle_produce_fast(
                     return None
                 if confirmed is None:
                     confirmed = confirmed_here(worker, transactional_id, producer_id, epoch)
-                verified = begin_confirmed(
-                    partition, confirmed, producer_id, epoch, sequence, now_ms
-                )
-                if verified is None:
+                if not is_confirmed(partition, confirmed, producer_id, epoch):
                     return None
+                verified = NOT_REQUIRED
         todo.append((partition, records, verified, None))
     if opens and not _open(todo, version, now_ms):
         return None
@@ -221,7 +224,7 @@ def handle_produce_fast(
     for partition, records, verified, opened in todo:
         try:
             result = _append_now(
-                partition, records, version, acks, now_ms, client, verified, opened
+                worker, partition, records, version, acks, now_ms, client, verified, opened
             )
         except (KafkaError, StorageError) as error:
             reported = _reject(client, _place(partition, version), records, error)
@@ -277,10 +280,8 @@ def handle_produce(
         transaction = yield from look_for_transaction(worker, message, request.version)
     except KafkaError as error:
         return (yield from _refuse_all(worker, message, error.code, error.message))
-    if transaction is not None and transaction.must_ask:
-        assert message.transactional_id is not None
-        if not verify_now(worker, transaction, message.transactional_id):
-            return _verify_and_append(worker, request, message, transaction)
+    if transaction is not None and transaction.places:
+        return _verify_and_append(worker, request, message, transaction)
     return (yield from _append_all(worker, request, message, transaction))
 
 
@@ -292,11 +293,16 @@ async def _verify_and_append(
     Later requests of the connection wait meanwhile, so the batches keep their order.
     """
     assert message.transactional_id is not None
-    await verify(worker, transaction, message.transactional_id)
-    count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
-    work = _append_all(worker, request, message, transaction)
-    answer = await worker.slicer.do(work, count)
-    return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+    transaction.begin()
+    try:
+        if not verify_now(worker, transaction, message.transactional_id):
+            await verify(worker, transaction, message.transactional_id, request.client)
+        count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
+        work = _append_all(worker, request, message, transaction)
+        answer = await worker.slicer.do(work, count)
+        return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+    finally:
+        transaction.cancel()
 
 
 def _append_all(
@@ -422,7 +428,9 @@ def _append(
                 _append_slowly, worker, request, partition, records, header, commit, verified
             )
         leader_epoch = partition.leader_epoch
-        result = _append_now(partition, records, version, acks, now_ms, client, verified, opened)
+        result = _append_now(
+            worker, partition, records, version, acks, now_ms, client, verified, opened
+        )
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leader_state is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
@@ -446,6 +454,7 @@ def _place(partition: Partition, version: int) -> Place:
 
 
 def _append_now(
+    worker: HasQuotas,
     partition: Partition,
     records: memoryview,
     version: int,
@@ -470,8 +479,11 @@ def _append_now(
         _check_turn(client, _place(partition, version), partition.log.producers, header)
     if not is_plain:
         _, header = validated(records, header, partition.config, partition, now_ms)
+    producers = partition.log.producers
     if header.attributes & TRANSACTIONAL:
-        partition.log.producers.check_verified(header, verified)
+        producers.check_verified(header, verified)
+    if header.producer_id >= 0 and header.producer_id not in producers.entries:
+        worker.quotas.producers.admit(client, header.producer_id)
     result = partition.log.append(records, header, partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
@@ -575,6 +587,8 @@ async def _append_slowly(
             _check_turn(request.client, _place(partition, request.version), plog.producers, header)
             if header.attributes & TRANSACTIONAL:
                 plog.producers.check_verified(header, verified)
+            if header.producer_id >= 0 and header.producer_id not in plog.producers.entries:
+                worker.quotas.producers.admit(request.client, header.producer_id)
             leader_epoch, now_ms = partition.leader_epoch, worker.clock.now_ms()
             # A write may have to wait for a sync of the same file.
             if partition.config.log.flush_messages != NEVER or _is_large(worker, batch):

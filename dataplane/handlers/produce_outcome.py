@@ -2,6 +2,7 @@
 
 appended, acks=all           all in-sync replicas have the records, at least min.insync.replicas
 out of order sequence        the quorum confirms that this worker is still the leader
+producer id not given out    this worker has the metadata of now
 any other error              none: the response is sent at once
 """
 
@@ -12,11 +13,13 @@ import trio
 
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
+from dataplane.log.segments.files import DiskFullError
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import NotLeaderOrFollowerError, Partition
+from dataplane.quotas.producer_admission import UnknownProducerIdError
 from dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
 from dataplane.worker.capabilities import (
     FailsPartitions,
@@ -51,6 +54,9 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 # Paths of this machine are in the log, not in responses to clients.
 _NOT_WRITTEN: Final = "disk error while accessing the partition's log"
+_DISK_FULL: Final = (
+    "no space left on the disk of the partition's log; it accepts records again when space is freed"
+)
 
 
 class ReportsFailures(HasWorkerId, FailsPartitions, Protocol):
@@ -111,7 +117,9 @@ def failed(
     if isinstance(error, StorageError):
         assert partition is not None
         worker.partition_failed(partition, error)
-        return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
+        is_full = isinstance(error, DiskFullError)
+        reason = _DISK_FULL if is_full else _NOT_WRITTEN
+        return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, reason)
     answer = refused(index, error.code, error.message)
     if isinstance(error, InvalidRecordsError):
         answer.record_errors = [
@@ -333,8 +341,9 @@ def unchanged(answer: bytes) -> bytes:
 
 
 def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
-    """Return whether the error is only valid if this worker is still the leader."""
-    return (
+    """Return whether the error is only valid if this worker is still the leader, or has all
+    metadata."""
+    return isinstance(error, UnknownProducerIdError) or (
         partition.leader_state is not None
         and isinstance(error, KafkaError)
         and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -348,9 +357,11 @@ def _after_check(
     error: KafkaError | StorageError,
 ) -> KafkaError | StorageError:
     """Return the error to report after the quorum has answered."""
-    if question.is_current and partition.leads_since(leader_epoch):
-        return error
-    return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
+    if not (question.is_current and partition.leads_since(leader_epoch)):
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
+    if isinstance(error, UnknownProducerIdError):
+        return error.settled(is_caught_up=question.is_caught_up)
+    return error
 
 
 async def reject_after_check(
@@ -359,8 +370,18 @@ async def reject_after_check(
     leader_epoch: int,
     error: KafkaError | StorageError,
 ) -> Answer:
+    question = await _answered(worker)
+    reported = _after_check(question, partition, leader_epoch, error)
+    return failed(worker, partition, partition.index, reported)
+
+
+async def settled(worker: ChecksLeadership, error: UnknownProducerIdError) -> KafkaError:
+    """Return the error to report, once this worker has the metadata of now."""
+    return error.settled(is_caught_up=(await _answered(worker)).is_caught_up)
+
+
+async def _answered(worker: ChecksLeadership) -> LeadershipQuestion:
     answered = trio.Event()
     question = worker.leadership_check.ask(answered.set)
     await answered.wait()
-    reported = _after_check(question, partition, leader_epoch, error)
-    return failed(worker, partition, partition.index, reported)
+    return question

@@ -9,14 +9,17 @@
 
 From version 12 on, the question adds the partition to the transaction: that is how clients of
 transaction.version 2 do it. Errors depend on the version, as older clients know fewer of them.
+
+A verification lasts as long as its request: `ProduceTransaction.begin` is called before the
+question, and `cancel` after the appends.
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
 
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from dataplane.network.client import Client
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work, for_each_of
 from dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
@@ -93,24 +96,53 @@ def producer_of(records: Buffer) -> tuple[int, int, int]:
 class ProduceTransaction:
     """The transaction of one produce request."""
 
-    __slots__ = ("_version", "codes", "errors", "places", "producer")
+    __slots__ = ("_version", "codes", "errors", "places", "producer", "verifications")
 
     def __init__(self, version: int) -> None:
         self._version = version
         self.producer: tuple[int, int] | None = None
-        # Partitions to verify, the first batch of a transaction in each.
-        self.places: dict[Place, Verification] = {}
+        # Partitions to verify, which have the first batch of a transaction.
+        self.places: dict[Place, Partition] = {}
+        self.verifications: dict[Place, Verification] = {}
         self.errors: dict[Place, KafkaError] = {}
         self.codes: Mapping[Place, ErrorCode] = {}
 
     @property
-    def must_ask(self) -> bool:
-        """Whether a coordinator must be asked before the append."""
-        return any(verification is not NOT_REQUIRED for verification in self.places.values())
-
-    @property
     def adds(self) -> bool:
         return self._version >= FIRST_THAT_ADDS
+
+    def begin(self) -> None:
+        """Begin the verifications; the caller must `cancel` them when the request is over."""
+        assert self.producer is not None
+        for place, partition in self.places.items():
+            self.verifications[place] = partition.log.producers.verifications.begin(
+                self.producer[0], has_own_epoch=self.adds
+            )
+
+    def begin_again(self) -> bool:
+        """Begin those verifications again that a marker has ended; return whether there are any."""
+        assert self.producer is not None
+        producer_id, epoch = self.producer
+        has_ended = False
+        for place, partition in self.places.items():
+            producers = partition.log.producers
+            verifications = producers.verifications
+            if not (
+                verifications.is_pending(producer_id, self.verifications[place])
+                or producers.in_transaction(producer_id, epoch)
+            ):
+                has_ended = True
+                self.verifications[place] = verifications.begin(
+                    producer_id, has_own_epoch=self.adds
+                )
+        return has_ended
+
+    def cancel(self) -> None:
+        """End the verifications that have not ended, and no others of the same producer."""
+        assert self.producer is not None
+        for place, verification in self.verifications.items():
+            producers = self.places[place].log.producers
+            producers.verifications.cancel(self.producer[0], verification)
 
     def verification_of(self, partition: Partition) -> Verification | None:
         """Return the verification on which an append to this partition relies, if any.
@@ -123,7 +155,7 @@ class ProduceTransaction:
         code = self.codes.get(place, ErrorCode.NONE)
         if code:
             raise produce_error(code, self._version)
-        return self.places.get(place)
+        return self.verifications.get(place)
 
 
 def confirmed_here(
@@ -139,32 +171,21 @@ def confirmed_here(
     return worker.transaction_verifier.confirmed(transactional_id, producer_id, epoch)
 
 
-def begin_confirmed(
-    partition: Partition,
-    confirmed: Collection[Place],
-    producer_id: int,
-    epoch: int,
-    sequence: int,
-    now_ms: int,
-) -> Verification | None:
-    """Begin the verification of a first batch, which has succeeded if the partition is confirmed.
+def is_confirmed(
+    partition: Partition, confirmed: Collection[Place], producer_id: int, epoch: int
+) -> bool:
+    """Return whether a first batch needs no other verification than these confirmed partitions.
 
-    Nothing happens between the coordinator's answer and the append. None: as in `confirmed_here`.
+    Nothing happens between the coordinator's answer and the append. Else as in `confirmed_here`.
     """
     if (
         (partition.topic, partition.index) not in confirmed
         or partition.leader_id != partition.worker_id
         or partition.offline is not None
     ):
-        return None
-    producers = partition.log.producers
-    entry = producers.entries.get(producer_id)
-    if entry is not None and epoch < entry.epoch:
-        return None
-    try:
-        return producers.verifications.begin(producer_id, epoch, sequence, now_ms)
-    except KafkaError:
-        return None
+        return False
+    entry = partition.log.producers.entries.get(producer_id)
+    return entry is None or epoch >= entry.epoch
 
 
 def verify_now(
@@ -187,7 +208,10 @@ def verify_now(
 
 
 async def verify(
-    worker: VerifiesTransactions, transaction: ProduceTransaction, transactional_id: str
+    worker: VerifiesTransactions,
+    transaction: ProduceTransaction,
+    transactional_id: str,
+    client: Client,
 ) -> None:
     """Ask the coordinator about all places, and again soon while it completes a transaction.
 
@@ -200,39 +224,19 @@ async def verify(
     give_up = clock.monotonic() + RETRIES_S
     while True:
         transaction.codes = await worker.transaction_verifier.verify(
-            transactional_id, *transaction.producer, transaction.places, adds=transaction.adds
+            transactional_id,
+            *transaction.producer,
+            transaction.places,
+            client,
+            adds=transaction.adds,
         )
         if not transaction.adds or clock.monotonic() >= give_up:
             return
         is_busy = ErrorCode.CONCURRENT_TRANSACTIONS in transaction.codes.values()
         if is_busy:
             await clock.sleep_until(clock.monotonic() + RETRY_S)
-        if not _begin_again(worker, transaction) and not is_busy:
+        if not transaction.begin_again() and not is_busy:
             return
-
-
-def _begin_again(worker: VerifiesTransactions, transaction: ProduceTransaction) -> bool:
-    """Begin those verifications again that a marker has ended; return whether there are any."""
-    assert transaction.producer is not None
-    producer_id, epoch = transaction.producer
-    has_ended = False
-    for place, verification in transaction.places.items():
-        with suppress(KafkaError):  # the append reports it
-            producers = worker.replica_manager.by_name(*place).log.producers
-            verifications = producers.verifications
-            if verifications.is_pending(producer_id, verification) or producers.in_transaction(
-                producer_id, epoch
-            ):
-                continue
-            has_ended = True
-            transaction.places[place] = verifications.begin(
-                producer_id,
-                epoch,
-                verification.lowest_sequence,
-                worker.clock.now_ms(),
-                has_own_epoch=verification.has_own_epoch,
-            )
-    return has_ended
 
 
 def look_for_transaction(
@@ -240,8 +244,7 @@ def look_for_transaction(
 ) -> Work[ProduceTransaction | None]:
     """Return the transaction of the request; None if no batch is transactional.
 
-    Verifications have begun in the partitions whose coordinator must be asked. Raises KafkaError if
-    the whole request must be refused.
+    Raises KafkaError if the whole request must be refused.
     """
     transaction = ProduceTransaction(version)
     found: list[tuple[TopicProduceData, PartitionProduceData]] = []
@@ -264,14 +267,14 @@ def look_for_transaction(
         )
     is_required = transaction.adds or worker.verifies_transactions
 
-    def begin(topic: TopicProduceData, data: PartitionProduceData) -> None:
-        _begin(worker, transaction, topic, data, is_required=is_required)
+    def add(topic: TopicProduceData, data: PartitionProduceData) -> None:
+        _add(worker, transaction, topic, data, is_required=is_required)
 
-    yield from for_each_of(found, lambda one: (one,), lambda _, one: begin(*one))
+    yield from for_each_of(found, lambda one: (one,), lambda _, one: add(*one))
     return transaction
 
 
-def _begin(
+def _add(
     worker: VerifiesTransactions,
     transaction: ProduceTransaction,
     topic: TopicProduceData,
@@ -279,8 +282,9 @@ def _begin(
     *,
     is_required: bool,
 ) -> None:
+    """Add the partition to those of the transaction, and to those to verify if it must be."""
     assert data.records is not None
-    producer_id, epoch, sequence = producer_of(data.records)
+    producer_id, epoch, _ = producer_of(data.records)
     if producer_id < 0:
         return  # the batch is refused
     if transaction.producer is None:
@@ -298,7 +302,7 @@ def _begin(
         return
     place = partition.topic, partition.index
     if not is_required:
-        transaction.places[place] = NOT_REQUIRED
+        transaction.verifications[place] = NOT_REQUIRED
         return
     try:
         if len(transaction.places) >= MAX_PLACES:
@@ -307,13 +311,7 @@ def _begin(
                 f"a request begins transactions in more than {MAX_PLACES} partitions",
             )
         producers.check_epoch(producer_id, epoch)
-        transaction.places[place] = producers.verifications.begin(
-            producer_id,
-            epoch,
-            sequence,
-            worker.clock.now_ms(),
-            has_own_epoch=transaction.adds,
-        )
+        transaction.places[place] = partition
     except KafkaError as error:
         transaction.errors[place] = error
 

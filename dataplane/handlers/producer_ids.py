@@ -27,7 +27,7 @@ async def handle_init_producer_id(
     worker: GivesProducerIds, request: Request, message: InitProducerIdRequest
 ) -> InitProducerIdResponse:
     if message.transactional_id is not None:
-        return await _init_transactional(worker, request.version, message, message.transactional_id)
+        return await _init_transactional(worker, request, message, message.transactional_id)
     try:
         producer_id = await worker.producer_ids.take()
     except KafkaError as error:
@@ -40,17 +40,23 @@ async def handle_init_producer_id(
 
 
 async def _init_transactional(
-    worker: GivesProducerIds, version: int, message: InitProducerIdRequest, transactional_id: str
+    worker: GivesProducerIds,
+    request: Request,
+    message: InitProducerIdRequest,
+    transactional_id: str,
 ) -> InitProducerIdResponse:
     expected = Expected(message.producer_id, message.producer_epoch)
     has_id, has_epoch = expected.producer_id != NO_PRODUCER_ID, expected.producer_epoch != NO_EPOCH
     if has_id is not has_epoch:
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=NO_EPOCH)
     outcome = await worker.transactions.init_producer_id(
-        transactional_id, message.transaction_timeout_ms, expected if has_id else None
+        transactional_id,
+        message.transaction_timeout_ms,
+        expected if has_id else None,
+        request.client.account,
     )
     code = outcome.code
-    if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_SINCE:
+    if code is ErrorCode.PRODUCER_FENCED and request.version < _FENCED_SINCE:
         code = ErrorCode.INVALID_PRODUCER_EPOCH
     return InitProducerIdResponse(
         error_code=code, producer_id=outcome.producer_id, producer_epoch=outcome.producer_epoch

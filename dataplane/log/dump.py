@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
 from dataplane.log.segments.producers import NO_OFFSET
-from dataplane.log.segments.snapshots import MAX_SNAPSHOT_BYTES, decode_snapshot
+from dataplane.log.segments.snapshots import decode_snapshot
 from wire.primitives.errors import KafkaError, WireError
 from wire.records.batches import (
     HEADER_BYTES,
@@ -78,7 +78,7 @@ def aborted_rows(path: str) -> Iterator[Row]:
 def producer_rows(path: str) -> Iterator[Row]:
     """Yield a row for each producer of a producer snapshot. Raises OSError."""
     with open(path, "rb") as file:
-        data = file.read(MAX_SNAPSHOT_BYTES + 1)
+        data = file.read()
     try:
         producers = decode_snapshot(data)
     except ValueError as error:

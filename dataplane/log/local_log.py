@@ -503,16 +503,26 @@ class LocalLog:
                 raise
         return self.folder == folder
 
-    def remove_deleted(self, count: int | None = None) -> None:
+    def remove_deleted(self, count: int | None = None) -> tuple[int, StorageError | None]:
         """Remove the files of retired segments: of the `count` oldest, or of all.
 
-        Blocking, and slow for large files: call it in a worker thread (`Disk.run`).
+        Each is tried. Return the number of those that still have a file, with the first error; a
+        later call tries them again, after all others. Blocking, and slow for large files: call it
+        in a worker thread (`Disk.run`).
         """
         retired = self._retired[:count]
         del self._retired[: len(retired)]
-        with storage_errors("remove", self.folder):
-            for segment in retired:
-                segment.remove()
+        failed: list[Segment] = []
+        failure: StorageError | None = None
+        for segment in retired:
+            try:
+                with storage_errors("remove", self.folder):
+                    segment.remove()
+            except StorageError as error:
+                failed.append(segment)
+                failure = failure or error
+        self._retired += failed
+        return len(failed), failure
 
     # Durability
 

@@ -5,7 +5,6 @@ affect the others.
 """
 
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -13,10 +12,11 @@ from typing import Final
 
 import trio
 
-from dataplane.log.dirs.log_dir import LogDir
+from dataplane.instruments.failing_items import FailingItems
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.retention import retention_start
+from dataplane.maintenance.deleted_folders import DeletedFolders
 from dataplane.maintenance.log_cleaner import LogCleaner
 from dataplane.partition.partition import Partition
 from dataplane.quotas.quota_log import QuotaLog
@@ -53,9 +53,13 @@ class BackgroundTasks:
         self._log_dirs = log_dirs
         self._quota_log = QuotaLog(worker.quotas)
         self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.pending_deletes.add)
-        # Folders of deleted logs, with the monotonic time of their removal, which ascends unless
-        # the delay is shortened.
-        self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
+        self._folders = DeletedFolders(
+            runtime.clock,
+            log_dirs,
+            lambda: worker.configs.integer("log.segment.delete.delay.ms"),
+        )
+        self._failing: FailingItems[str] = FailingItems()  # tasks, by name
+        self._unremoved: FailingItems[Partition] = FailingItems()  # with files of deleted segments
 
     async def run(self) -> None:
         """Run all tasks, each at its interval, until cancelled."""
@@ -68,7 +72,7 @@ class BackgroundTasks:
                 ),
                 (self._retain, configs.integer("log.retention.check.interval.ms")),
                 (self._remove_segments, REMOVAL_LOOK_MS),
-                (self._remove_folders, REMOVAL_LOOK_MS),
+                (self._folders.remove_due, REMOVAL_LOOK_MS),
                 (self._log_dirs.probe, PROBE_LOOK_MS),
                 (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (
@@ -87,13 +91,16 @@ class BackgroundTasks:
     async def _every(self, period_ms: int, duty: Duty) -> None:
         while True:
             await sleep(self._clock, period_ms / 1000)
+            task = duty.__name__.strip("_")
             try:
                 await duty()
             except StorageError as error:
-                task = duty.__name__.strip("_")
-                log.error(
-                    "background task %s failed: %s; it runs again in %d ms", task, error, period_ms
-                )
+                if self._failing.failed(task, str(error), self._clock.monotonic()):
+                    log.error(
+                        "background task %s failed: %s; it runs every %d ms", task, error, period_ms
+                    )
+            else:
+                self._failing.succeeded(task)
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
         """Yield the partitions that are not offline; let other tasks run from time to time."""
@@ -111,9 +118,16 @@ class BackgroundTasks:
             self._worker.partition_failed(partition, error)
 
     async def _maintain_quotas(self) -> None:
-        """Log which clients exceed a quota, and forget quotas without recent use."""
+        """Log which clients exceed a quota or a limit, and forget quotas without recent use."""
         if line := self._quota_log.line():
             log.info("%s", line)
+        if clients := self._worker.quotas.producers.newly_refused():
+            log.warning(
+                "refused batches of new producers: %s; these clients bring more of them than"
+                " max.producer.ids.per.client permits within producer.id.expiration.ms: a client"
+                " that creates a producer for each message should keep it",
+                clients,
+            )
         await self._worker.quotas.forget_unused()
 
     async def _flush(self) -> None:
@@ -171,25 +185,18 @@ class BackgroundTasks:
         return plog
 
     async def _remove_segments(self) -> None:
-        for partition, segments in self._worker.pending_deletes.take_due():
-            with self._reported(partition):
-                await self._disk.run(partial(partition.log.remove_deleted, segments))
-
-    async def _remove_folders(self) -> None:
-        """Remove folders of deleted logs log.segment.delete.delay.ms after their deletion."""
-        now = self._clock.monotonic()
-        for log_dir in self._log_dirs.online:
-            log_dir.expire_strays(self._clock.now_ms())
-            if deleted := log_dir.take_deleted():
-                delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
-                self._folders.append((now + delay_ms / 1000, log_dir, deleted))
-        while self._folders and self._folders[0][0] <= now:
-            _, log_dir, deleted = self._folders.popleft()
-            try:
-                await self._log_dirs.remove(log_dir, deleted)
-            except StorageError:
-                log_dir.give_back(deleted)  # try again later
-                raise
+        """Remove files of deleted segments; those that fail are tried again after their delay."""
+        pending = self._worker.pending_deletes
+        for partition, segments in pending.take_due():
+            plog = partition.log
+            failed, error = await self._disk.run(partial(plog.remove_deleted, segments))
+            if error is None:
+                self._unremoved.succeeded(partition)
+                continue
+            pending.add(partition, plog, failed)
+            if self._unremoved.failed(partition, str(error), self._clock.monotonic()):
+                self._worker.partition_failed(partition, error)
+        self._unremoved.keep(set(self._worker.replica_manager))
 
     async def _expire_producers(self) -> None:
         async with aclosing(self._partitions()) as partitions:

@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from dataplane.instruments.failing_items import FailingItems
 from dataplane.log.compaction.cleaning import (
     Cleaning,
     CleaningAborted,
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 SLICE_LOGS: Final = 20
 # Lower bound of the wait if no log is due: log.cleaner.backoff.ms may be 0.
 LEAST_BACKOFF_MS: Final = 10
+FIRST_FULL_RETRY_S: Final = 15.0
 MIN_MAP_BYTES: Final = 1 << 20
 MIN_IO_BUFFER_BYTES: Final = 4096
 
@@ -81,6 +83,8 @@ class LogCleaner:
         self._workers = 0
         self._cleaning: set[Partition] = set()
         self._uncleanable: set[Partition] = set()
+        # Logs for which the disk was full. They must not hold up those of other directories.
+        self._full: FailingItems[Partition] = FailingItems(first_retry_s=FIRST_FULL_RETRY_S)
         self._clean_times: dict[int, float] = {}
         self._statistics = worker.cleaner
 
@@ -144,6 +148,7 @@ class LogCleaner:
             ):
                 best = _Candidate(partition, partition.log, part)
         self._uncleanable &= here
+        self._full.keep(here)
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
         self._statistics.max_compaction_delay_secs = max_delay_ms / 1000
         if best is not None and not self._may_clean(best.partition):  # changed meanwhile
@@ -158,6 +163,7 @@ class LogCleaner:
             and not self._is_moving(partition)
             and partition not in self._cleaning
             and partition not in self._uncleanable
+            and self._full.is_due(partition, self._clock.monotonic())
         )
 
     def _is_moving(self, partition: Partition) -> bool:
@@ -211,8 +217,13 @@ class LogCleaner:
             self._set_uncleanable(partition, str(error))
             return True
         except DiskFullError as error:
-            log.warning("%s: cannot clean the log: %s; the cleaner tries again", partition, error)
-            return False
+            if self._full.failed(partition, str(error), self._clock.monotonic()):
+                log.warning(
+                    "%s: cannot clean the log: %s; the cleaner tries again from time to time",
+                    partition,
+                    error,
+                )
+            return True
         except StorageError as error:
             self._worker.partition_failed(partition, error)
             self._set_uncleanable(partition, str(error))
@@ -220,6 +231,7 @@ class LogCleaner:
         finally:
             if cleaning.result.replaced_segments:
                 self._retired(partition, plog, cleaning.result.replaced_segments)
+        self._full.succeeded(partition)
         _log_cleaned(partition, found.part, result, self._clock.monotonic() - began)
         return True
 

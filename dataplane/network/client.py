@@ -1,6 +1,8 @@
 """The client of one connection, as handlers see it: address, principal, SASL and quota state."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from typing import Protocol
 
 from dataplane.network.sasl_session import SaslSession
@@ -10,6 +12,24 @@ from metaquorum.channel.handshake import AcceptorHandshake
 from metaquorum.rpc.methods import ANONYMOUS
 
 NO_WORKER = -1
+
+
+@lru_cache(maxsize=1000)
+def account_of(host: str) -> str:
+    """Return the name of the clients of an address in budgets; a host without address is its own.
+
+    Members in records have the form of Kafka, /192.0.2.1.
+    """
+    host = host.removeprefix("/")
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address, 64), strict=False))
 
 
 class AcceptedClaim(Protocol):
@@ -56,6 +76,17 @@ class Client:
         self.quota = ClientQuotaState()
         self.replica = ReplicaProof()
         self.rejected: RejectedBatches | None = None  # batches to resend before later ones
+
+    @property
+    def account(self) -> str:
+        """Name of the client in budgets: its principal, or its address if it has none of its own.
+
+        Clients are User:ANONYMOUS without authentication. An IPv6 client has all addresses of a
+        network of 64 bits.
+        """
+        if self.principal != ANONYMOUS:
+            return self.principal
+        return account_of(self.address[0])
 
     @property
     def is_follower(self) -> bool:

@@ -166,6 +166,9 @@ class RequestPipeline:
                 ):
                     self.has_yielded = True
                     return
+            if frames.has_much and frames.is_empty and not self.holds_frame:
+                # A JoinGroup waits for minutes; its megabyte of buffer is for other connections.
+                frames.rest()
         except (WireError, CloseConnectionError) as error:
             self.failure = error
 

@@ -12,8 +12,9 @@ lost.
 So a refused batch that may be retried is remembered during the next four requests of its
 connection, which may have been sent before the producer saw the error. A batch may be retried if
 its error is retriable, or if it is too large and has several records: Java's producer splits it.
-(After other errors aiokafka continues with the next sequence in the same epoch.) A batch of a
-producer unknown to the log:
+(After other errors aiokafka continues with the next sequence in the same epoch.) A refused batch of
+a transaction is always remembered: the transaction cannot do without it. A batch of a producer
+unknown to the log:
 
     no refused batch of the producer          the log decides
     the refused sequence, or an earlier one   the log decides
@@ -22,7 +23,8 @@ producer unknown to the log:
 
 If more batches are refused at once than can be remembered, the connection of an unknown producer is
 closed, so that it also sends all again. Kafka refuses later sequences in transactions only
-(`VerificationStateEntry.lowestSequence`).
+(`VerificationStateEntry.lowestSequence`), and by partition: there any client can have the batches
+of another refused, with an earlier sequence in a request with that producer's id.
 
 The later batches get the error of the first if it is retriable, and OUT_OF_ORDER_SEQUENCE_NUMBER
 otherwise, or where Kafka always uses that error. After it librdkafka starts a new epoch and sends
@@ -36,7 +38,7 @@ from metaquorum.metadata.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
 from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.primitives.types import Buffer, Uuid
-from wire.records.batches import BatchHeader, parse_header
+from wire.records.batches import TRANSACTIONAL, BatchHeader, parse_header
 
 # Requests of one producer that may be in flight after a refused one.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1
@@ -142,7 +144,11 @@ class RejectedBatches:
 def _may_come_again(place: Place, header: BatchHeader, code: ErrorCode) -> bool:
     if len(place[0]) > MAX_TOPIC_CHARS:  # no topic can have such a name
         return False
-    return code in RETRIABLE or (code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1)
+    return (
+        code in RETRIABLE
+        or header.attributes & TRANSACTIONAL != 0
+        or (code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1)
+    )
 
 
 def _is_after(sequence: int, other: int) -> bool:

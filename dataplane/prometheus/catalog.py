@@ -355,6 +355,19 @@ _ROWS: Final = (
         "Moves of replicas between log directories that ended by an error.",
     ),
     Metric(
+        "metaquorum_log_dir_free_bytes",
+        _GAUGE,
+        ("directory",),
+        "Bytes that this process can still write on the file system of a log directory. Missing for"
+        " a directory that has failed.",
+    ),
+    Metric(
+        "metaquorum_log_dir_total_bytes",
+        _GAUGE,
+        ("directory",),
+        "Size of the file system of a log directory.",
+    ),
+    Metric(
         "metaquorum_log_dir_moves",
         _GAUGE,
         (),
@@ -423,6 +436,13 @@ _ROWS: Final = (
         (),
         "Connections refused or delayed by a limit of the connection creation rate.",
     ),
+    Metric(
+        "metaquorum_new_producers_refused_total",
+        _COUNTER,
+        ("reason",),
+        "Batches of producers new to a partition that were refused: share, the client had used up"
+        " max.producer.ids.per.client; forged, the cluster has not given out the producer id.",
+    ),
     # Groups that this worker coordinates
     Metric(
         _GROUPS + "numgroups", _GAUGE, (), "Groups, those with committed offsets only included."
@@ -475,7 +495,39 @@ _ROWS: Final = (
         "metaquorum_group_memory_bytes",
         _GAUGE,
         (),
-        "Memory of members, subscriptions and assignments, limited by group.memory.max.bytes.",
+        "Memory of groups, members, subscriptions and assignments, estimated.",
+    ),
+    Metric(
+        "metaquorum_group_offset_memory_bytes",
+        _GAUGE,
+        (),
+        "Memory of committed offsets, estimated.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_limit_bytes",
+        _GAUGE,
+        ("budget",),
+        "Limit of the memory of groups, committed offsets or transactional ids: the config that"
+        " the budget is named after.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_counted_bytes",
+        _GAUGE,
+        ("budget",),
+        "Memory that counts against the limit. Above half of it, clients with the most are refused"
+        " new state; `mq-admin cluster memory` names them.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_clients",
+        _GAUGE,
+        ("budget",),
+        "Clients with state: principals, and addresses without authentication.",
+    ),
+    Metric(
+        "metaquorum_coordinator_budget_refused_total",
+        _COUNTER,
+        ("budget", "reason"),
+        "Requests that were refused state: the client had its share, or others had nearly all.",
     ),
     Metric(
         "metaquorum_group_lag_records",
@@ -562,8 +614,7 @@ _ROWS: Final = (
         "metaquorum_transaction_memory_bytes",
         _GAUGE,
         (),
-        "Estimated memory of transactional ids and their partitions; above 512 MiB new ones are"
-        " refused.",
+        "Memory of transactional ids and the partitions of their transactions, estimated.",
     ),
     Metric(
         _VERIFIER + "failurerate_count",

@@ -11,6 +11,7 @@ and `metaquorum_metrics_left_out` gives their number. So it is with the lags of 
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
@@ -44,7 +45,7 @@ from metaquorum.metadata.quota_lookup import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.runtime import Clock
+from metaquorum.runtime import Clock, Disk
 from wire.primitives.frozen import frozen
 from wire.protocol.apis import APIS, ApiKey
 
@@ -127,6 +128,7 @@ class Collector:
         if self.parts is not None:
             self._add_requests(page, self.parts)
             self._add_logs(page, self.parts)
+            await _add_disks(page, self.parts)
             await add_partitions(page, self.parts.worker, slices)
             add_replication_quotas(page, self.parts.worker.isr_manager)
             add_log_dir_moves(page, self.parts.worker.log_dir_mover)
@@ -355,6 +357,9 @@ async def _add_quotas(page: Page, worker: Worker, slices: Slices) -> None:
     page.add("metaquorum_muted_connections", mutations, resource=_MUTATIONS)
     throttled = worker.quotas.connections.throttled
     page.add("metaquorum_connections_throttled_total", throttled)
+    admission = worker.quotas.producers
+    for reason, count in (("share", admission.refused_count), ("forged", admission.forged_count)):
+        page.add("metaquorum_new_producers_refused_total", count, reason=reason)
 
 
 def _add_quota(page: Page, use: QuotaUsage, resource: str, name: str) -> None:
@@ -383,6 +388,22 @@ def _add_mutations(page: Page, role: ControllerRole, image: MetadataImage, now: 
         if sharers.client_id is not None:
             of["clientId"] = sharers.client_id
         page.add("kafka_server_quota_tokens", round(tokens, 3), **of)
+
+
+async def _add_disks(page: Page, parts: WorkerParts) -> None:
+    disk = parts.worker.disk
+    for log_dir in list(parts.log_dirs.online):
+        path = log_dir.path
+        try:
+            total, free = await disk.run(partial(_space, disk, path))
+        except OSError:
+            continue
+        page.add("metaquorum_log_dir_free_bytes", free, directory=path)
+        page.add("metaquorum_log_dir_total_bytes", total, directory=path)
+
+
+def _space(disk: Disk, path: str) -> tuple[int, int]:
+    return disk.total_bytes(path), disk.free_bytes(path)
 
 
 def _version() -> str:

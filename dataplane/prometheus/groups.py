@@ -6,6 +6,7 @@ from typing import Final
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from dataplane.coordinators.group.rebalancing import GroupState
 from dataplane.coordinators.hosted_shard import State
+from dataplane.prometheus.budgets import add_budget
 from dataplane.prometheus.exposition import Page
 from dataplane.prometheus.group_lags import GroupLags
 from dataplane.prometheus.slices import Slices
@@ -43,7 +44,10 @@ async def add_groups(page: Page, worker: Worker, lags: GroupLags, slices: Slices
     page.add(_COORDINATOR + "partition_load_time_avg", round(average_s * 1000, 3))
     page.add(_COORDINATOR + "partition_load_time_max", round(most_s * 1000, 3))
     page.add("metaquorum_group_partition_loads_total", loads.count)
-    page.add("metaquorum_group_memory_bytes", coordinator.memory.used_bytes)
+    page.add("metaquorum_group_memory_bytes", coordinator.budget.used_bytes)
+    page.add("metaquorum_group_offset_memory_bytes", coordinator.offsets_budget.used_bytes)
+    for budget in (coordinator.budget, coordinator.offsets_budget):
+        add_budget(page, budget)
     found = await lags.collect(slices)
     for lag in found.lags:
         of = {"group": lag.group, "topic": lag.topic, "partition": lag.partition}

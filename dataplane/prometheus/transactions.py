@@ -7,6 +7,7 @@ from typing import Final
 
 from dataplane.coordinators.hosted_shard import State as ShardState
 from dataplane.coordinators.transaction.transaction import State
+from dataplane.prometheus.budgets import add_budget
 from dataplane.prometheus.exposition import Page
 from dataplane.worker.context import Worker
 
@@ -25,7 +26,8 @@ def add_transactions(page: Page, worker: Worker) -> None:
     counts = coordinator.counts()
     for state in STATES:
         page.add("metaquorum_transactional_ids", counts[state], state=state.title)
-    page.add("metaquorum_transaction_memory_bytes", coordinator.memory.used_bytes)
+    page.add("metaquorum_transaction_memory_bytes", coordinator.budget.used_bytes)
+    add_budget(page, coordinator.budget)
     statistics = coordinator.statistics
     for outcome, count in (
         ("commit", statistics.committed_count),

@@ -32,6 +32,7 @@ from dataplane.quotas.client_state import QuotaClient, name_of
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
 from dataplane.quotas.muting import ClientName, Mute, throttle_ms
+from dataplane.quotas.producer_admission import ProducerAdmission
 from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.quota_changes import (
@@ -302,11 +303,13 @@ class ClientQuotas:
         # Quotas that only count the delays that they would cause, by the key of the real quota.
         self.observed: dict[str, RateQuotas] = {}
         self.connections = ConnectionRates(self._quotas, clock, configs)
+        self.producers = ProducerAdmission(image.next_producer_id, clock.monotonic, configs)
         self.meter = CpuMeter(clock.cpu_s, self._ended)
         self.is_on = self.is_on_for_fetches = False
         self._follow(image)
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        self.producers.next_producer_id = image.next_producer_id
         if delta.quota_entities:
             self._follow(image)
             for mute in list(self.mutes):

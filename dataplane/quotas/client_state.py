@@ -1,11 +1,28 @@
 """Quota state of the client of one connection. Plain state; the comments name its owners."""
 
+from ipaddress import AddressValueError, IPv6Address
 from math import inf
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from dataplane.quotas.muting import ClientName, Mute
+
+_NETWORK_BITS: Final = 64  # part of an IPv6 address that a host cannot choose
+
+
+class ClientShare(NamedTuple):
+    """The clients that have one share of a worker's limits together: of a principal, at an address.
+
+    A client can choose neither. (It can choose its client id.)
+    """
+
+    principal: str
+    network: str  # an IPv4 address, or the network of an IPv6 address: a host has 2^64 of them
+
+    def __str__(self) -> str:
+        name = self.principal if self.principal.isprintable() else ascii(self.principal)
+        return f"{name} at {self.network}"
 
 
 class ClientQuotaState:
@@ -74,3 +91,18 @@ def name_of(client: QuotaClient, client_id: str | None) -> ClientName:
     if name is None or name.client_id != client_id or name.principal != client.principal:
         name = client.quota.name = ClientName(client.principal, client_id)
     return name
+
+
+def share_of(client: QuotaClient) -> ClientShare:
+    """Return the share of a worker's limits that the client has with others."""
+    host = client.address[0]
+    if ":" not in host:
+        return ClientShare(client.principal, host)
+    try:
+        address = IPv6Address(host)
+    except AddressValueError:
+        return ClientShare(client.principal, host)
+    if address.ipv4_mapped is not None:
+        return ClientShare(client.principal, str(address.ipv4_mapped))
+    network = int(address) >> _NETWORK_BITS << _NETWORK_BITS
+    return ClientShare(client.principal, f"{IPv6Address(network)}/{_NETWORK_BITS}")

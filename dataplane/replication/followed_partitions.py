@@ -156,8 +156,11 @@ class FollowedPartitions:
                 key, followed, now
             ):
                 continue
+            most_bytes = self._partition_max_bytes
+            if key in self._throttled and self._throttle is not None:
+                most_bytes = min(most_bytes, self._throttle.room_bytes(now))
             followed.want = follower_state.wanted(
-                followed.partition, followed.leader_epoch, self._partition_max_bytes
+                followed.partition, followed.leader_epoch, most_bytes
             )
             self._session.want(followed.want)
         self._changed.clear()

@@ -217,11 +217,15 @@ def ends_at_leaders_start(want: RequestedPartition, leader_log_start_offset: int
 def begins_within(partition: Partition, records: Buffer) -> int | None:
     """Return the offset at which an empty log must start for the first batch; None for no change.
 
-    A leader whose log starts within a batch, after DeleteRecords, sends the whole batch.
+    A leader whose log starts within a batch, after DeleteRecords, sends the whole batch. None also
+    if the batch is damaged, which `append` reports.
     """
     log = partition.log
     if log.log_start_offset == log.log_end_offset:
-        at, first = next(batches(records), (0, None))
+        try:
+            at, first = next(batches(records), (0, None))
+        except KafkaError:
+            return None
         if (
             first is not None
             and first.base_offset < log.log_end_offset < first.next_offset

@@ -9,12 +9,13 @@ The metadata decides the roles: `assigned` is called for each changed partition.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 from zlib import crc32
 
 import trio
@@ -52,8 +53,10 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import (
     ALTER_PARTITIONS,
+    REPORT_DOUBTFUL_LOGS,
     REPORT_LOST_LOGS,
     AlterPartitions,
+    ReportDoubtfulLogs,
     ReportLostLogs,
 )
 from metaquorum.rpc.session import WorkerSession
@@ -88,6 +91,9 @@ _OVERTAKEN: Final = frozenset(
         ErrorCode.NEW_LEADER_ELECTED,
     )
 )
+
+
+_Report: TypeAlias = Callable[[Sequence[Key]], Awaitable[list[KafkaError | None]]]
 
 
 class IsrManager:
@@ -268,12 +274,22 @@ class IsrManager:
 
         Returns False if another process has registered as this worker meanwhile.
         """
+        return await self._report_all(logs, partial(self._report, recreated=True), "recreated")
+
+    async def report_doubtful(self, logs: Sequence[Key]) -> bool:
+        """Report to the controller that the ends of these logs may be lost; retry without limit.
+
+        Returns False if another process has registered as this worker meanwhile.
+        """
+        return await self._report_all(logs, self._report_doubtful, "doubtful")
+
+    async def _report_all(self, logs: Sequence[Key], report: _Report, which: str) -> bool:
         failures = 0
         left = list(logs)
         while left:
             part = left[:MAX_CHANGES]
             try:
-                answers = await self._report(part, recreated=True)
+                answers = await report(part)
             except KafkaError as error:
                 answers = [error] * len(part)
             if self._session.is_replaced:
@@ -284,7 +300,8 @@ class IsrManager:
             if failures:
                 log.log(
                     logging.WARNING if failures == 1 else logging.DEBUG,
-                    "cannot report the recreated logs to the controller: %s; retrying",
+                    "cannot report the %s logs to the controller: %s; retrying",
+                    which,
                     next(each.message for each in answers if each is not None),
                 )
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
@@ -462,6 +479,13 @@ class IsrManager:
         request = ReportLostLogs(self.worker_id, self._broker_epoch(), logs, recreated)
         return (
             await self._controller_client.ask(REPORT_LOST_LOGS, request, timeout_s=ASK_S)
+        ).answer
+
+    async def _report_doubtful(self, logs: Sequence[Key]) -> list[KafkaError | None]:
+        """Report doubtful logs; answers and errors are those of `_report`."""
+        request = ReportDoubtfulLogs(self.worker_id, self._broker_epoch(), logs)
+        return (
+            await self._controller_client.ask(REPORT_DOUBTFUL_LOGS, request, timeout_s=ASK_S)
         ).answer
 
     async def _report_lost(self) -> None:

@@ -396,45 +396,50 @@ class LogDirMover:
         return None if loaded is None else target.open_future(log, loaded, now_ms)
 
     async def _run_one(self, move: Move) -> None:
+        """Run one move to its end. A move that waits, as for a full disk, does not hold a slot."""
         with move.scope:
-            async with self._slots:
-                await self._move(move)
+            while True:
+                async with self._slots:
+                    pause_s = await self._move(move)
+                if pause_s is None:
+                    return
+                await sleep(self._clock, pause_s)
 
-    async def _move(self, move: Move) -> None:
+    async def _move(self, move: Move) -> float | None:
+        """Copy and swap. Return the seconds until the next attempt; None if the move has ended."""
         while True:
             try:
                 self._check(move)
                 await self._copy(move)
                 if await self._swap(move):
-                    return
+                    return None
                 await sleep(self._clock, SWAP_RETRY_S)
             except _EndedError as ended:
                 self._end(move, str(ended))
-                return
+                return None
             except _SourceError as failure:
                 self._partitions.fail(move.partition, failure.error)
                 if isinstance(failure.error, UnreadableError):
                     self.failed_count += 1
                     self._end(move, f"the log cannot be read: {failure.error}")
-                    return
-                await sleep(self._clock, RETRY_S)
+                    return None
+                return RETRY_S
             except KafkaError as error:
                 self.failed_count += 1
                 logger.error("cannot move %s: %s", move.partition, error.message)
                 self._end(move, "the log is damaged")
-                return
+                return None
             except StorageError as error:
-                if not await self._retries(move, error):
-                    return
+                return self._retries(move, error)
 
-    async def _retries(self, move: Move, error: StorageError) -> bool:
-        """Return whether to try again, after a pause; else the move has ended."""
+    def _retries(self, move: Move, error: StorageError) -> float | None:
+        """Return the seconds until the next attempt; None if the move has ended."""
         if isinstance(error, DirectoryFailedError) or move.future.failure is not None:
             self.failed_count += 1
             logger.error("cannot move %s to %s: %s", move.partition, move.target.path, error)
             self._target_failed(move.target, error)
             self._end(move, "the directory failed")
-            return False
+            return None
         if not (isinstance(error, DiskFullError) and move.is_full):
             logger.warning(
                 "cannot copy %s to %s: %s; the move tries again every %d s",
@@ -444,8 +449,7 @@ class LogDirMover:
                 RETRY_S,
             )
         move.is_full = isinstance(error, DiskFullError)
-        await sleep(self._clock, RETRY_S)
-        return True
+        return RETRY_S
 
     def _check(self, move: Move) -> None:
         """Raise _EndedError if the move must not continue."""
@@ -620,7 +624,9 @@ class LogDirMover:
         """Delete old segments of the future replica, and sync it from time to time."""
         future = move.future
         if future.segment_count > 1 and await future.delete_old_segments(self._disk):
-            await self._disk.run(future.remove_deleted)
+            _, failure = await self._disk.run(future.remove_deleted)
+            if failure is not None:
+                raise failure
         move.unsynced_bytes += size_bytes
         if move.unsynced_bytes >= FLUSHED_BYTES:
             move.unsynced_bytes = 0

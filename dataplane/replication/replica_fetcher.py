@@ -512,12 +512,14 @@ class ReplicaFetcher:
         if isinstance(error, StorageError):
             self._failed(each.followed, error)
             return
-        log.error(
-            "cannot append records fetched from worker %d: %s; retrying after a backoff",
-            self.leader_id,
-            error.message,
-        )
-        self._delay(each.followed, error.code)
+        if each.followed.logged_error is not error.code:
+            each.followed.logged_error = error.code
+            log.error(
+                "cannot append records fetched from worker %d: %s; retrying with backoff",
+                self.leader_id,
+                error.message,
+            )
+        self._delay(each.followed)
 
     async def _append_and_flush(self, each: _Row) -> None:
         partition = each.followed.partition

@@ -171,12 +171,17 @@ class ReplicaManager:
             if self.worker_id in state.replicas
         ]
         is_first, self._started = not self._started, True
+        doubtful: list[tuple[TopicImage, int]] = []
         if is_first:
+            self.log_dirs.keep_unfound({(topic.name, index) for topic, index, _ in hosted})
+            doubtful = self._doubtful(hosted, image)
             await self._report_lost(self._unidentified(image))
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
         if is_first:
-            await self._report_damaged(hosted)
+            if await self._report_doubtful(doubtful):
+                self.log_dirs.settle_doubts()
+            await self._report_damaged(hosted, doubtful)
             if await self._report_recreated(created):
                 await self.log_dirs.settle()
         configs = self._changed_configs(delta, image, hosted)
@@ -396,19 +401,64 @@ class ReplicaManager:
             [(each.topic_id, each.partition) for each in unreported]
         )
 
-    async def _report_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
+    def _doubtful(
+        self, hosted: list[tuple[TopicImage, int, PartitionImage]], image: MetadataImage
+    ) -> list[tuple[TopicImage, int]]:
+        """Return the replicas in sync or eligible of which this worker may miss records.
+
+        Their log directories have older marks than others. None if the controller has not believed
+        the newer marks: then it relies on none of this worker's logs.
+        """
+        worker = image.workers.get(self.worker_id)
+        if worker is None or worker.previous_broker_epoch is None:
+            return []
+        return [
+            (topic, index)
+            for topic, index, state in hosted
+            if self.worker_id in (*state.isr, *state.elr)
+            and self.log_dirs.is_doubtful((topic.name, index))
+        ]
+
+    async def _report_doubtful(self, doubtful: Sequence[tuple[TopicImage, int]]) -> bool:
+        """Report these replicas to the controller before this worker may lead.
+
+        Returns False if another process has registered as this worker meanwhile.
+        """
+        if not doubtful:
+            return True
+        log.warning(
+            "records of %d partitions may be missing, because the marks in %s are older than those"
+            " in other log directories, as after a loss of power or with an older image of the"
+            " disk: %s%s",
+            len(doubtful),
+            ", ".join(self.log_dirs.doubtful_paths),
+            ", ".join(f"{topic.name}-{index}" for topic, index in doubtful[:MOST_NAMED]),
+            ", ..." if len(doubtful) > MOST_NAMED else "",
+        )
+        return await self.replication.report_doubtful(
+            [(topic.topic_id, index) for topic, index in doubtful]
+        )
+
+    async def _report_damaged(
+        self,
+        hosted: list[tuple[TopicImage, int, PartitionImage]],
+        doubtful: Sequence[tuple[TopicImage, int]],
+    ) -> None:
         """Report logs with disk damage to the controller before this worker may lead.
 
         The previous process was stopped or killed without a power failure, so all that it wrote
-        should be on disk, as this worker's registration states (`previous_broker_epoch`). Other
-        replicas in the ISR or ELR have the missing records.
+        should be on disk, as this worker's registration states (`newest_broker_epoch`). Other
+        replicas in the ISR or ELR have the missing records. Those of `doubtful` are reported
+        already.
         """
         # After a power failure the controller does not rely on this worker's logs.
-        is_relied_on = self.log_dirs.previous_broker_epoch >= 0
+        reported = {(topic.topic_id, index) for topic, index in doubtful}
+        is_relied_on = self.log_dirs.newest_broker_epoch >= 0
         damaged = [
             (topic, index)
             for topic, index, state in hosted
             if is_relied_on
+            and (topic.topic_id, index) not in reported
             and self.worker_id in (may_lead := {*state.isr, *state.elr})
             and len(may_lead) > 1
             and (found := self._by_id.get(topic.topic_id, {}).get(index)) is not None

@@ -27,6 +27,10 @@ class FollowerThrottle:
     def is_exceeded(self, now: float) -> bool:
         return self._quota.is_exceeded(now)
 
+    def room_bytes(self, now: float) -> int:
+        """Return the most bytes to fetch of a partition that is not left out."""
+        return self._quota.room_bytes(now)
+
     def pause_s(self, now: float) -> float:
         """Return the seconds for which partitions are left out."""
         return min(max(LEAST_PAUSE_S, self._quota.delay_s(now)), MOST_PAUSE_S)

@@ -7,9 +7,11 @@ One request is under way to each other worker at a time. Questions that come mea
 into the next one, together. A coordinator on this worker is asked in process, each transaction by
 itself, as its answers do not have to wait for a connection.
 
-At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` wait in all.
+At most `MAX_PLACES` partitions are in a request, and `MAX_WAITING` of one client wait. Clients have
+no limit together: those of one cannot refuse the others.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import trio
 
 from dataplane.instruments.histogram import Histogram
+from dataplane.quotas.client_state import ClientShare, QuotaClient, share_of
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -29,7 +32,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.schema.message import Message
 
 MAX_PLACES: Final = 2_000
-MAX_WAITING: Final = 100_000
+MAX_WAITING: Final = 20_000  # partitions for which the clients of one share wait
 MAX_PLACES_AT_ONCE: Final = 64  # answered in the step that asks
 # Seconds that a coordinator has for its answer.
 ANSWER_S: Final = 10.0
@@ -115,7 +118,7 @@ class TransactionVerifier:
         self._coordinator_of = coordinator_of
         self._add_partitions = add_partitions
         self._coordinators: dict[int, _Coordinator] = {}
-        self._waiting = 0
+        self._waiting: Counter[ClientShare] = Counter()
 
     def confirmed(
         self, transactional_id: str, producer_id: int, producer_epoch: int
@@ -160,17 +163,21 @@ class TransactionVerifier:
         producer_id: int,
         producer_epoch: int,
         places: Collection[Place],
+        client: QuotaClient,
         *,
         adds: bool,
     ) -> Codes:
         """Return the coordinator's answer for each of at most `MAX_PLACES` partitions.
 
-        An error of its own is COORDINATOR_NOT_AVAILABLE (no coordinator, or too much is asked) or
-        NETWORK_EXCEPTION. PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH, as in Kafka: the client
-        then asks the coordinator whether it was fenced.
+        An error of its own is COORDINATOR_NOT_AVAILABLE (no coordinator, or the clients of the
+        share of `client` ask too much) or NETWORK_EXCEPTION. PRODUCER_FENCED becomes
+        INVALID_PRODUCER_EPOCH, as in Kafka: the client then asks the coordinator whether it was
+        fenced.
         """
         began = self._monotonic()
-        codes = await self._verify(transactional_id, producer_id, producer_epoch, places, adds)
+        codes = await self._verify(
+            transactional_id, producer_id, producer_epoch, places, share_of(client), adds
+        )
         now = self._monotonic()
         self.times.record(now - began, now)
         self.failed_count += sum(map(bool, codes.values()))
@@ -182,11 +189,12 @@ class TransactionVerifier:
         producer_id: int,
         producer_epoch: int,
         places: Collection[Place],
+        share: ClientShare,
         adds: bool,
     ) -> Codes:
         assert len(places) <= MAX_PLACES
         worker_id = self._coordinator_of(transactional_id)
-        if worker_id == NO_WORKER or self._waiting + len(places) > MAX_WAITING:
+        if worker_id == NO_WORKER or self._waiting[share] + len(places) > MAX_WAITING:
             return dict.fromkeys(places, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         asked = _Asked(
             AddPartitionsToTxnTransaction(
@@ -201,14 +209,16 @@ class TransactionVerifier:
             ),
             len(places),
         )
-        self._waiting += asked.count
+        self._waiting[share] += asked.count
         try:
             if worker_id == self._worker_id:
                 _take([asked], await self._add_partitions(_request([asked])))
             else:
                 await self._ask(worker_id, asked)
         finally:
-            self._waiting -= asked.count
+            self._waiting[share] -= asked.count
+            if not self._waiting[share]:
+                del self._waiting[share]
         codes = asked.codes
         if isinstance(codes, ErrorCode):
             return dict.fromkeys(places, codes)

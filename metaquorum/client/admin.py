@@ -24,7 +24,6 @@ from metaquorum.client.quorum import (
     raise_features,
     unregister_worker,
 )
-from metaquorum.client.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.client.replicas import (
     describe_cluster_health,
@@ -33,6 +32,11 @@ from metaquorum.client.replicas import (
     describe_truncations,
     with_moves,
 )
+from metaquorum.client.usage.coordinator_memory import (
+    CoordinatorMemory,
+    describe_coordinator_memory,
+)
+from metaquorum.client.usage.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.users import (
     DEFAULT_MECHANISM,
     Credentials,
@@ -646,6 +650,30 @@ class AdminClient:
         """
         return await describe_quota_use(
             self.cluster, worker, clients, most_used=most_used, include_muted=include_muted
+        )
+
+    async def describe_coordinator_memory(
+        self,
+        worker: int,
+        *,
+        most_used: int = 0,
+        budget: str | None = None,
+        client: str | None = None,
+        most_names: int = 0,
+    ) -> CoordinatorMemory:
+        """Return the memory of the groups, offsets and transactional ids on one worker.
+
+        `most_used`: clients of each budget, those with the most. With `budget`, the name of its
+        config, and `client`, also up to `most_names` groups or transactional ids of that client.
+        Raises NotServedError if the cluster is Apache Kafka.
+        """
+        return await describe_coordinator_memory(
+            self.cluster,
+            worker,
+            most_used=most_used,
+            budget=budget,
+            client=client,
+            most_names=most_names,
         )
 
     def _node_of(self, resource: ConfigResource) -> int:

@@ -281,7 +281,10 @@ class BrokerConnection:
         """Return an error with the likely reason: brokers close connections without giving one."""
         text = "the broker closed the connection"
         if not self.versions:
-            return TlsExpectedError(f"{text} at the first request; it may expect TLS")
+            return TlsExpectedError(
+                f"{text} at the first request; it may expect TLS, or a limit of connections refused"
+                " this one (max.connections..., the quota connection_creation_rate)"
+            )
         if self._login is None and not self._is_served:
             return LoginExpectedError(f"{text} after the version negotiation; it may require SASL")
         return EOFError(text)

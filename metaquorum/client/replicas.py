@@ -5,11 +5,18 @@ Only metaquorum serves DescribeReplicas (follower lag) and DescribeTruncations (
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
-from metaquorum.client.errors import AdminError, BrokerError, NotServedError, broker_error
+from metaquorum.client.errors import (
+    AdminError,
+    BrokerError,
+    NotServedError,
+    UnreachableError,
+    broker_error,
+)
 from metaquorum.client.health import (
     REPLICATION_CONFIGS,
     ClusterHealth,
@@ -20,6 +27,7 @@ from metaquorum.client.health import (
     partition_health,
 )
 from metaquorum.client.quorum import describe_workers
+from metaquorum.client.usage.coordinator_memory import describe_coordinator_memory, memory_warnings
 from metaquorum.client.values import (
     Eligible,
     FollowerView,
@@ -141,6 +149,10 @@ async def _warnings(
             int(factor) if factor.isdigit() else None,
             of_topic.get(topic.name),
         )
+    for worker in live:
+        with suppress(NotServedError, UnreachableError, BrokerError):
+            found = await describe_coordinator_memory(cluster, worker)
+            warnings += memory_warnings(found.budgets)
     return warnings
 
 

@@ -311,6 +311,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     delete_credentials = blocking(AdminClient.delete_credentials)
     describe_client_quotas = blocking(AdminClient.describe_client_quotas)
     describe_quota_use = blocking(AdminClient.describe_quota_use)
+    describe_coordinator_memory = blocking(AdminClient.describe_coordinator_memory)
     alter_client_quotas = blocking(AdminClient.alter_client_quotas)
 
 

@@ -41,9 +41,20 @@ GROUP_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LONG,
         268_435_456,
         Range(1 << 20),
-        "Maximum memory for the members, subscriptions and assignments of all groups that a worker"
-        " coordinates. The clients of one host can use at most half of it. New members beyond it"
-        " are refused; known ones can use twice as much.",
+        "Memory for the groups that a worker coordinates, their members and subscriptions, above"
+        " which no members can join. Above half of it, one client (a principal, or an address"
+        " without authentication) can have a quarter of what is left. Known members can use as much"
+        " memory again, for assignments and longer subscriptions.",
+    ),
+    worker_config(
+        "offsets.memory.max.bytes",
+        LONG,
+        536_870_912,
+        Range(1 << 20),
+        "Memory for the committed offsets that a worker coordinates, above which clients cannot"
+        " commit for other partitions than before; an offset takes some 200 bytes. Above half of"
+        " it, one client (a principal, or an address without authentication) can have a quarter of"
+        " what is left. offsets.retention.minutes frees memory.",
     ),
     worker_config(
         "offset.metadata.max.bytes",

@@ -40,6 +40,23 @@ WORKER_KEYS: Final[Mapping[str, ConfigKey]] = {
     key.name: key for key in _ALL if key.scope is Scope.WORKER
 }
 
+# Configs of Kafka's brokers for which another name, or no config, is the answer.
+INSTEAD: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("num.io.threads", "num.network.threads", "queued.max.requests"),
+        "a worker has one event loop and no pools of threads: run more workers for more processors",
+    ),
+    "security.inter.broker.protocol": "inter.broker.listener.name chooses the listener between"
+    " workers, and listener.security.protocol.map its protocol",
+    "zookeeper.connect": "there is no ZooKeeper: --quorum lists the controllers",
+    "controller.quorum.bootstrap.servers": "--quorum lists the controllers",
+    "controller.listener.names": "--quorum-listen is the address of a controller",
+    "authorizer.class.name": "there is no authorizer yet",
+    "offsets.commit.required.acks": "commits always wait for all in-sync replicas",
+    "log.message.format.version": "all nodes store message format v2",
+    "inter.broker.protocol.version": "`mq-admin cluster upgrade` raises the level of the cluster",
+}
+
 COMPACTION_LAGS: Final = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
@@ -87,6 +104,8 @@ def key_named(scope: Scope, name: str) -> ConfigKey:
     import difflib  # needed for errors only, and importing it takes milliseconds
 
     what = "topic" if scope is Scope.TOPIC else "worker"
+    if scope is Scope.WORKER and (instead := INSTEAD.get(name)) is not None:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {what} config name: {name}; {instead}")
     names = sorted(each for each, key in known.items() if not key.internal)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""

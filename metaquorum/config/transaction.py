@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from metaquorum.config.definition import BOOLEAN, INT, ConfigKey, Range, worker_config
+from metaquorum.config.definition import BOOLEAN, INT, LONG, ConfigKey, Range, worker_config
 
 TRANSACTION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     worker_config(
@@ -20,6 +20,16 @@ TRANSACTION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         Range(1),
         "Time without a change of its transaction after which a transactional id is removed. One"
         " with an open transaction is kept.",
+    ),
+    worker_config(
+        "transaction.memory.max.bytes",
+        LONG,
+        268_435_456,
+        Range(1 << 20),
+        "Memory for the transactional ids that a worker coordinates, above which clients cannot"
+        " create more; an id of 50 characters takes 550 bytes. Above half of it, one client (a"
+        " principal, or an address without authentication) can have a quarter of what is left."
+        " Known ids can add partitions to their transactions in as much memory again.",
     ),
     worker_config(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",

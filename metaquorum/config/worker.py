@@ -337,8 +337,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         1,
         Range(1),
-        "Duration of each sample of throttled replication. Throttled replicas may use at once what"
-        " the rate allows in one sample.",
+        "Duration of each sample of throttled replication, from which its rate is computed.",
     ),
     worker_config(
         "replica.lag.time.max.ms",
@@ -421,6 +420,18 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         86_400_000,
         Range(1),
         "Time after which a partition removes the state of an idle idempotent producer.",
+        dynamic=True,
+    ),
+    worker_config(
+        "max.producer.ids.per.client",
+        INT,
+        100_000,
+        Range(2),
+        "Number of producer ids, each counted once per partition, that the clients of one principal"
+        " at one IP address (of an IPv6 address its /64 network) may bring to the partitions that a"
+        " worker leads within producer.id.expiration.ms; half of it at once. Batches of further new"
+        " producers are refused with NOT_ENOUGH_REPLICAS, those of known producers never. An id"
+        " takes 0.5 to 1.2 kB of memory on each replica.",
         dynamic=True,
     ),
 )

@@ -51,7 +51,7 @@ from metaquorum.controller.topics import (
     delete_topic,
 )
 from metaquorum.controller.worker_lifecycle import WorkerLifecycle
-from metaquorum.controller.worker_registration import lose_log
+from metaquorum.controller.worker_registration import doubt_log, lose_log
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import MetadataRecord
@@ -306,6 +306,27 @@ class Controller:
                 "worker %d %s its replicas of %d partitions; its log has the cause",
                 worker_id,
                 how,
+                reported,
+            )
+        return changed
+
+    async def report_doubtful_logs(
+        self, worker_id: int, broker_epoch: int, logs: Sequence[tuple[bytes, int]]
+    ) -> Committed[list[KafkaError | None]]:
+        """Record that a worker may have lost the end of logs; answers as `report_lost_logs`."""
+        if (error := _too_many(logs)) is not None:
+            return Committed([error for _ in logs], 0)
+        changed = await self._proposer.change_all(
+            logs,
+            lambda image, at: doubt_log(
+                image, worker_id, broker_epoch, at, may_be_unclean=self._configs.may_be_unclean
+            ),
+            lambda _, error: error,
+        )
+        if reported := changed.answer.count(None):
+            logger.warning(
+                "worker %d may miss records of %d partitions; its log has the cause",
+                worker_id,
                 reported,
             )
         return changed

@@ -556,6 +556,33 @@ def restarted(
     )
 
 
+def doubted(
+    partition: PartitionImage,
+    worker_id: int,
+    is_live: IsLive,
+    *,
+    unclean: IsAllowed = never,
+    min_isr: int = OFF,
+    is_draining: IsDraining = nobody,
+) -> PartitionImage | None:
+    """Return the partition after its replica on a restarted worker may have lost records.
+
+    The outcome is as if the worker had registered without proof of its records. None if nothing
+    changes. The worker must not be live: it has just restarted.
+    """
+    return restarted(
+        partition,
+        worker_id,
+        is_live,
+        was_live=False,
+        is_intact=False,
+        is_same=True,
+        unclean=unclean,
+        min_isr=min_isr,
+        is_draining=is_draining,
+    )
+
+
 def with_workers(
     partition: PartitionImage,
     is_live: IsLive,

@@ -45,6 +45,7 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
 }
 # Quotas of IP addresses, whose rate Kafka stores in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}
+MAX_HINTED_CHARACTERS: Final = 100  # part of a mistyped key that a hint is looked up for
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _WHOLE_WITHIN: Final = 1e-6
@@ -119,7 +120,7 @@ def _canonical(address: str) -> str:
 
 def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
     if key not in known:
-        raise _invalid(f"Invalid configuration key {key}")
+        raise _invalid(f"Invalid configuration key {key}{_hint(known, key)}")
     if not value > 0:
         raise _invalid(f"Quota {key} must be greater than 0")
     if value == math.inf:
@@ -131,6 +132,15 @@ def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
         raise _invalid(f"Proposed value for {key} is too large for {name}.")
     if value % 1.0 > _WHOLE_WITHIN:
         raise _invalid(f"{key} cannot be a fractional value.")
+
+
+def _hint(known: Mapping[str, bool], key: str) -> str:
+    import difflib  # needed for errors only, and importing it takes milliseconds
+
+    if key in CLIENT_QUOTAS or key in IP_QUOTAS:
+        return ""  # a quota of other entities
+    close = difflib.get_close_matches(key[:MAX_HINTED_CHARACTERS], known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _records(

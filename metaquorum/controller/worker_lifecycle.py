@@ -288,18 +288,27 @@ class WorkerLifecycle:
         self._maintenance_due.set()
 
     async def _maintain_once(self) -> None:
+        """Elect, then fence, each also if the other fails. Raises KafkaError if one has failed."""
         self._follow()
-        if self._wants_election:
-            self._wants_election = False
-            try:
-                changed = await self._proposer.change(
-                    lambda image: elect_leaders(image, self._may_be_unclean)
-                )
-            except BaseException:
-                self._wants_election = True
-                raise
-            log_summary("elected missing leaders", changed.answer, quietly=True)
-            self._follow()
+        try:
+            if self._wants_election:
+                await self._elect()
+        finally:
+            await self._fence_overdue()
+
+    async def _elect(self) -> None:
+        self._wants_election = False
+        try:
+            changed = await self._proposer.change(
+                lambda image: elect_leaders(image, self._may_be_unclean)
+            )
+        except BaseException:
+            self._wants_election = True
+            raise
+        log_summary("elected missing leaders", changed.answer, quietly=True)
+        self._follow()
+
+    async def _fence_overdue(self) -> None:
         if overdue := self._overdue():
             changed = await self._proposer.change(
                 lambda image: fence_workers(image, overdue & self._overdue(), self._may_be_unclean)

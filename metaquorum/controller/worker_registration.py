@@ -23,6 +23,7 @@ Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
@@ -39,6 +40,8 @@ from metaquorum.controller.features import (
 from metaquorum.controller.leader_selection import (
     IsAllowed,
     IsDraining,
+    IsLive,
+    doubted,
     recreated,
     restarted,
     with_workers,
@@ -91,6 +94,19 @@ class _Change(Protocol):
     ) -> PartitionImage | None: ...
 
 
+class _ReplicaChange(Protocol):
+    def __call__(
+        self,
+        partition: PartitionImage,
+        worker_id: int,
+        is_live: IsLive,
+        *,
+        unclean: IsAllowed,
+        min_isr: int,
+        is_draining: IsDraining,
+    ) -> PartitionImage | None: ...
+
+
 class WorkerAction(IntEnum):
     """Action of an operator on a worker, numbered as in AlterWorker."""
 
@@ -106,7 +122,9 @@ class WorkerRegistration:
     `previous_broker_epoch`: broker epoch of the previous process whose records are all still in the
     logs, because it stopped cleanly, or was killed without a later power loss; -1 for none
     (KIP-966). A process that registers again after it was unregistered need not change it: the same
-    incarnation id proves that the process never stopped.
+    incarnation id proves that the process never stopped. `newest_broker_epoch`: that of the
+    directories with the newest marks. Before it is unfenced, such a worker reports the partitions
+    of which the records may be elsewhere (`doubt_log`).
     """
 
     worker_id: int
@@ -117,6 +135,7 @@ class WorkerRegistration:
     log_dirs: tuple[bytes, ...] = ()
     features: tuple[FeatureRange, ...] = UNSTATED_FEATURES
     previous_broker_epoch: int = NO_EPOCH
+    newest_broker_epoch: int = NO_EPOCH
 
 
 @frozen
@@ -158,6 +177,11 @@ def register_worker(
         )
     check_covered(image, worker.features, f"worker {worker.worker_id}")
     summary = PartitionChangeSummary()
+    if is_written(RegisterWorkerRecord, "previous_broker_epoch", image.features):
+        # Only then the image shows to the worker whether its marks were believed, so that it knows
+        # whether to report what is in directories with older marks.
+        newest = max(worker.previous_broker_epoch, worker.newest_broker_epoch)
+        worker = replace(worker, previous_broker_epoch=newest)
     records = _registration(image, worker, may_be_unclean, summary)
     return Decision(summary, records, divisible=True)
 
@@ -471,12 +495,39 @@ def lose_log(
     log and created an empty one. Source: KIP-858, by partition instead of by directory. Raises
     KafkaError if the broker epoch is not current.
     """
+    rule = recreated if was_recreated else without_log
+    return _change_replica(image, worker_id, broker_epoch, at, rule, may_be_unclean)
+
+
+def doubt_log(
+    image: MetadataImage,
+    worker_id: int,
+    broker_epoch: int,
+    at: tuple[bytes, int],
+    *,
+    may_be_unclean: MayBeUnclean = never_unclean,
+) -> Decision[KafkaError | None]:
+    """Decide what follows if a worker that is not live yet may miss records of the partition `at`.
+
+    For this partition the worker has then restarted as after a loss of power, although its other
+    log directories are intact. Raises KafkaError if the broker epoch is not current.
+    """
+    return _change_replica(image, worker_id, broker_epoch, at, doubted, may_be_unclean)
+
+
+def _change_replica(
+    image: MetadataImage,
+    worker_id: int,
+    broker_epoch: int,
+    at: tuple[bytes, int],
+    rule: _ReplicaChange,
+    may_be_unclean: MayBeUnclean,
+) -> Decision[KafkaError | None]:
     check_epoch(image, worker_id, broker_epoch)
     topic_id, number = at
     topic = image.topic_by_id(topic_id)
     if topic is None or not 0 <= number < len(topic.partitions):
         return Decision(None)  # deleted in the meantime
-    rule = recreated if was_recreated else without_log
     unclean = partial(may_be_unclean, image, topic.name)
     after = rule(
         topic.partitions[number],

@@ -228,6 +228,18 @@ class ReportLostLogs:
 
 
 @frozen
+class ReportDoubtfulLogs:
+    """Report of a restarted worker that it may have lost the end of logs, not yet unfenced.
+
+    Each log is a topic id and a partition.
+    """
+
+    worker_id: int
+    broker_epoch: int
+    logs: Sequence[tuple[bytes, int]]
+
+
+@frozen
 class AllocateProducerIds:
     """Request of a worker for a block of producer ids that no other worker receives."""
 
@@ -542,6 +554,18 @@ REPORT_LOST_LOGS: Final[Method[ReportLostLogs, Committed[list[KafkaError | None]
     AllowedCallers.ITSELF,
     is_repeatable=True,
 )
+REPORT_DOUBTFUL_LOGS: Final[Method[ReportDoubtfulLogs, Committed[list[KafkaError | None]]]] = (
+    Method(
+        "doubt_logs",
+        ReportDoubtfulLogs,
+        _ERRORS,
+        lambda controller, request: controller.report_doubtful_logs(
+            request.worker_id, request.broker_epoch, request.logs
+        ),
+        AllowedCallers.ITSELF,
+        is_repeatable=True,
+    )
+)
 ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Committed[ProducerIdBlock]]] = Method(
     "allocate_producer_ids",  # a block whose answer was lost is never used; there are enough blocks
     AllocateProducerIds,
@@ -597,6 +621,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         ELECT_LEADERS,
         ALTER_PARTITIONS,
         REPORT_LOST_LOGS,
+        REPORT_DOUBTFUL_LOGS,
         WATCH_QUORUM,
         DESCRIBE_QUORUM,
         READ_END,

@@ -136,7 +136,12 @@ class Disk(Protocol):
     def remove(self, path: str) -> None:
         """Remove a file."""
 
-    def remove_tree(self, path: str) -> None: ...
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder with all that it contains.
+
+        If `path` is a symbolic link to a folder, the files directly in that folder are removed,
+        then the link. The folder itself goes with them if that leaves it empty.
+        """
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a folder survive a power loss. Blocking: call in `Disk.run`."""

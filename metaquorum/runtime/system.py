@@ -221,6 +221,31 @@ def _syncfs() -> Callable[[int], int] | None:
     return None if function is None else cast(Callable[[int], int], function)
 
 
+def _remove_linked_folder(link: str) -> None:
+    """Remove the files of the folder behind a symbolic link, then the link.
+
+    Sub-folders stay, as the one of a file system's root does: whether they belong to the folder's
+    owner is unknown. The removal of the files is synced before the link that leads to them goes.
+    """
+    folder = os.path.realpath(link)
+    with os.scandir(folder) as entries:
+        files = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
+    for path in files:
+        os.unlink(path)
+    _sync_dir(folder)
+    with contextlib.suppress(OSError):  # not empty, a mount point, or in a read-only folder
+        os.rmdir(folder)
+    os.unlink(link)
+
+
+def _sync_dir(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class RealDisk:
     inline_write_bytes = _UNLIMITED  # see `Disk`
     # In seconds of time.perf_counter.
@@ -306,14 +331,13 @@ class RealDisk:
         os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(path)
+        if os.path.islink(path):
+            _remove_linked_folder(path)
+        else:
+            shutil.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_dir(path)
 
     def sync_all(self, path: str) -> bool:
         syncfs = _syncfs()

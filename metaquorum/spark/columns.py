@@ -6,12 +6,13 @@ The columns are those of Spark's Kafka connector, with its types:
     topic           string
     partition       int32
     offset          int64
-    timestamp       timestamp[us, UTC]; of the record, or of the append (LogAppendTime)
+    timestamp       timestamp[us, UTC]; of the record, or of the append (LogAppendTime); null if
+                    out of range
     timestampType   int32: 0 CreateTime, 1 LogAppendTime
     headers         list<struct<key: string, value: binary>>, null if there are none; optional
 
 Bytes of a header key that are not UTF-8 become U+FFFD. A timestamp that does not fit 64-bit
-microseconds is an error, as in the connector.
+microseconds is null; the connector fails, so that any producer could stop the readers of a topic.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class BatchBuilder:
 
     `rows` and `data_bytes` (keys, values and headers, with the Arrow offsets of headers, because
     a header may have no bytes) count the held rows. `records`, `bytes` (keys and values), the
-    first and last offset and the timestamps cover all records ever added.
+    first and last offset and the timestamps cover all records ever added, but for timestamps out
+    of range.
     """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
@@ -97,6 +99,7 @@ class BatchBuilder:
         self._summary = form.summary
         self._fields = array("q", bytes(8 * RECORD_FIELDS * WALKED_RECORDS))
         self._types: list[tuple[int, int]] = []  # runs: (timestamp type, rows)
+        self._odd_times = array("q")  # held rows with a timestamp out of range
         self._header: BatchHeader | None = None
         self._start = self._end = 0
         self._runs = array("Q")  # first offset and end offset (exclusive) of each run
@@ -177,43 +180,51 @@ class BatchBuilder:
             count = sum([offset < self._end for offset in offsets]) - first
             if count <= 0:
                 return
-        problem = ""
         low, high, size = self._summary(fields, first, count)
         low += header.base_timestamp
         high += header.base_timestamp
         is_appended = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         if is_appended:
             low = high = header.max_timestamp
-        if not -_MOST_MS <= low <= high <= _MOST_MS:
-            times = self._times(first, count, header.base_timestamp)
-            if is_appended:
-                times = [low]
-            sound = [-_MOST_MS <= time <= _MOST_MS for time in times].index(False)
-            problem = f"a timestamp of {times[sound]} ms is out of range"
-            if not sound:
-                raise WireError(problem)
-            count, low, high = sound, min(times[:sound]), max(times[:sound])
-            _, _, size = self._summary(fields, first, count)
         for column in self._binary:
             column.append(data, fields, first, count)
         if self._offset is not None:
             self._offset.append_offsets(fields, first, count, base)
-        if self._timestamp is not None:
-            if is_appended:
+        if -_MOST_MS <= low <= high <= _MOST_MS:
+            self._note_times(low, high)
+            if self._timestamp is not None and is_appended:
                 self._timestamp.append_constant(1000 * low, count)
-            else:
+            elif self._timestamp is not None:
                 self._timestamp.append_timestamps(fields, first, count, header.base_timestamp)
+        else:
+            times = [low] * count if is_appended else self._times(first, count)
+            self._append_odd_times(times)
         self.bytes += size
-        self._note(first, count, low, high, int(is_appended))
-        if problem:
-            raise WireError(problem)
+        self._note(first, count, int(is_appended))
 
-    def _times(self, first: int, count: int, base_timestamp: int) -> list[int]:
+    def _append_odd_times(self, times: Sequence[int]) -> None:
+        """Append times of which some are out of range: these are null, and not in the summary."""
+        for row, time in enumerate(times, self.rows):
+            is_sound = -_MOST_MS <= time <= _MOST_MS
+            if is_sound:
+                self._note_times(time, time)
+            else:
+                self._odd_times.append(row)
+            if self._timestamp is not None:
+                self._timestamp.append_constant(1000 * time if is_sound else 0, 1)
+
+    def _note_times(self, low: int, high: int) -> None:
+        self.min_timestamp_ms = min(low, low if (t := self.min_timestamp_ms) is None else t)
+        self.max_timestamp_ms = max(high, high if (t := self.max_timestamp_ms) is None else t)
+
+    def _times(self, first: int, count: int) -> list[int]:
+        assert self._header is not None
+        base_timestamp = self._header.base_timestamp
         place = first * RECORD_FIELDS + TIMESTAMP
         some = self._fields[place : (first + count) * RECORD_FIELDS : RECORD_FIELDS]
         return [base_timestamp + delta for delta in some]
 
-    def _note(self, first: int, count: int, low: int, high: int, kind: int) -> None:
+    def _note(self, first: int, count: int, kind: int) -> None:
         """Update the counters for `count` records added, beginning with record `first`."""
         assert self._header is not None
         fields, base = self._fields, self._header.base_offset
@@ -222,8 +233,6 @@ class BatchBuilder:
         if self.first_offset is None:
             self.first_offset = base + fields[first * RECORD_FIELDS]
         self.last_offset = base + fields[(first + count - 1) * RECORD_FIELDS]
-        self.min_timestamp_ms = min(low, low if (t := self.min_timestamp_ms) is None else t)
-        self.max_timestamp_ms = max(high, high if (t := self.max_timestamp_ms) is None else t)
         if self._types and self._types[-1][0] == kind:
             self._types[-1] = kind, self._types[-1][1] + count
         else:
@@ -233,6 +242,7 @@ class BatchBuilder:
         """Return all held rows as one record batch, and hold none afterwards."""
         rows, self.rows = self.rows, 0
         types, self._types = self._types, []
+        odd_times, self._odd_times = self._odd_times, array("q")
         if not self._schema.names:  # from_arrays would make a batch without rows
             return pa.RecordBatch.from_struct_array(
                 pa.Array.from_buffers(pa.struct([]), rows, [None], null_count=0)
@@ -243,9 +253,10 @@ class BatchBuilder:
         if self._value is not None:
             made["value"] = _binary_array(self._value.take(), pa.binary())
         if self._offset is not None:
-            made["offset"] = _int64_array(self._offset.take(), rows, pa.int64())
+            made["offset"] = _int64_array(self._offset.take(), rows, pa.int64(), ())
         if self._timestamp is not None:
-            made["timestamp"] = _int64_array(self._timestamp.take(), rows, _COLUMNS["timestamp"])
+            kind = _COLUMNS["timestamp"]
+            made["timestamp"] = _int64_array(self._timestamp.take(), rows, kind, odd_times)
         if self._headers is not None:
             made["headers"] = _headers_array(self._headers.take())
         made["topic"] = pa.repeat(self._topic, rows)
@@ -263,8 +274,19 @@ def _binary_array(buffers: BinaryBuffers, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, buffers.rows, parts, null_count=buffers.nulls)
 
 
-def _int64_array(values: memoryview, rows: int, kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)], null_count=0)
+def _int64_array(
+    values: memoryview, rows: int, kind: pa.DataType, nulls: Sequence[int]
+) -> pa.Array:
+    """Return the values as an array in which the rows of `nulls` are null."""
+    validity = None
+    if nulls:
+        bits = bytearray(b"\xff" * (-(-rows // 8)))
+        for row in nulls:
+            bits[row >> 3] &= ~(1 << (row & 7))
+        validity = pa.py_buffer(bytes(bits))
+    return pa.Array.from_buffers(
+        kind, rows, [validity, pa.py_buffer(values)], null_count=len(nulls)
+    )
 
 
 def _headers_array(buffers: ListBuffers) -> pa.Array:

@@ -151,6 +151,17 @@ class RecordsAreKept(ClusterChecker):
             )
 
 
+class ShutdownsEnd(ClusterChecker):
+    """Without faults, the clean stop of a worker ends soon, also while another worker is down."""
+
+    invariant = "R15"
+
+    def stopped(self, who: str, took_s: float, at_most_s: float) -> None:
+        self.compare(
+            took_s <= at_most_s, "{} stopped after {:.1f} s, not {:.1f}", who, took_s, at_most_s
+        )
+
+
 CLUSTER_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     AnswersInTheirOrder,
     ClusterIsOneLog,

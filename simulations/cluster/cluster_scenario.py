@@ -16,7 +16,8 @@ from typing import Final
 
 import trio
 
-from simulations.cluster.cluster_checkers import CLUSTER_CHECKERS, RecordsAreKept
+from dataplane.worker_server import CONTROLLED_SHUTDOWN_S
+from simulations.cluster.cluster_checkers import CLUSTER_CHECKERS, RecordsAreKept, ShutdownsEnd
 from simulations.cluster.cluster_clients import Administrator, ClusterProducer, Inspector
 from simulations.cluster.cluster_setup import (
     LIVENESS_S,
@@ -37,7 +38,12 @@ from simulations.harness.observing import small_sizes
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
 
+PLAYED_CHECKERS: Final = (*CLUSTER_CHECKERS, ShutdownsEnd)
 WORKERS: Final = 3
+# Share of worlds in which one worker stops cleanly after the faults while another one is dead, and
+# the time that may take: half of the time after which a worker stops without a controlled shutdown.
+STOPS: Final = 0.3
+STOP_S: Final = CONTROLLED_SHUTDOWN_S / 2
 # Faults that may end a node or take a partition offline: `failing-disk` and `quorum` have them.
 _ELSEWHERE: Final = (
     "lost disk",
@@ -76,7 +82,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
-    cluster_state = ClusterState(world, settings, CLUSTER_CHECKERS)
+    cluster_state = ClusterState(world, settings, PLAYED_CHECKERS)
     settle(cluster_state, WORKERS, {})
     with small_sizes(world.stream("sizes")), watched(cluster_state):
         async with trio.open_nursery() as nursery:
@@ -90,6 +96,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
             await recover(cluster_state)
             await finish_clients(cluster_state, lambda: clients.are_done)
             await _inspect(cluster_state)
+            await _stop_one_of_two(cluster_state)
             await stop(cluster_state, nursery)
     compare(cluster_state)
     world.count("events", len(world.trace.events))
@@ -140,16 +147,45 @@ async def _inspect(cluster_state: ClusterState) -> None:
     await within(cluster_state, LIVENESS_S, "whole again", cluster_state.is_whole)
 
 
+async def _stop_one_of_two(cluster_state: ClusterState) -> None:
+    """Kill one worker, stop another one cleanly once the first is fenced, and restart both."""
+    world = cluster_state.world
+    draw = world.stream("last stop")
+    if world.violations or draw.random() >= STOPS:
+        return
+    dead, stopping = draw.sample(cluster_state.workers, 2)
+    for member in (dead, stopping):
+        member.supervisor.hold()
+    dead.supervisor.machine.kill()
+
+    def is_fenced() -> bool:
+        return stopping.image.workers[dead.config.node_id].fenced
+
+    await within(cluster_state, LIVENESS_S, "the dead worker fenced", is_fenced)
+    node, machine = stopping.node, stopping.supervisor.machine
+    if node is not None and not world.violations:
+        began = world.now
+        machine.say("is asked to stop")
+        node.stop()
+        await within(cluster_state, LIVENESS_S, "stopped", lambda: not machine.running)
+        world.count("clean stops with another worker dead")
+        cluster_state.checker(ShutdownsEnd).stopped(stopping.name, world.now - began, STOP_S)
+    for member in (dead, stopping):
+        member.supervisor.release()
+    await within(cluster_state, LIVENESS_S, "whole again", cluster_state.is_whole)
+
+
 CLUSTER: Final = Scenario(
     "cluster",
     "whole nodes: controllers, workers that follow them, administration and records through faults",
     play,
-    CLUSTER_CHECKERS,
+    PLAYED_CHECKERS,
     gates=(
         "acknowledged records",
         "records read",
         "topics created",
         "topics deleted",
+        "clean stops with another worker dead",
         *(f"fault: {kind}" for kind in KINDS),
     ),
 )

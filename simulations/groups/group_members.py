@@ -106,6 +106,8 @@ class GroupMember(GroupClient):
         self._committed: dict[Place, int] = {}
         self._leaders: dict[Place, int] = {}
         self._heard_at = 0.0
+        # Whether the assignments of others take longer than their sessions, if this is the leader.
+        self.computes_slowly = False
         # Whether fetches from the coordinator use the connection of the heartbeats.
         self.shares_connection = False
         self._own: tuple[int, ClientConnection] | None = None  # connection to the coordinator
@@ -163,6 +165,8 @@ class GroupMember(GroupClient):
             self._own = worker_id, connection
             while not self.cluster_state.closing and not self._is_finished():
                 if not await self._join(runtime, connection):
+                    continue
+                if not await self._compute(runtime, connection, worker_id):
                     continue
                 if not await self._sync(runtime, connection, worker_id):
                     continue
@@ -228,6 +232,21 @@ class GroupMember(GroupClient):
         places = [(name, n) for name, (_, count) in self._known.items() for n in range(count)]
         for number, place in enumerate(places):
             self._assignments[ids[number % len(ids)]].append(place)
+
+    async def _compute(
+        self, runtime: Runtime, connection: ClientConnection, worker_id: int
+    ) -> bool:
+        """Let the SyncGroups of other members wait; return whether the generation continues."""
+        least_s, most_s = self._group.session_ms / 1000, self._group.rebalance_ms / 1000
+        if not self.computes_slowly or len(self._assignments) < 2 or self.cluster_state.calm:
+            return True
+        self.cluster_state.world.count("slow assignments")
+        ends_at = self.cluster_state.world.now + self._draw.uniform(least_s, 0.8 * most_s)
+        while self.cluster_state.world.now < ends_at:
+            await sleep(runtime.clock, least_s / 4)
+            if not await self._heartbeat(connection, worker_id):
+                return False
+        return True
 
     def _topics(self) -> dict[str, tuple[bytes, int]]:
         names = topic_names()

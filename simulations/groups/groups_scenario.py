@@ -35,7 +35,20 @@ from simulations.groups.group_clients import (
 from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
 from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
 from simulations.groups.group_members import GroupMember
+from simulations.groups.hoarders import (
+    GROUP_MEMORY_BYTES,
+    HOARDERS,
+    MOST_HOARDERS,
+    OFFSETS_MEMORY_BYTES,
+    RETENTION_MS,
+    BudgetsCountAll,
+    BudgetsHaveRoom,
+    Hoarded,
+    Hoarder,
+    Newcomer,
+)
 from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
+from simulations.groups.waiting_members import WaitingMembersStay, watched_waits
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
@@ -57,7 +70,15 @@ DELETERS: Final = 3  # clients that delete groups, where these are deleted in pa
 LONE: Final = "lone"  # name of the consumer without membership
 MOVES: Final = ("kill", "restart", "pause", "isolate", "down", "slow links")
 NARROW: Final = 0.4  # share of narrow worlds
+SLOW_ASSIGNMENTS: Final = 0.3  # share of worlds in which leaders compute their assignments slowly
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *GROUP_CHECKERS)
+PLAYED_CHECKERS: Final = (
+    *ALL_CHECKERS,
+    InternalTopicsAreProtected,
+    WaitingMembersStay,
+    BudgetsHaveRoom,
+    BudgetsCountAll,
+)
 
 
 @dataclass(slots=True)
@@ -72,6 +93,7 @@ class GroupsSettings:
     retention_ms: int  # after which offsets of groups without members expire
     topic_configs: dict[str, str] = field(default_factory=dict)
     piece_offsets: int = PIECE_OFFSETS  # a group with more offsets is deleted in parts
+    hoarders: int = 0  # clients that fill budgets, which are small then
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -163,7 +185,7 @@ NARROW_WORLDS: Final[
 
 @contextmanager
 def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
-    """Add configs to those of the new `__consumer_offsets`, and shorten the retention of offsets.
+    """Add configs to those of the new `__consumer_offsets`, and shorten retention and budgets.
 
     The shortest segment and retention that operators can set would take hours to fill or to pass,
     and a group that is deleted in parts would need hundreds of partitions: each part waits for the
@@ -177,6 +199,9 @@ def small_offsets_topic(groups: GroupsSettings) -> Iterator[None]:
         def update(self: CoordinatorConfigs, configs: Any) -> None:
             right(self, configs)
             self.groups.offsets_retention_ms = groups.retention_ms
+            if groups.hoarders:
+                self.memory_bytes = GROUP_MEMORY_BYTES
+                self.offsets_memory_bytes = OFFSETS_MEMORY_BYTES
 
         return update
 
@@ -209,12 +234,23 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         NARROW_WORLDS[purpose](settings, groups, draw)
         world.say("story", f"narrow world: {purpose}")
         world.count(f"narrow: {purpose}")
+    draw = world.stream("hoarders")
+    if draw.random() < HOARDERS:
+        groups.hoarders = draw.randint(1, MOST_HOARDERS)
+        groups.retention_ms = min(groups.retention_ms, RETENTION_MS)
+    # A separate random stream for few worlds: the other worlds do not change.
+    computes_slowly = world.stream("slow assignments").random() < SLOW_ASSIGNMENTS
+    if computes_slowly:
+        groups.members, groups.session_ms, groups.rebalance_ms = 3, 600, 2000
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{groups}")
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+        waits.append(cluster_state.checker(WaitingMembersStay))
         clients = clients_of_groups(cluster_state, groups)
+        for member in clients.members:
+            member.computes_slowly = computes_slowly
         if groups.piece_offsets < PIECE_OFFSETS:
             for number in range(DELETERS):
                 name = f"deleter-{number}"
@@ -222,15 +258,22 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         draw = world.stream("intruder")
         if draw.random() < SHARE:
             clients.others.append(Intruder(cluster_state, "intruder", draw))
+        hoard: list[Hoarded] = []
+        for number in range(groups.hoarders):
+            name = f"hoarder-{number}"
+            clients.others.append(Hoarder(cluster_state, name, world.stream(name), hoard))
+        if groups.hoarders:
+            draw = world.stream("newcomer")
+            clients.others.append(Newcomer(cluster_state, "newcomer", draw, hoard))
         return clients
 
-    with small_offsets_topic(groups):
+    with small_offsets_topic(groups), watched_waits() as waits:
         await play_settings(
             world,
             settings,
             lambda cluster_state: GroupFaults(cluster_state, lone_group(LONE)).kinds,
             clients_of,
-            (*ALL_CHECKERS, InternalTopicsAreProtected),
+            PLAYED_CHECKERS,
         )
 
 
@@ -281,7 +324,7 @@ GROUPS: Final = Scenario(
     "groups",
     "consumer groups: members that come and go, coordinators that move, offsets that expire",
     play,
-    (*ALL_CHECKERS, InternalTopicsAreProtected),
+    PLAYED_CHECKERS,
     gates=(
         "acknowledged records",
         "records processed",
@@ -304,7 +347,11 @@ GROUPS: Final = Scenario(
         "coordinators changed",
         "records compacted away",
         "heartbeat: REBALANCE_IN_PROGRESS",
+        "sessions kept by a waiting JoinGroup",
+        "sessions kept by a waiting SyncGroup",
         "intrusions refused",
+        "hoarder joins: GROUP_MAX_SIZE_REACHED",
+        "hoarder commits: POLICY_VIOLATION",
         *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         *(f"fault: {kind}" for kind in GROUP_KINDS),
     ),

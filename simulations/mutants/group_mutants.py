@@ -3,10 +3,12 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
 from dataplane.coordinators.group import committed_offsets, group_shard
 from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
 from dataplane.coordinators.group.group_shard import GroupShard
+from dataplane.coordinators.group.members import GroupMember, GroupMembers
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.rebalancing import GroupState, Persist, Rebalancing
 from dataplane.coordinators.group.record_formats import decode_offset_value
@@ -21,6 +23,56 @@ from dataplane.partition import partition
 from metaquorum.controller import config_changes, topics
 from simulations.kernel.mutation import Mutant, all_of, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
+
+
+def _budgets_without_shares() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _refusal(self: Any, client: str, admitted: int, grown: int, counted: int) -> Any:
+            before = self.use_of(client)
+            own = max(before.admitted_bytes + admitted, before.grown_bytes + grown)
+            added = own - before.counted_bytes
+            is_full = added > 0 and counted + added > self.limit_bytes()
+            return Refusal.FULL if is_full else None
+
+        return _refusal
+
+    return swapped(ClientBudget, "_refusal", wrong)
+
+
+def _known_may_not_grow() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _refusal(self: Any, client: str, admitted: int, grown: int, counted: int) -> Any:
+            own = self.use_of(client).counted_bytes
+            total, limit = counted + grown, self.limit_bytes()
+            if grown > 0 and 2 * total > limit and (own + grown) * SHARE > limit - total:
+                return Refusal.SHARE
+            return right(self, client, admitted, grown, counted)
+
+        return _refusal
+
+    return swapped(ClientBudget, "_refusal", wrong)
+
+
+def _loaded_not_counted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def use(self: Any, client: str, admitted: int, grown: int = 0) -> None:
+            if client != UNKNOWN:
+                right(self, client, admitted, grown)
+
+        return use
+
+    return swapped(ClientBudget, "use", wrong)
+
+
+def _left_members_counted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _use(self: Any, member: Any, by: int) -> None:
+            if by > 0 or member.member_id in self.by_id:
+                right(self, member, by)
+
+        return _use
+
+    return swapped(GroupMembers, "_use", wrong)
 
 
 def _accepted(code: ErrorCode) -> AbstractContextManager[None]:
@@ -95,6 +147,12 @@ def _session_never_ends() -> AbstractContextManager[None]:
         return _session_ended
 
     return swapped(Sessions, "_session_ended", wrong)
+
+
+def _syncs_do_not_keep_sessions() -> AbstractContextManager[None]:
+    return swapped(
+        GroupMember, "is_waiting", lambda _: property(lambda self: self.join is not None)
+    )
 
 
 def _assignment_shown_early() -> AbstractContextManager[None]:
@@ -411,6 +469,12 @@ GROUP_MUTANTS: Final = tuple(
             _session_never_ends,
         ),
         (
+            "syncs-do-not-keep-sessions",
+            "a member is expelled while its SyncGroup waits for longer than the session timeout",
+            ("G7",),
+            _syncs_do_not_keep_sessions,
+        ),
+        (
             "assignment-shown-early",
             "SyncGroups are answered before the record of the assignment is committed",
             ("G1",),
@@ -523,6 +587,30 @@ GROUP_MUTANTS: Final = tuple(
             "a late record of one deletion of a group ends the next deletion, which continues",
             ("G2", "G3"),
             _late_end_ends_next,
+        ),
+        (
+            "budgets-without-shares",
+            "one client may use a whole budget",
+            ("B1",),
+            _budgets_without_shares,
+        ),
+        (
+            "known-members-may-not-grow",
+            "a longer subscription of a known member is refused as a new member is",
+            ("B1",),
+            _known_may_not_grow,
+        ),
+        (
+            "loaded-state-not-counted",
+            "state that a coordinator has loaded does not count",
+            ("B2",),
+            _loaded_not_counted,
+        ),
+        (
+            "left-members-counted",
+            "members that have left count in the budget",
+            ("B2",),
+            _left_members_counted,
         ),
         (
             "clients-write-internal-topics",

@@ -160,6 +160,17 @@ def _batch_to_its_end() -> AbstractContextManager[None]:
     return swapped(BatchBuilder, "add", wrong)
 
 
+def _unknown_policy_not_compacted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def _absent(self: Any, *args: Any) -> None:
+            self._is_compacted = bool(self._is_compacted)
+            await right(self, *args)
+
+        return _absent
+
+    return swapped(_reader(), "_absent", wrong)
+
+
 LOAD_MUTANTS: Final = tuple(
     Mutant(name, about, "range-loads", found_as, apply)
     for name, about, found_as, apply in (
@@ -234,6 +245,12 @@ LOAD_MUTANTS: Final = tuple(
             "records of a batch after the range are returned, too",
             ("S1",),
             _batch_to_its_end,
+        ),
+        (
+            "unknown-policy-not-compacted",
+            "a topic whose cleanup.policy is not known counts as not compacted",
+            ("S1",),
+            _unknown_policy_not_compacted,
         ),
     )
 )

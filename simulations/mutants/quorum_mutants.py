@@ -6,11 +6,13 @@ what the guard does in each case.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf
 from typing import Any, Final
 
 import trio
 
 from metaquorum.config.definition import Scope
+from metaquorum.controller.heartbeats import WorkerSessions
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import Replay
@@ -403,6 +405,23 @@ def _snapshot_loses_a_record() -> AbstractContextManager[None]:
     return swapped(MetadataLoader, "load", wrong)
 
 
+def _fenced_workers_awaited() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def _least_applied(self: Any) -> float:
+            return min(
+                (
+                    session.applied_offset
+                    for session in self._sessions.values()
+                    if not session.worker.in_controlled_shutdown
+                ),
+                default=inf,
+            )
+
+        return _least_applied
+
+    return swapped(WorkerSessions, "_least_applied", wrong)
+
+
 CLUSTER_MUTANTS: Final = tuple(
     Mutant(name, about, "cluster", found_as, apply)
     for name, about, found_as, apply in (
@@ -417,6 +436,12 @@ CLUSTER_MUTANTS: Final = tuple(
             "a node that loads a snapshot skips its first record",
             ("M4",),
             _snapshot_loses_a_record,
+        ),
+        (
+            "fenced-workers-awaited",
+            "a controlled shutdown also waits for fenced workers, which apply no metadata",
+            ("R15",),
+            _fenced_workers_awaited,
         ),
     )
 )

@@ -7,7 +7,7 @@ from dataplane.handlers.produce_outcome import Outcome
 from dataplane.network.connection import ClientConnection
 from dataplane.network.server import Server
 from dataplane.quotas import client_quota_manager
-from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
 from dataplane.quotas.client_state import name_of
 from dataplane.quotas.cpu_meter import CpuMeter
 from dataplane.quotas.muting import Mute
@@ -110,6 +110,19 @@ def _ended_connections_count() -> AbstractContextManager[None]:
     return swapped(Server, "_serve_one", wrong)
 
 
+def _dropped_allowances_used() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _forget_some(self: Any) -> None:
+            before = list(self._allowances.values())
+            right(self)
+            for allowance in before:
+                allowance.is_forgotten = False
+
+        return _forget_some
+
+    return swapped(RateQuotas, "_forget_some", wrong)
+
+
 QUOTA_MUTANTS: Final = tuple(
     Mutant(name, about, "quotas", found_as, apply)
     for name, about, found_as, apply in (
@@ -162,6 +175,12 @@ QUOTA_MUTANTS: Final = tuple(
             "the CPU time of worker threads is not charged to the client's request quota",
             ("Q1",),
             _threads_for_nothing,
+        ),
+        (
+            "dropped-allowances-used",
+            "an allowance that was dropped as unused stays in the cache of client names",
+            ("Q1",),
+            _dropped_allowances_used,
         ),
     )
 )

@@ -50,7 +50,7 @@ from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from simulations.mutants.truncation_mutants import CUT_MUTANTS
 from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
-from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
+from simulations.mutants.validation_mutants import PRODUCER_MUTANTS, VALIDATION_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 
@@ -438,6 +438,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *UPGRADE_MUTANTS,
         *MOVES_LEVEL_MUTANTS,
         *TRANSACTION_MUTANTS,
+        *PRODUCER_MUTANTS,
         *MOVE_MUTANTS,
         *LOG_DIR_MUTANTS,
         *DRAINING_MUTANTS,

@@ -205,6 +205,16 @@ def _timeouts_ignored() -> AbstractContextManager[None]:
     return swapped(Transaction, "has_timed_out", lambda _: lambda self, now_ms: False)
 
 
+def _added_partitions_extend_the_time() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def with_partitions(self: Any, added: Any, now_ms: int, *values: Any) -> Any:
+            return replace(right(self, added, now_ms, *values), started_ms=now_ms)
+
+        return with_partitions
+
+    return swapped(Transaction, "with_partitions", wrong)
+
+
 def _prepared_not_resumed() -> AbstractContextManager[None]:
     """Send no markers for the transactions that the last coordinator had prepared."""
 
@@ -396,6 +406,12 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a transaction whose client has vanished is never aborted",
             ("T4",),
             _timeouts_ignored,
+        ),
+        (
+            "added-partitions-extend-the-time",
+            "each partition that is added to a transaction restarts its timeout",
+            ("T4",),
+            _added_partitions_extend_the_time,
         ),
         (
             "prepared-not-resumed",

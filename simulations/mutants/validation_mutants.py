@@ -1,12 +1,18 @@
-"""Mutants of the validation of produced batches: each removes one rule."""
+"""Mutants of what a leader checks of batches, and of what protects the state of producers."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane.handlers import produce
+from dataplane.handlers.produce_transactions import ProduceTransaction
+from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
+from dataplane.log.segments.verification import Verifications
 from dataplane.partition import batch_validation
-from simulations.kernel.mutation import Mutant, swapped
-from wire.primitives.errors import KafkaError
+from dataplane.quotas import producer_admission
+from dataplane.quotas.client_state import ClientShare
+from dataplane.quotas.producer_admission import ProducerAdmission, UnknownProducerIdError
+from simulations.kernel.mutation import Mutant, all_of, swapped
+from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import CODEC_MASK, produced_batch
 from wire.records.record_walk import RecordWalk
 
@@ -128,6 +134,124 @@ VALIDATION_MUTANTS: Final = tuple(
             "a client may write control batches",
             ("L6", "L4"),
             _control_batches_taken,
+        ),
+    )
+)
+
+
+# New producers
+
+# Limits of tables that the shipped code does not have.
+MOST_PRODUCERS: Final = 6
+MOST_VERIFICATIONS: Final = 5
+
+
+def _producers_evicted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _add(self: Any, *values: Any) -> Any:
+            if len(self.entries) >= MOST_PRODUCERS:
+                idle = [e for e in self.entries.values() if e.transaction_first_offset == NO_OFFSET]
+                for entry in sorted(idle, key=lambda one: one.last_seen_ms)[:1]:
+                    del self.entries[entry.producer_id]
+            return right(self, *values)
+
+        return _add
+
+    return swapped(ProducerStateTable, "_add", wrong)
+
+
+def _one_share_for_all() -> AbstractContextManager[None]:
+    return swapped(producer_admission, "share_of", lambda _: lambda client: ClientShare("", ""))
+
+
+def _forged_appended() -> AbstractContextManager[None]:
+    """Let partitions take any producer id, as Kafka does."""
+
+    def wrong(right: Any) -> Any:
+        def admit(self: Any, client: Any, producer_id: int) -> None:
+            right(self, client, min(producer_id, self.next_producer_id - 1))
+
+        return admit
+
+    return swapped(ProducerAdmission, "admit", wrong)
+
+
+def _new_ids_forged() -> AbstractContextManager[None]:
+    """Refuse an id finally without looking at the metadata of now."""
+
+    def wrong(right: Any) -> Any:
+        def init(self: Any, *values: Any) -> None:
+            right(self, *values)
+            self.code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+        return init
+
+    return swapped(UnknownProducerIdError, "__init__", wrong)
+
+
+def _verifications_kept() -> AbstractContextManager[None]:
+    """Keep those of requests that are over, in a table with one limit for all producers."""
+
+    def wrong(right: Any) -> Any:
+        def begin(self: Any) -> None:
+            right(self)
+            for place, partition in self.places.items():
+                if len(partition.log.producers.verifications.pending) > MOST_VERIFICATIONS:
+                    self.errors[place] = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
+
+        return begin
+
+    return all_of(
+        swapped(ProduceTransaction, "begin", wrong),
+        swapped(Verifications, "cancel", lambda _: lambda self, *values: None),
+    )
+
+
+def _verifications_of_others_ended() -> AbstractContextManager[None]:
+    """End all verifications of a producer with a request that has its id."""
+    return swapped(
+        Verifications, "cancel", lambda _: lambda self, producer_id, _: self.end(producer_id)
+    )
+
+
+PRODUCER_MUTANTS: Final = tuple(
+    Mutant(name, about, "forged-producers", found_as, apply)
+    for name, about, found_as, apply in (
+        (
+            "producers-evicted",
+            "a partition forgets the longest idle producer when it has many",
+            ("T1",),
+            _producers_evicted,
+        ),
+        (
+            "one-share-for-all",
+            "all clients together may bring a number of new producers",
+            ("liveness",),
+            _one_share_for_all,
+        ),
+        (
+            "forged-producers-appended",
+            "a partition takes batches with producer ids that no worker has given out",
+            ("T1",),
+            _forged_appended,
+        ),
+        (
+            "new-producers-forged",
+            "a leader whose metadata are behind refuses new producer ids finally",
+            ("T1",),
+            _new_ids_forged,
+        ),
+        (
+            "verifications-kept",
+            "verifications that are over stay in a table with one limit for all producers",
+            ("liveness",),
+            _verifications_kept,
+        ),
+        (
+            "verifications-of-others-ended",
+            "a refused request ends the verifications of other requests with its producer id",
+            ("Q3",),
+            _verifications_of_others_ended,
         ),
     )
 )

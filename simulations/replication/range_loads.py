@@ -44,6 +44,8 @@ BATCH_ROWS: Final = (1, 1, 4, 1 << 17)
 FETCH_BYTES: Final = (1, 1, 400, 3000)
 # Probability that the loader's connections break after an Arrow batch.
 RESETS: Final = (0.0, 0.05, 0.3)
+# Share of plans of a loader that may not describe the topic's configs.
+UNKNOWN_POLICY: Final = 0.3
 MOST_RANGES: Final = 3  # parts of a plan
 MOST_READS: Final = 3  # between two plans
 KEPT_PLANS: Final = 6  # newest plans, which are read during the faults
@@ -64,7 +66,7 @@ class PlannedRange:
     name: str
     history: PartitionHistory
     range: OffsetRange
-    is_compacted: bool
+    is_compacted: bool | None  # None: the loader may not describe the topic's configs
     names: Mapping[int, Name | None]
     # Record read at each offset, except in gaps that were REPLACED.
     read: dict[int, Identity] = field(default_factory=dict)
@@ -307,6 +309,8 @@ class RangeLoader(ReplicaClient):
         racks = cluster_state.settings.racks
         self._rack = f"rack-{draw.randrange(racks)}" if racks and draw.random() < 0.7 else ""
         self._plans: list[PlannedRange] = []
+        # A separate random stream: the other draws do not change.
+        self._rights = cluster_state.world.stream(f"{name} rights")
 
     async def run(self, runtime: Runtime) -> None:
         while not self.cluster_state.calm and not self.cluster_state.closing:
@@ -406,7 +410,10 @@ class RangeLoader(ReplicaClient):
         range_ = OffsetRange(name, partition, start, end, topic.topic_id, last.leader_epoch)
         history = cluster_history.history(topic.topic_id, partition)
         names = planned_names(history, range_)
-        planned = PlannedRange(name, history, range_, "compact" in (policy.value or ""), names)
+        is_compacted = "compact" in (policy.value or "")
+        knows_policy = self._rights.random() >= UNKNOWN_POLICY
+        planned = PlannedRange(name, history, range_, is_compacted if knows_policy else None, names)
+        self.cluster_state.world.count("plans of an unknown policy", not knows_policy)
         self.say(f"plans {planned}")
         self.cluster_state.world.count("ranges planned")
         return planned

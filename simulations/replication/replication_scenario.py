@@ -621,6 +621,7 @@ RANGE_LOADS: Final = Scenario(
         "acknowledged records",
         "ranges loaded",
         "ranges loaded in the end",
+        "plans of an unknown policy",
         "loads retried",
         "loads from several fetches",
         "leaders that moved in mid-range",

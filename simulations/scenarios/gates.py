@@ -33,12 +33,13 @@ CI: Final[Mapping[str, CiShare]] = {
     "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
     "throttled-replication": CiShare(2, 20),
-    "groups": CiShare(6, 40),
+    "groups": CiShare(5, 40),
     "upgrades": CiShare(1, 20),
     "throttled-members": CiShare(1, 20),
     "transactions": CiShare(6, 40),
+    "forged-producers": CiShare(2, 30),
     "moving-partitions": CiShare(2, 30),
-    "quorum": CiShare(8, 150),
+    "quorum": CiShare(7, 150),
     "rebuilt-voter": CiShare(2, 40),
     "cluster": CiShare(6, 150),
     "everything": CiShare(5, 150),
@@ -108,6 +109,12 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "upgrades": tuple(each for each in _OF_GROUPS if each not in _OF_ATTACKERS),
     "throttled-members": (*_OF_GROUPS, "CutByEpoch", "LossesAreRecorded"),  # few faults
     "transactions": tuple(each for each in _OF_GROUPS if each != "ReplicaRetentionIsDue"),
+    # Fewer kinds of fault and of client than in `transactions` and `replication`.
+    "forged-producers": (
+        *(each for each in _OF_GROUPS if each != "CompressionIsInForce"),
+        "PositionsAreCommitted",
+        "ExactlyOnce",
+    ),
     "planned-moves": (*_OF_ATTACKERS, "LiveWorkersStay"),
     # Few worlds drain workers, list moves or ask for wrong ones after the upgrade.
     "upgraded-moves": (

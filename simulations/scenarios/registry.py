@@ -41,6 +41,7 @@ from simulations.replication.replication_scenario import (
 from simulations.single_node.narrow import narrow
 from simulations.single_node.quotas import QUOTAS
 from simulations.single_node.run import play
+from simulations.transactions.forged_producers import FORGED_PRODUCERS
 from simulations.transactions.transactions_scenario import TRANSACTIONS
 from wire.records.records import Codec
 
@@ -391,6 +392,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         UPGRADES,
         THROTTLED_MEMBERS,
         TRANSACTIONS,
+        FORGED_PRODUCERS,
         MOVING_PARTITIONS,
         PLANNED_MOVES,
         UPGRADED_MOVES,

@@ -72,9 +72,15 @@ ANSWER_LIMIT_S: Final = 300.0
 REST_S: Final = 2.0  # time that a response may take in addition to its throttle time
 FRAME_BYTES: Final = 40  # least size of a Produce request without its batch
 BATCH_OVERHEAD_BYTES: Final = 100  # most bytes of a batch with one record, without its value
-# Shares of the worlds with a group whose batches are refused, and with a walker (`_walk`).
+# Shares of the worlds with a group whose batches are refused, with a walker (`_walk`), and with a
+# client that returns (`_return`).
 SKIPPING: Final = 0.2
 WALKING: Final = 0.2
+RETURNING: Final = 0.2
+RETURNING_RATE: Final = 20_000.0
+RETURNING_BYTES: Final = 2500
+STRANGERS: Final = 8
+MOST_BATCHES: Final = 100
 WALKER_PERCENT: Final = 0.5
 KEYS: Final = {"produce": PRODUCER_BYTE_RATE, "fetch": CONSUMER_BYTE_RATE}
 
@@ -148,8 +154,13 @@ class Quotas:
         narrow = world.stream("narrow world")
         self.groups[0].skips_sequences = narrow.random() < SKIPPING
         self.has_walker = narrow.random() < WALKING
+        self.has_returning = narrow.random() < RETURNING and not self.has_walker
         self.producer_ids: dict[ClientConnection, tuple[int, int]] = {}
         self.samples = draw.choice([1, 2, 5, 11])
+        if self.has_returning:
+            # Nothing else produces: allowances of producers are forgotten for strangers alone.
+            self.groups = [group for group in self.groups if group.kind == "fetch"]
+            self.samples = 4
         self.window_s = float(self.samples)
         self.length_s = 40.0
         self.rules: dict[Entity, dict[str, float]] = {}
@@ -199,6 +210,8 @@ class Quotas:
                 fates.append(world.machine(f"{group.client_id}-{number}").start(program))
         if self.has_walker:
             fates.append(world.machine("walker").start(self._walk))
+        if self.has_returning:
+            fates.append(world.machine("returning").start(self._return))
         await world.sleep(self.length_s / 2)
         for fault in self.faults:
             await self._fault(fault)
@@ -250,6 +263,12 @@ class Quotas:
         if self.has_walker:
             await self._create(connection, "walked", 1)
             await self._change(connection, (None, "walker"), {REQUEST_PERCENTAGE: WALKER_PERCENT})
+        if self.has_returning:
+            await self._create(connection, "returned", 1)
+            values = {PRODUCER_BYTE_RATE: RETURNING_RATE}
+            await self._change(connection, (USER_NAME, None), values)
+            for number in range(STRANGERS):
+                await self._change(connection, (USER_NAME, f"stranger-{number}"), values)
         connection.close()
 
     def _rate(self) -> float:
@@ -501,6 +520,38 @@ class Quotas:
                     connection.close()
             await trio.sleep(0.1)
 
+    async def _return(self, runtime: Runtime) -> None:
+        """Use up an allowance again and again that was dropped for a stranger in between.
+
+        It is the user's: a client id that the node knows and one that it does not know share it.
+        """
+        number = 0
+        while not self.closing:
+            number += 1
+            with suppress(*BROKEN):
+                await self._burst(runtime, "returning")
+                await self._burst(runtime, f"newcomer-{number}")
+                await trio.sleep(self.window_s + 1)  # longer than any use counts
+                await self._burst(runtime, f"stranger-{number % STRANGERS}", 1)
+                self.world.count("allowances dropped for strangers")
+            await trio.sleep(0.1)
+
+    async def _burst(self, runtime: Runtime, client_id: str, most: int = MOST_BATCHES) -> None:
+        """Produce until the client is throttled, or its quota has been removed."""
+        group = Group(client_id, "returned", "produce", "bursty", 1, RETURNING_BYTES)
+        connection = await self.connect(runtime, client_id)
+        try:
+            for _ in range(most):
+                limit = self._limit(group)
+                answer, size_bytes = await self._produce(connection, group)
+                if limit is None or self._limit(group) != limit:
+                    return
+                self.checker(RateHolds).used(limit, self.window_s, 2, size_bytes)
+                if answer.throttle_time_ms:
+                    return
+        finally:
+            connection.close()
+
     async def _mutate(self, runtime: Runtime) -> None:
         while not self.closing:
             with suppress(*BROKEN):
@@ -678,5 +729,12 @@ QUOTAS: Final = Scenario(
     "clients that exceed their quotas; quotas that are set, changed and removed; perhaps a kill",
     _play_world,
     QUOTA_CHECKERS,
-    ("throttled", "quotas changed", "freed by a change", "changes refused", "fault: kill"),
+    (
+        "throttled",
+        "quotas changed",
+        "freed by a change",
+        "changes refused",
+        "allowances dropped for strangers",
+        "fault: kill",
+    ),
 )

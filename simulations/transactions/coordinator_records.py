@@ -68,6 +68,7 @@ class StateValue:
     timeout_ms: int
     status: Status
     partitions: frozenset[tuple[str, int]]
+    started_ms: int
 
 
 class _Reader:
@@ -122,4 +123,5 @@ def decode_state(value: bytes) -> StateValue:
         partitions.update((topic, reader.unpack("i")) for _ in range(count))
         if is_compact:
             reader.skip_tags()
-    return StateValue(producer_id, epoch, timeout_ms, status, frozenset(partitions))
+    _, started_ms = reader.unpack("q"), reader.unpack("q")
+    return StateValue(producer_id, epoch, timeout_ms, status, frozenset(partitions), started_ms)

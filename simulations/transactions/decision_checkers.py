@@ -97,7 +97,7 @@ class StatesFollow(TransactionChecker):
         self.world.count(f"state: {value.status.name}")
         self.ids.setdefault(value.producer_id, set()).add(decision.transactional_id)
         for checker in self.cluster_state.checkers:
-            if isinstance(checker, DecisionsComeFirst):
+            if isinstance(checker, (DecisionsComeFirst, TimeoutsAreKept)):
                 checker.decided(decision, before)
         old = None if before is None else before.value
         if old is None:
@@ -211,6 +211,33 @@ class DecisionsComeFirst(TransactionChecker):
                 history,
                 (before.value.producer_id, before.value.producer_epoch),
             )
+
+
+class TimeoutsAreKept(TransactionChecker):
+    """A transaction that partitions are added to keeps the time at which it began.
+
+    Otherwise a client that adds partitions holds the last stable offset for longer than its
+    timeout. A new coordinator may set the time back, if the clock of the one before was ahead.
+    """
+
+    invariant = "T4"
+
+    def decided(self, decision: Decision, before: Decision | None) -> None:
+        """Check the record of a transaction; `before`: the record before it in the log."""
+        value, old = decision.value, None if before is None else before.value
+        if value is None or old is None:
+            return
+        if not value.status is old.status is Status.ONGOING:
+            return
+        self.world.count("partitions added later")
+        self.compare(
+            value.started_ms <= old.started_ms,
+            "{}: the transaction at {} began at {} ms, but at {} ms by the record before",
+            decision.transactional_id,
+            decision.name,
+            value.started_ms,
+            old.started_ms,
+        )
 
 
 class EpochsInLogsGrow(TransactionChecker):
@@ -342,6 +369,7 @@ class StableOffsetIsThatOfTheLog(TransactionChecker):
 DECISION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     StatesFollow,
     DecisionsComeFirst,
+    TimeoutsAreKept,
     EpochsInLogsGrow,
     AppendedIsInTransaction,
     StableOffsetIsThatOfTheLog,

@@ -9,7 +9,7 @@ no faults -> faults -> no faults: within `LIVENESS_S` all clients are done; with
 timeout and a bound, all transactions have ended
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
@@ -226,8 +226,11 @@ class TransactionClients(Clients):
 
 
 def clients_of_transactions(
-    cluster_state: ReplicatedClusterState, settings: TransactionSettings
+    cluster_state: ReplicatedClusterState,
+    settings: TransactionSettings,
+    more: Sequence[AnyClient] = (),
 ) -> TransactionClients:
+    """Create the clients, with `more` producers, for the end of which the auditor waits."""
     cluster_state.topic_outcomes.asked |= {CONSUMER_OFFSETS, TRANSACTION_STATE}
     world, clients = cluster_state.world, TransactionClients()
     draw = world.stream("transactional clients")
@@ -235,7 +238,7 @@ def clients_of_transactions(
     if settings.changes_levels:
         admin.level_changes = 1.0
     clients.administrators.append(admin)
-    producers: list[AnyClient] = []
+    producers: list[AnyClient] = [*more]
     for number in range(settings.producers):
         copies = 2 if draw.random() < settings.shares else 1
         topics: tuple[str, ...] = (INPUT, PLAIN)

@@ -33,6 +33,7 @@ from wire.messages.create_topics import (
 )
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
@@ -123,7 +124,11 @@ class RawClient:
         return int(answer.responses[0].error_code)
 
     async def create(self, name: str, partitions: int = 1, **configs: object) -> Any:
-        """Create the topic; return its row. Configs are written with _ for the dots."""
+        """Create the topic; return its row. Configs are written with _ for the dots.
+
+        The cluster has given out the first block of producer ids then: tests may use ids of it.
+        """
+        await self.call(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest(transactional_id=None))
         texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
         topic = CreatableTopic(
             name=name,
@@ -297,6 +302,10 @@ class FaultyDisk(RealDisk):
         self.check("rename", source)
         super().rename(source, target)
 
+    def remove_tree(self, path: str) -> None:
+        self.check("remove_tree", path)
+        super().remove_tree(path)
+
     def sync_all(self, path: str) -> bool:
         return False  # file by file, each of which may fail
 
@@ -401,6 +410,7 @@ class Simulated:
         self.on_machine = node
         self.runtime = runtime
         self._port = port
+        self._others: dict[str, Runtime] = {}  # runtimes by machine, but for the client's
 
     @property
     def worker(self) -> Any:
@@ -412,9 +422,25 @@ class Simulated:
     def now(self) -> float:
         return self.world.now
 
-    async def connect(self) -> RawClient:
+    async def connect(self, host: str | None = None) -> RawClient:
+        """Connect from the client's machine, or from another one, which is created."""
+        runtime = self.runtime if host is None else await self._runtime_of(host)
         name = self.on_machine.machine.name
-        return RawClient(await self.runtime.network.connect(name, self._port))
+        return RawClient(await runtime.network.connect(name, self._port))
+
+    async def _runtime_of(self, host: str) -> Runtime:
+        if host not in self._others:
+            runtimes: list[Runtime] = []
+
+            async def idle(runtime: Runtime) -> None:
+                runtimes.append(runtime)
+                await trio.sleep_forever()
+
+            self.world.machine(host).start(idle)
+            while not runtimes:
+                await trio.lowlevel.checkpoint()
+            (self._others[host],) = runtimes
+        return self._others[host]
 
 
 def simulated(

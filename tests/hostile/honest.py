@@ -39,8 +39,10 @@ VERSIONS: Final = {
 class Client:
     """A blocking connection."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
+    def __init__(self, host: str, port: int, source: str = "") -> None:
+        self._socket = socket.create_connection(
+            (host, port), timeout=TIMEOUT_S, source_address=(source, 0) if source else None
+        )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next_id = 0
 
@@ -61,6 +63,12 @@ class Client:
         correlation_id, answer = decode_response(api, version, memoryview(self._exactly(size)))
         assert correlation_id == self._next_id
         return answer
+
+    def skip(self, count: int) -> None:
+        """Read responses to earlier requests, and ignore what they say."""
+        for _ in range(count):
+            (size,) = struct.unpack(">i", self._exactly(4))
+            self._exactly(size)
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()

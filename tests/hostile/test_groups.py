@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 import trio
 
+from dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES
 from dataplane.coordinators.group.classic_group import ClassicGroup
 from dataplane.coordinators.group.rebalancing import MAX_MEMBERS, GroupState
 from dataplane.coordinators.group.requests import (
@@ -112,7 +113,7 @@ async def test_a_long_client_id_closes_no_connection_of_other_members(
     async with coordinator(tmp_path) as (served, victim):
         joined = await victim.call(ApiKey.JOIN_GROUP, join_of("g"), OLD_JOIN)
         hostile = await served.connect()
-        asked = join_of("g", instance_id="i" * LONGEST if version > OLD_JOIN else None)
+        asked = join_of("g", instance_id="i" * MAX_NEW_ID_BYTES if version > OLD_JOIN else None)
         await hostile.send(encode_request(ApiKey.JOIN_GROUP, version, 1, "c" * LONGEST, asked))
         group = served.worker.groups.shards[0].groups["g"]
         while len(group.members) < 2:
@@ -132,18 +133,20 @@ async def test_a_long_client_id_closes_no_connection_of_other_members(
 async def test_a_short_commit_does_not_write_gigabytes(tmp_path: Path) -> None:
     """The key of each record has the group id, which the request has once."""
     async with coordinator(tmp_path) as (served, client):
-        for group_id, count in (("g" * LONGEST, 2000), ("g" * 2000, 50_000)):
+        for group_id, count in (("g" * MAX_NEW_ID_BYTES, 10_000), ("g" * 2000, 50_000)):
             answer = await client.call(
                 ApiKey.OFFSET_COMMIT, commit_of(group_id, count), COMMIT_VERSION
             )
             assert codes_of(answer) == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
         assert log_bytes(served) == 0
-        few = await client.call(ApiKey.OFFSET_COMMIT, commit_of("g" * LONGEST, 20), COMMIT_VERSION)
+        few = await client.call(
+            ApiKey.OFFSET_COMMIT, commit_of("g" * MAX_NEW_ID_BYTES, 20), COMMIT_VERSION
+        )
         assert codes_of(few) == {ErrorCode.NONE}
         before = log_bytes(served)
         place = OffsetDeleteRequestPartition(partition_index=0)
-        topics = [OffsetDeleteRequestTopic(name="t", partitions=[place] * 2000)]
-        asked = OffsetDeleteRequest(group_id="g" * LONGEST, topics=topics)
+        topics = [OffsetDeleteRequestTopic(name="t", partitions=[place] * 10_000)]
+        asked = OffsetDeleteRequest(group_id="g" * MAX_NEW_ID_BYTES, topics=topics)
         answer = await client.call(ApiKey.OFFSET_DELETE, asked)
         assert answer.error_code == ErrorCode.RECORD_LIST_TOO_LARGE
         assert log_bytes(served) == before
@@ -283,7 +286,7 @@ async def test_no_slice_is_long_because_of_the_ids_of_groups(tmp_path: Path) -> 
                 ApiKey.FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=ids)
             ),
             "OffsetCommit": request(
-                ApiKey.OFFSET_COMMIT, commit_of("g" * LONGEST, 500), COMMIT_VERSION
+                ApiKey.OFFSET_COMMIT, commit_of("g" * MAX_NEW_ID_BYTES, 4000), COMMIT_VERSION
             ),
         }
         with watch.watching():

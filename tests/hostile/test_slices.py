@@ -57,6 +57,7 @@ _WITHOUT_ARRAYS: Final = frozenset(
         "AuthenticateReplica",
         "DescribeAcls",
         "DescribeCluster",
+        "DescribeCoordinatorMemory",
         "DescribeWorkers",
         "EndTxn",
         "ExpireDelegationToken",

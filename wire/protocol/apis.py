@@ -86,6 +86,8 @@ class ApiKey(IntEnum):
     START_MOVE_PLAN = 10_010
     ALTER_MOVE_PLAN = 10_011
     DESCRIBE_MOVE_PLANS = 10_012
+    DESCRIBE_COORDINATOR_MEMORY = 10_013
+    REMOVE_TRANSACTIONAL_IDS = 10_014
 
 
 class RequestHeader(NamedTuple):
@@ -290,6 +292,20 @@ _ROWS: Final = (
     Api(ApiKey.START_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.ALTER_MOVE_PLAN, 0, 0, flexible_from=0, permissions=("ALTER CLUSTER",)),
     Api(ApiKey.DESCRIBE_MOVE_PLANS, 0, 0, flexible_from=0, permissions=("DESCRIBE CLUSTER",)),
+    Api(
+        ApiKey.DESCRIBE_COORDINATOR_MEMORY,
+        0,
+        0,
+        flexible_from=0,
+        permissions=("DESCRIBE CLUSTER",),
+    ),
+    Api(
+        ApiKey.REMOVE_TRANSACTIONAL_IDS,
+        0,
+        0,
+        flexible_from=0,
+        permissions=("WRITE TRANSACTIONAL_ID",),
+    ),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

@@ -116,7 +116,7 @@ def check_produced(codec: Codec, data: Buffer) -> None:
 
     Java's clients read no linked blocks of lz4. `decompressed` checks the rest (`is_produced`):
     librdkafka reads the first gzip member only, without an error, or aborts if it is empty; it and
-    others refuse bytes after the lz4 frame, bytes that are no gzip member, and a second snappy
+    others refuse bytes after the lz4 frame or after gzip members, and a second snappy
     header. Sources: Kafka's `Lz4BlockOutputStream.FLG`; tests/conformance/test_framings.py.
     """
     if codec is Codec.LZ4 and len(data) > _LZ4_FLAGS_AT:

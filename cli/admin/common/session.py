@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -38,6 +39,8 @@ UNREACHABLE: Final = 3
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 COMPLETION_TIMEOUT_S: Final = 1.0
+# Names in completions: letters, digits, and marks that no shell interprets.
+COMPLETED: Final = re.compile(r"[\w.@%+=:,/][\w.@%+=:,/-]*")
 
 T = TypeVar("T")
 
@@ -189,7 +192,7 @@ class Session:
             self.note(f"mq-admin: nothing was changed: no terminal for the question: {question}")
             self.note("  --yes confirms it")
             sys.exit(BAD_USAGE)
-        if not click.confirm(question, err=True):
+        if not click.confirm(printable(question), err=True):
             self.note("Nothing was changed.")
             click.get_current_context().exit(REFUSED)
 
@@ -213,7 +216,7 @@ class Session:
         self.report(error)
         if isinstance(error, UnreachableError):
             where = f"the address was {self.settings.bootstrap} ({self.settings.source})"
-            click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile sets another", err=True)
+            self.note(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile sets another")
             if any(isinstance(cause, _OF_TLS) for cause in error.causes):
                 click.echo(
                     "  --tls-authorities, MQ_TLS_AUTHORITIES or a profile enables TLS and sets the"
@@ -303,13 +306,17 @@ def merged(ctx: click.Context, own: dict[str, Any]) -> dict[str, Any]:
 def completions(
     ctx: click.Context, incomplete: str, names_of: Callable[[Cluster], Iterable[str]]
 ) -> list[str]:
-    """Return the names that start with `incomplete`; none if the cluster answers too late."""
+    """Return the names that start with `incomplete`; none if the cluster answers too late.
+
+    Names that a shell would interpret are left out: it inserts them into the command as they are.
+    """
     try:
         settings = resolve(merged(ctx, ctx.params), os.environ)
         with connect(
             settings.bootstrap, timeout_s=COMPLETION_TIMEOUT_S, security=settings.security
         ) as cluster:
-            return [name for name in names_of(cluster) if name.startswith(incomplete)]
+            names = names_of(cluster)
+            return [n for n in names if n.startswith(incomplete) and COMPLETED.fullmatch(n)]
     except (KafkaError, AdminError, WireError, ValueError, click.UsageError):
         return []
 

@@ -11,7 +11,7 @@ import click
 from cli.admin.common.scopes import parse_scopes, topics_option
 from cli.admin.common.session import INT64_MAX, Session, session_command
 from cli.admin.groups.options import groups_argument
-from cli.common.output import Column, Row
+from cli.common.output import Column, Row, echo_exact
 from cli.common.times import time_value
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError
@@ -249,7 +249,7 @@ def _commit(session: Session, plans: Sequence[ResetPlan], show: Show) -> None:
 
 
 def _export(session: Session, plans: Sequence[ResetPlan], executed: bool) -> None:
-    click.echo(offsets_text(plans, with_group=len(plans) > 1), nl=False)
+    echo_exact(offsets_text(plans, with_group=len(plans) > 1), nl=False)
 
 
 def _show(session: Session, plans: Sequence[ResetPlan], executed: bool) -> None:

@@ -69,6 +69,8 @@ BYTE_RATES: Final = (
 MAX_FILE_BYTES: Final = 64 << 20
 
 _AMOUNT: Final = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kKMGT]i?)?(B(?:/s)?|%)?")
+_BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _FACTORS: Final = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -161,12 +163,25 @@ def number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
-def amount_text(key: str, value: float) -> str:
+def amount_text(key: str, value: float, *, is_measured: bool = False) -> str:
     unit = UNITS.get(key, "")
-    if key in BYTE_RATES and value >= 1024:
-        return f"{size_text(round(value))}/s"
+    if key in BYTE_RATES:
+        return f"{bytes_text(value, is_measured=is_measured)}/s"
     separator = "" if unit == "%" else " "
     return f"{number(round(value, 3))}{separator}{unit}".rstrip()
+
+
+def bytes_text(value: float, *, is_measured: bool = False) -> str:
+    """Return bytes in the units that quotas are given in: 10 kB for 10000, 16 KiB for 16384.
+
+    A measured value is always a decimal multiple: the other is one by chance.
+    """
+    is_binary = not is_measured and value >= 1024 and value % 1024 == 0
+    base, units = (1024, _BINARY) if is_binary else (1000, _DECIMAL)
+    size, unit = float(value), 0
+    while round(size, 1) >= base and unit < len(units) - 1:
+        size, unit = size / base, unit + 1
+    return f"{number(round(size, 1))} {units[unit]}"
 
 
 # As rows, and in files

@@ -12,6 +12,7 @@ from cli.admin.quotas.entities import (
     OBSERVED_KEYS,
     UNITS,
     amount_text,
+    bytes_text,
     canonical_ip,
     entity_data,
     number,
@@ -19,8 +20,8 @@ from cli.admin.quotas.entities import (
 )
 from cli.common.output import Column, Row, plain, show_table
 from metaquorum.client.errors import NotServedError
-from metaquorum.client.quota_use import QuotaClient, QuotaUse
 from metaquorum.client.quotas import Quotas
+from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse
 from metaquorum.metadata.quota_lookup import (
     BY_CONFIG,
     CONNECTION_CREATION_RATE,
@@ -184,14 +185,13 @@ def _show(
     show_table([_rule_row(rule, rule is one.applying, client) for rule in one.rules], _RULES)
     if not is_live:
         return
-    if one.key == CONTROLLER_MUTATION_RATE and one.applying is not None:
-        click.echo("  The active controller counts this quota and does not report its usage.")
+    if one.key == CONTROLLER_MUTATION_RATE and one.applying is not None and not one.uses:
+        click.echo("  The active controller counts this quota; it has counted no recent use.")
     if one.uses:
         if one.key in OBSERVED_KEYS:
             click.echo("  Observed: the delays were computed, and no client was delayed.")
         if one.key in BYTE_RATES:
-            text = amount_text(PRODUCER_BYTE_RATE, client.amount).removesuffix("/s")
-            click.echo(f"  Current usage; `delay then`: after {text} more")
+            click.echo(f"  Current usage; `delay then`: after {bytes_text(client.amount)} more")
         show_table([_use_row(use, muted.get((use.worker, use.key), [])) for use in one.uses], _USES)
 
 
@@ -237,10 +237,10 @@ def _use_row(use: QuotaUse, muted: list[float]) -> Row:
     is_bytes = use.key in BYTE_RATES
     return {
         "worker": use.worker,
-        "used": f"{amount_text(use.key, use.used).removesuffix('/s')} in {use.window_s:.1f} s"
+        "used": f"{bytes_text(use.used, is_measured=True)} in {use.window_s:.1f} s"
         if is_bytes
         else f"{use.used:.1f} in {use.window_s:.1f} s",
-        "rate": amount_text(use.key, use.rate),
+        "rate": amount_text(use.key, use.rate, is_measured=True),
         "share": f"{use.utilization:.0%}",
         "delay": f"{use.delay_s:.1f} s",
         "next_delay": f"{use.next_delay_s:.1f} s",

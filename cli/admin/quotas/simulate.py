@@ -191,7 +191,7 @@ def _show(key: str, timeline: Timeline, *, table: bool) -> None:
     show_pairs(
         [
             ("quota", amount_text(key, timeline.quota)),
-            ("average rate", amount_text(key, timeline.average_rate)),
+            ("average rate", amount_text(key, timeline.average_rate, is_measured=True)),
             ("delayed requests", timeline.delayed),
             ("longest delay", f"{timeline.longest_delay_s:.2f} s"),
             ("delays together", f"{timeline.total_delay_s:.1f} s"),
@@ -223,7 +223,7 @@ def _steps(timeline: Timeline) -> list[Row]:
 def _row(key: str, timeline: Timeline, row: Row) -> Row:
     return row | {
         "offered": amount_text(key, row["offered_rate"]),
-        "rate": amount_text(key, row["rate"]),
+        "rate": amount_text(key, row["rate"], is_measured=True),
         "longest_delay": f"{row['delay_s']:.2f} s",
         "queue": size_text(round(row["queue_bytes"])),
     }

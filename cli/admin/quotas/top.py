@@ -8,7 +8,7 @@ import click
 from cli.admin.common.session import Session, session_command
 from cli.admin.quotas.entities import amount_text, number
 from cli.common.output import Column, Row, show_table
-from metaquorum.client.quota_use import MutedConnection, QuotaUse
+from metaquorum.client.usage.quota_use import MutedConnection, QuotaUse
 from metaquorum.metadata.quota_lookup import CONTROLLER_MUTATION_RATE
 
 _USES = (
@@ -151,7 +151,7 @@ def _use_row(use: QuotaUse) -> Row:
         "worker": "all" if data["worker"] is None else use.worker,
         "user": "*" if use.user is None else use.user,
         "client_id": "*" if use.client_id is None else use.client_id or "(none)",
-        "rate": amount_text(use.key, use.rate),
+        "rate": amount_text(use.key, use.rate, is_measured=True),
         "limit": amount_text(use.key, use.quota),
         "share": f"{use.utilization:.0%}",
         "delay": f"{use.delay_s:.1f} s",

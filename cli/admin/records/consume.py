@@ -1,6 +1,5 @@
 """mq-admin consume."""
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -16,7 +15,7 @@ from cli.admin.common.session import (
     topic_argument,
 )
 from cli.admin.records.text import TextError, formatter, to_json
-from cli.common.output import yaml_text
+from cli.common.output import json_line, yaml_text
 from cli.common.times import time_value
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.consumer import ConsumedRecord, Consumer, Start
@@ -200,9 +199,7 @@ def _start(text: str | None) -> Start:
 
 def _writer(output: str, form: str | None) -> Callable[[ConsumedRecord], bytes]:
     if output == "json":
-        return lambda record: (
-            json.dumps(to_json(record), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        )
+        return lambda record: json_line(to_json(record)).encode() + b"\n"
     if output == "yaml":
         return lambda record: yaml_text([to_json(record)]).encode("utf-8", "replace")
     try:

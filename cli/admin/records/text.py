@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from cli.common.output import json_line
 from cli.common.times import iso_text
 from metaquorum.client.consumer import ConsumedRecord
 from metaquorum.client.producer import ProducerRecord
@@ -134,7 +135,7 @@ def _base64(value: bytes | None) -> bytes:
 
 def _json(value: bytes | None) -> bytes:
     text = None if value is None else value.decode("utf-8", "replace")
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
+    return json_line(text).encode()
 
 
 def _raw(value: bytes | None) -> bytes:

@@ -6,6 +6,7 @@ from cli.admin.transactions.abort import abort_command
 from cli.admin.transactions.describe import describe_command, list_command, producers_command
 from cli.admin.transactions.explain import explain_command
 from cli.admin.transactions.hanging import hanging_command
+from cli.admin.transactions.remove import remove_command
 
 
 @click.group(
@@ -21,3 +22,4 @@ command.add_command(producers_command)
 command.add_command(explain_command)
 command.add_command(hanging_command)
 command.add_command(abort_command)
+command.add_command(remove_command)

@@ -17,14 +17,13 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Final, TypeAlias
 
+from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
 from dataplane.coordinators.group.consumer_subscription import subscribed_topics
 from dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
-    GroupMemory,
     never_muted,
 )
 from dataplane.coordinators.group.rebalance_history import RebalanceHistory
@@ -60,8 +59,15 @@ from wire.primitives.errors import ErrorCode
 CONSUMER: Final = "consumer"
 # Members from which on a group keeps the topics of all of them: reading them takes a millisecond.
 LARGE_GROUP: Final = 100
+# Memory of a group without members, and without its id and its last rebalances.
+GROUP_BYTES: Final = 3000
 # Returns, at a monotonic time, until when a quota mutes, or muted, the client.
 MutedUntil: TypeAlias = Callable[[float], float]
+
+
+def group_bytes(group_id: str) -> int:
+    """Return the memory of a group without members and without rebalances."""
+    return GROUP_BYTES + text_bytes(group_id)
 
 
 class ClassicGroup:
@@ -71,27 +77,55 @@ class ClassicGroup:
         self,
         group_id: str,
         limits: GroupLimits,
-        memory: GroupMemory,
+        budget: ClientBudget,
         timeouts: Timeouts,
         wall_ms: Callable[[], int],
         write: Callable[[RecordedGeneration], object],
         rebalance_times: Histogram,
-        client_host: str = "",
+        client: str = UNKNOWN,
     ) -> None:
-        """Create an empty group, for a client. `wall_ms` returns the time for records."""
+        """Create an empty group, for a client; `wall_ms` returns the time for records.
+
+        It counts in the budget, until `forget`.
+        """
         self.group_id = group_id
-        self.client_host = client_host
+        self.client = client
+        self._budget = budget
+        budget.use(client, self.own_bytes)
         self.limits = limits
-        self.members = GroupMembers(memory)
-        self.history = RebalanceHistory(rebalance_times, partial(memory.use, client_host))
+        self.members = GroupMembers(budget)
+        self.history = RebalanceHistory(rebalance_times, self._grow, self._may_grow)
         self.sessions = Sessions(
-            self.members, memory, timeouts, self._session_ended, self._pending_ended
+            self.members, budget, timeouts, self._session_ended, self._pending_ended
         )
         self.rebalancing = Rebalancing(
             limits, self.members, self.sessions, timeouts, wall_ms, write, self.history
         )
         self._write = write
         self._subscribed: tuple[int, str, frozenset[str] | None] = (-1, "", None)
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory without members, pending members and rebalances."""
+        return group_bytes(self.group_id)
+
+    def _grow(self, size_bytes: int) -> None:
+        self._budget.use(self.client, 0, size_bytes)
+
+    def _may_grow(self, size_bytes: int) -> bool:
+        return self._budget.refusal(self.client, 0, size_bytes) is None
+
+    def used_by(self, client: str) -> None:
+        """Count a group that was loaded for the client that uses it, if that has room."""
+        if self.client == UNKNOWN:
+            self.client = self._budget.take_over(
+                UNKNOWN, client, self.own_bytes, self.history.size_bytes
+            )
+
+    def forget(self) -> None:
+        """Stop counting a group without members."""
+        self.history.clear()
+        self._budget.use(self.client, -self.own_bytes)
 
     @property
     def state(self) -> GroupState:
@@ -215,7 +249,11 @@ class ClassicGroup:
             if len(self.pending) >= self.limits.max_pending:  # until they join or time out
                 return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
             self.sessions.add_pending(
-                now, member_id, request.client_host, request.session_timeout_ms
+                now,
+                member_id,
+                request.client_host,
+                request.client,
+                request.session_timeout_ms,
             )
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id)
         self._add(now, request, member_id, callback, muted_until)
@@ -330,6 +368,7 @@ class ClassicGroup:
         generation: int,
         muted_until: MutedUntil = never_muted,
         principal: str = "",
+        client: str = UNKNOWN,
     ) -> ErrorCode:
         code = self.check(member_id, instance_id, generation)
         if code is not NO_ERROR:
@@ -337,6 +376,8 @@ class ClassicGroup:
         member = self.members.by_id[member_id]
         member.heard_at, member.muted_until = now, muted_until
         member.principal = principal
+        if member.client == UNKNOWN:
+            self.members.taken_over(member, client)
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR

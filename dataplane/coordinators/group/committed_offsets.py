@@ -15,10 +15,12 @@ name with another id, nor while no topic has this id (R10, KIP-516): that topic 
 tombstone is to follow. Records of older versions have no id, and match any topic.
 
 Memory: a value stays in the bytes of its record, 42 without metadata, and is decoded when a client
-asks for it. A group with a single offset has one object, and no dicts. Measured with 1,000,000
+asks for it. Four bytes before it are the number of the client that has created the offset, in the
+budget of offsets (`client_budget`); long metadata is growth. A group counts for the client of its
+first offset. A group with a single offset has one object, and no dicts. Measured with 1,000,000
 offsets, names and dicts included (64-bit CPython 3.11): 130 bytes per offset if groups have ten or
-more partitions of a topic, 350 if they have one partition of each of 100 topics, 210 if each
-group has a single offset.
+more partitions of a topic, 350 if they have one partition of each of 100 topics, 210 if each group
+has a single offset.
 
 Offsets of open transactions are pending, too, until they are replicated, and then wait for the
 markers of their transactions in `transactional_offsets`. Until then the offset is *unstable*: no
@@ -31,6 +33,7 @@ from struct import Struct
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
+from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
 from dataplane.coordinators.group.group_table import GroupTable
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.record_formats import (
@@ -49,10 +52,11 @@ from wire.primitives.types import ZERO_UUID, Uuid
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
 # refused (`has_room`), as while the in-sync replicas are too few.
 MAX_PENDING_OFFSETS: Final = 200_000
-# Offsets that wait for markers, at most, some 100 MB, and the bytes of their group ids and values.
-# Others may be committed beyond that, but not in transactions.
-MAX_TRANSACTIONAL_OFFSETS: Final = 200_000
-MAX_TRANSACTIONAL_BYTES: Final = 64 << 20
+# Memory of an offset with its part of the dicts, and of a group without its id; and the bytes of a
+# value that are counted in the first.
+OFFSET_BYTES: Final = 200
+GROUP_BYTES: Final = 120
+USUAL_VALUE_BYTES: Final = 64
 # Offsets of one piece of a group: their tombstones are encoded and appended in some milliseconds.
 PIECE_OFFSETS: Final = 256
 # Bytes of the group id in the keys of one piece.
@@ -60,11 +64,13 @@ PIECE_ID_BYTES: Final = 256 << 10
 
 # Current id of the topic of a name, ZERO_UUID if there is none.
 TopicIdOf: TypeAlias = Callable[[str], Uuid]
-# Values by topic and partition. No dict is empty.
+# Values by topic and partition, each after the number of its client. No dict is empty.
 _Topics: TypeAlias = dict[str, dict[int, bytes]]
 _NO_TOPICS: Final[_Topics] = {}
 # The only offset of a group is kept as bytes: partition, length of the topic, topic, value.
 _PLACE: Final = Struct(">iH")
+_NUMBER_BYTES: Final = 4
+_NO_CLIENT: Final = bytes(_NUMBER_BYTES)
 
 
 def piece_rows(group: str) -> int:
@@ -79,6 +85,24 @@ class ExpiredOffsets(NamedTuple):
 
     keys: list[bytes]
     is_all: bool
+
+
+class Added(NamedTuple):
+    """Memory that a commit needs, and the client for which it counts."""
+
+    client: str
+    admitted_bytes: int
+    grown_bytes: int
+
+
+def group_bytes(group: str) -> int:
+    """Return the memory of a group without its offsets."""
+    return GROUP_BYTES + text_bytes(group)
+
+
+def _excess(size_bytes: int) -> int:
+    """Return the bytes of a value that OFFSET_BYTES does not have."""
+    return max(0, size_bytes - USUAL_VALUE_BYTES)
 
 
 class _Pending:
@@ -96,12 +120,14 @@ class CommittedOffsets:
 
     def __init__(
         self,
+        budget: ClientBudget,
         max_pending: int = MAX_PENDING_OFFSETS,
-        max_transactional: int = MAX_TRANSACTIONAL_OFFSETS,
     ) -> None:
+        self._budget = budget
         self._max_pending = max_pending
-        self._max_transactional = max_transactional
-        self.transactional = TransactionalOffsets()
+        self.transactional = TransactionalOffsets(budget)
+        # Numbers of the clients for which groups with dicts count, but for UNKNOWN.
+        self._payers: dict[str, bytes] = {}
         self._waiting = self.transactional.groups
         self._groups: GroupTable[_Topics | bytes] = GroupTable()
         self._pending: dict[str, dict[tuple[str, int], _Pending]] = {}
@@ -114,14 +140,16 @@ class CommittedOffsets:
         """Return whether commits of this number of offsets may be appended."""
         return self.pending_count + offsets <= self._max_pending
 
-    def has_transactional_room(self, offsets: int) -> bool:
-        """Return whether this number of offsets may be appended in a transaction."""
-        waiting = self.transactional.count + self.pending_count + offsets
-        return (
-            self.has_room(offsets)
-            and waiting <= self._max_transactional
-            and self.transactional.used_bytes <= MAX_TRANSACTIONAL_BYTES
-        )
+    def added(self, key: OffsetKey, value_bytes: int, client: str) -> Added | None:
+        """Return the memory that a commit of the client adds; None if nothing.
+
+        A new offset counts for the client, and longer metadata for the one that created the offset.
+        """
+        stored = self._topics(key.group).get(key.topic, {}).get(key.partition)
+        if stored is None:
+            return Added(client, OFFSET_BYTES, _excess(value_bytes))
+        grown = _excess(value_bytes) - _excess(len(stored) - _NUMBER_BYTES)
+        return Added(self._client_of(stored), 0, grown) if grown > 0 else None
 
     def appended(self, key: OffsetKey, value: bytes | None) -> None:
         """Count a commit that is appended, and not committed yet."""
@@ -136,8 +164,8 @@ class CommittedOffsets:
         pending.value = value
         self.pending_count += 1
 
-    def replay(self, key: OffsetKey, value: bytes | None) -> None:
-        """Apply a committed record; None is a tombstone.
+    def replay(self, key: OffsetKey, value: bytes | None, client: str = UNKNOWN) -> None:
+        """Apply a committed record of the client; None is a tombstone.
 
         Raises MalformedRecordError, and changes nothing, if the value is malformed.
         """
@@ -150,9 +178,11 @@ class CommittedOffsets:
             self._committed(group, topic, partition)
         if self._waiting:
             self.transactional.overtake(group, (topic, partition))
-        self._set(group, topic, partition, value)
+        self._set(group, topic, partition, value, client)
 
-    def replay_transactional(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
+    def replay_transactional(
+        self, key: OffsetKey, value: bytes | None, producer_id: int, client: str = UNKNOWN
+    ) -> None:
         """Apply a replicated record of a transaction; the offset waits for its marker.
 
         Raises MalformedRecordError, and changes nothing, if the value is malformed.
@@ -164,16 +194,16 @@ class CommittedOffsets:
         check_offset_value(value)
         if self._pending:
             self._committed(group, topic, partition)
-        self.transactional.add(producer_id, group, (topic, partition), value)
+        self.transactional.add(producer_id, group, (topic, partition), value, client)
 
     def replay_marker(self, producer_id: int, *, is_commit: bool) -> Work[None] | None:
         """End a transaction; return the rest of the work if it has many offsets."""
         return self.transactional.end(producer_id, self._commit if is_commit else None)
 
-    def _commit(self, group: str, place: Place, value: bytes) -> None:
-        self._set(group, *place, value)
+    def _commit(self, group: str, place: Place, value: bytes, client: str) -> None:
+        self._set(group, *place, value, client)
 
-    def replay_appended(self, key: OffsetKey, value: bytes | None) -> None:
+    def replay_appended(self, key: OffsetKey, value: bytes | None, client: str = UNKNOWN) -> None:
         """Apply a record that this coordinator has encoded, and that its append has committed.
 
         It was not counted by `appended`.
@@ -183,27 +213,60 @@ class CommittedOffsets:
             return
         if self._waiting:
             self.transactional.overtake(key.group, key[1:])
-        self._set(*key, value)
+        self._set(*key, value, client)
 
-    def _set(self, group: str, topic: str, partition: int, value: bytes) -> None:
+    def _set(self, group: str, topic: str, partition: int, value: bytes, client: str) -> None:
         groups = self._groups.bucket(group)
         topics = groups.get(group)
         if topics is None:
-            groups[group] = _place(topic, partition) + value
-            self.offset_count += 1
+            stored = self._created(value, client, group_bytes(group))
+            groups[group] = _place(topic, partition) + stored
             return
         if isinstance(topics, bytes):
             place = _place(topic, partition)
             if topics.startswith(place):
-                groups[group] = place + value
+                stored = topics[len(place) :]
+                groups[group] = place + self._changed(stored, value, client, group_bytes(group))
                 return
-            topics = groups[group] = _opened(topics)
+            payer, topics = _opened(topics)
+            groups[group] = topics
+            if payer != _NO_CLIENT:
+                self._payers[group] = payer
+        if client != UNKNOWN and group not in self._payers:
+            self._pay(group, client)
         if (partitions := topics.get(topic)) is None:
-            topics[topic] = {partition: value}
-            self.offset_count += 1
+            topics[topic] = {partition: self._created(value, client)}
+        elif (stored := partitions.get(partition, b"")) == b"":
+            partitions[partition] = self._created(value, client)
         else:
-            self.offset_count += partition not in partitions
-            partitions[partition] = value
+            partitions[partition] = self._changed(stored, value, client)
+
+    def _created(self, value: bytes, client: str, more_bytes: int = 0) -> bytes:
+        """Count a new offset, and `more_bytes` with it; return what is stored."""
+        self.offset_count += 1
+        self._budget.use(client, OFFSET_BYTES + more_bytes, _excess(len(value)))
+        return self._number_of(client) + value
+
+    def _changed(self, stored: bytes, value: bytes, client: str, more_bytes: int = 0) -> bytes:
+        """Count the change of an offset; return what is stored."""
+        number, before = stored[:_NUMBER_BYTES], _excess(len(stored) - _NUMBER_BYTES)
+        if number == _NO_CLIENT and client != UNKNOWN:
+            owner = self._budget.take_over(UNKNOWN, client, OFFSET_BYTES + more_bytes, before)
+            number = self._number_of(owner)
+        if (after := _excess(len(value))) != before:
+            self._budget.use(self._client_of(number), 0, after - before)
+        return number + value
+
+    def _pay(self, group: str, client: str) -> None:
+        """Count a group that was loaded for the client that uses it, if that has room."""
+        if self._budget.take_over(UNKNOWN, client, group_bytes(group)) == client:
+            self._payers[group] = self._number_of(client)
+
+    def _number_of(self, client: str) -> bytes:
+        return self._budget.number_of(client).to_bytes(_NUMBER_BYTES, "big")
+
+    def _client_of(self, stored: bytes) -> str:
+        return self._budget.client_of(int.from_bytes(stored[:_NUMBER_BYTES], "big"))
 
     def _committed(self, group: str, topic: str, partition: int) -> None:
         """Count a pending commit as committed. Records of earlier leaders are not pending."""
@@ -221,45 +284,77 @@ class CommittedOffsets:
     def _remove(self, group: str, topic: str, partition: int) -> None:
         if self._waiting:
             self.transactional.remove(group, (topic, partition))
-        topics = self._topics(group)
-        partitions = topics.get(topic, {})
-        if partitions.pop(partition, None) is None:
+        groups = self._groups.bucket(group)
+        payer, topics = _NO_CLIENT, groups.get(group)
+        if isinstance(topics, bytes):
+            payer, topics = _opened(topics)
+        partitions = {} if topics is None else topics.get(topic, {})
+        stored = partitions.pop(partition, None)
+        if topics is None or stored is None:
             return
-        self.offset_count -= 1
+        self._forget(stored)
         if not partitions:
             del topics[topic]
             if not topics:
-                del self._groups.bucket(group)[group]
+                del groups[group]
+                self._forget_group(group, payer)
+
+    def _forget(self, stored: bytes) -> None:
+        """Stop counting an offset."""
+        self.offset_count -= 1
+        excess = _excess(len(stored) - _NUMBER_BYTES)
+        self._budget.use(self._client_of(stored), -OFFSET_BYTES, -excess)
+
+    def _forget_group(self, group: str, payer: bytes) -> None:
+        """Stop counting a group; `payer` is the number of the client of an only offset."""
+        payer = self._payers.pop(group, payer)
+        self._budget.use(self._client_of(payer), -group_bytes(group))
 
     def _topics(self, group: str) -> _Topics:
         """Return the group's values; a copy if there is only one."""
         topics = self._groups.get(group)
         if isinstance(topics, bytes):
-            return _opened(topics)
+            return _opened(topics)[1]
         return _NO_TOPICS if topics is None else topics
+
+    def value(self, group: str, topic: str, partition: int) -> bytes | None:
+        """Return the value of the committed offset; None if there is none."""
+        stored = self._topics(group).get(topic, {}).get(partition)
+        return None if stored is None else stored[_NUMBER_BYTES:]
 
     def emptied(self) -> Work[None]:
         """Free all offsets, in pieces; no other method may be called afterwards."""
         left = FORGOTTEN_ROWS
         for groups in self._groups.buckets:
             while groups:
-                _, topics = groups.popitem()
+                group, topics = groups.popitem()
+                payer = _NO_CLIENT
+                if isinstance(topics, bytes):
+                    payer, topics = _opened(topics)
+                self._forget_group(group, payer)
                 left -= 1
-                while isinstance(topics, dict) and topics:
+                while topics:
                     _, partitions = topics.popitem()
-                    if len(partitions) > FORGOTTEN_ROWS:
-                        yield from emptied(partitions)
-                    left -= 1 + len(partitions)
-                    if left < 0:
-                        left = FORGOTTEN_ROWS
-                        yield
-                if left < 0:
+                    while partitions:
+                        self._forget(partitions.popitem()[1])
+                        left -= 1
+                        if left <= 0:
+                            left = FORGOTTEN_ROWS
+                            yield
+                if left <= 0:
                     left = FORGOTTEN_ROWS
                     yield
         yield from emptied(self._pending)
         yield from self.transactional.emptied()
 
     # Reading
+
+    def client_of(self, group: str) -> str | None:
+        """Return the client of the group in the budget; None without committed offsets."""
+        topics = self._groups.get(group)
+        if isinstance(topics, bytes):
+            return self._client_of(_opened(topics)[0])
+        return None if topics is None else self._client_of(self._payers.get(group, _NO_CLIENT))
 
     def groups(self) -> Iterator[list[str]]:
         """Yield the groups that have committed offsets, pending ones or open transactions.
@@ -316,7 +411,7 @@ class CommittedOffsets:
 
         `topic_id` is ZERO_UUID if the topic does not exist: the offset then has no id, either.
         """
-        value = self._topics(group).get(topic, {}).get(partition)
+        value = self.value(group, topic, partition)
         return None if value is None else _of_topic(value, topic_id)
 
     def places(self, group: str) -> list[tuple[str, list[int]]]:
@@ -334,8 +429,8 @@ class CommittedOffsets:
             topic_id = topic_id_of(topic)
             matching = {
                 partition: decoded
-                for partition, value in partitions.items()
-                if (decoded := _of_topic(value, topic_id)) is not None
+                for partition, stored in partitions.items()
+                if (decoded := _of_topic(stored[_NUMBER_BYTES:], topic_id)) is not None
             }
             if matching:
                 found[topic] = matching
@@ -392,7 +487,7 @@ class CommittedOffsets:
         if pending is None:
             value = self.transactional.last_value(group, (topic, partition))
             if value is None:
-                value = self._topics(group).get(topic, {}).get(partition)
+                value = self.value(group, topic, partition)
         else:
             value = pending.value
         return None if value is None else offset_topic_id(value)
@@ -418,10 +513,12 @@ class CommittedOffsets:
         topics = self._topics(group)
         keys = []
         for topic, partition in places:
-            value = topics.get(topic, {}).get(partition)
-            if value is None or topic in retention.subscribed:
+            stored = topics.get(topic, {}).get(partition)
+            if stored is None or topic in retention.subscribed:
                 continue
-            is_expired = retention.is_expired(*offset_timestamps(value), now_ms, retention_ms)
+            is_expired = retention.is_expired(
+                *offset_timestamps(stored[_NUMBER_BYTES:]), now_ms, retention_ms
+            )
             if is_expired and not self.is_unstable(group, topic, partition):
                 keys.append(encode_key(OffsetKey(group, topic, partition)))
         is_all = not self._has_unstable(group) and len(keys) == len(places)
@@ -490,11 +587,13 @@ def _place(topic: str, partition: int) -> bytes:
     return _PLACE.pack(partition, len(name)) + name
 
 
-def _opened(single: bytes) -> _Topics:
-    """Return the dicts of a group's only offset."""
+def _opened(single: bytes) -> tuple[bytes, _Topics]:
+    """Return the number of the client, and the dicts, of a group's only offset."""
     partition, length = _PLACE.unpack_from(single)
     end = _PLACE.size + length
-    return {intern(str(single[_PLACE.size : end], "utf-8")): {partition: single[end:]}}
+    stored = single[end:]
+    topic = intern(str(single[_PLACE.size : end], "utf-8"))
+    return stored[:_NUMBER_BYTES], {topic: {partition: stored}}
 
 
 def _of_topic(value: bytes, topic_id: Uuid) -> OffsetValue | None:

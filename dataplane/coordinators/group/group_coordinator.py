@@ -17,16 +17,17 @@ after a time that doubles up to MAX_RETRY_S.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import trio
 
 from dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
+from dataplane.coordinators.budget_log import BudgetLog
+from dataplane.coordinators.client_budget import is_longer
 from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.requests import member_id_of
 from dataplane.coordinators.group.transactional_offsets import Place
 from dataplane.coordinators.partitioning import partition_of
@@ -68,6 +69,7 @@ class CoordinatorConfigs:
         """Create the configs with Kafka's defaults."""
         self.groups = GroupConfigs()
         self.memory_bytes = 256 << 20
+        self.offsets_memory_bytes = 512 << 20
         self.retention_check_s = 600.0
         self.commit_timeout_s = 5.0
         self.load_bytes = 5 << 20
@@ -82,6 +84,7 @@ class CoordinatorConfigs:
         groups.offsets_retention_ms = integer("offsets.retention.minutes") * 60_000
         groups.offset_metadata_max_bytes = integer("offset.metadata.max.bytes")
         self.memory_bytes = integer("group.memory.max.bytes")
+        self.offsets_memory_bytes = integer("offsets.memory.max.bytes")
         self.retention_check_s = integer("offsets.retention.check.interval.ms") / 1000
         self.commit_timeout_s = integer("offsets.commit.timeout.ms") / 1000
         self.load_bytes = integer("offsets.load.buffer.size")
@@ -99,7 +102,11 @@ class GroupCoordinator:
     ) -> None:
         """Create the coordinator; `new_id` returns the random part of a member id."""
         self.configs = configs
-        self.memory = GroupMemory(lambda: configs.memory_bytes)
+        budgets = BudgetLog(parts.clock.monotonic)
+        self.budget = budgets.budget("group.memory.max.bytes", lambda: configs.memory_bytes)
+        self.offsets_budget = budgets.budget(
+            "offsets.memory.max.bytes", lambda: configs.offsets_memory_bytes
+        )
         self.statistics = GroupStatistics()
         self._parts = parts
         self._new_id = new_id
@@ -122,7 +129,8 @@ class GroupCoordinator:
         return GroupShard(
             index,
             self.configs.groups,
-            self.memory,
+            self.budget,
+            self.offsets_budget,
             self._topic_id_of,
             self._parts.clock.now_ms,
             self._new_id,
@@ -153,7 +161,7 @@ class GroupCoordinator:
         Raises KafkaError: INVALID_GROUP_ID, UNSUPPORTED_VERSION if the cluster's metadata.version
         is too low, COORDINATOR_NOT_AVAILABLE before the topic exists.
         """
-        if _is_too_long(group_id):
+        if is_longer(group_id, MAX_ID_BYTES):
             raise KafkaError(
                 ErrorCode.INVALID_GROUP_ID, f"the group id has more than {MAX_ID_BYTES} bytes"
             )
@@ -205,6 +213,22 @@ class GroupCoordinator:
     def is_loading(self) -> bool:
         """Whether a partition that this worker leads is still loading."""
         return self.runtime.is_loading
+
+    def group_ids_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the groups that a client has created, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.group_id_pieces():
+                yield [
+                    each
+                    for each in piece
+                    if (group := shard.groups.get(each)) is not None and group.client == client
+                ]
+
+    def offset_groups_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the groups whose first offset a client has committed, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.offsets.groups():
+                yield [each for each in piece if shard.offsets.client_of(each) == client]
 
     # Background
 
@@ -314,10 +338,6 @@ class GroupCoordinator:
     async def _let_others_run(self) -> None:
         await self._parts.slicer.pause()
         await trio.lowlevel.checkpoint()
-
-
-def _is_too_long(text: str) -> bool:
-    return len(text) * 4 > MAX_ID_BYTES and len(text.encode()) > MAX_ID_BYTES
 
 
 def _partition_count(image: MetadataImage) -> int:

@@ -36,14 +36,35 @@ from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from dataplane.coordinators.client_budget import (
+    MAX_NEW_ID_BYTES,
+    UNKNOWN,
+    ClientBudget,
+    Refusal,
+    is_longer,
+    text_bytes,
+)
 from dataplane.coordinators.group.classic_group import (
     CONSUMER,
     ClassicGroup,
     MutedUntil,
+    group_bytes,
 )
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, TopicIdOf
+from dataplane.coordinators.group.committed_offsets import (
+    Added,
+    CommittedOffsets,
+    TopicIdOf,
+)
+from dataplane.coordinators.group.committed_offsets import (
+    group_bytes as offsets_group_bytes,
+)
 from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import GroupMemory, never_muted, protocols_bytes
+from dataplane.coordinators.group.members import (
+    MEMBER_BYTES,
+    REFUSED,
+    never_muted,
+    protocols_bytes,
+)
 from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
 from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
 from dataplane.coordinators.group.record_formats import (
@@ -74,10 +95,9 @@ from dataplane.coordinators.group.requests import (
     SyncCallback,
     SyncRequest,
     member_id_of,
-    text_bytes,
 )
 from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
-from dataplane.coordinators.group.transactional_offsets import Place
+from dataplane.coordinators.group.transactional_offsets import Place, waiting_bytes
 from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
@@ -88,8 +108,6 @@ from wire.primitives.types import Uuid
 MAX_PROTOCOLS: Final = 64
 # Seconds until the record of an empty group that could not be appended is written again.
 WRITE_RETRY_S: Final = 5.0
-# Memory of a group without members, its id and its last rebalances.
-GROUP_BYTES: Final = 2000
 # Latest time that fits a record: a client may ask to retain an offset without an end.
 MAX_TIMESTAMP_MS: Final = 2**63 - 1
 _MINUTE_MS: Final = 60_000
@@ -99,11 +117,6 @@ DeletionCallback: TypeAlias = Callable[[ErrorCode], object]
 
 
 def _ignore(code: ErrorCode) -> None: ...
-
-
-def group_bytes(group_id: str) -> int:
-    """Return the memory of a group without members and without rebalances."""
-    return GROUP_BYTES + text_bytes(group_id)
 
 
 @dataclass(slots=True)
@@ -136,6 +149,7 @@ class CommitRequest(NamedTuple):
     offsets: Sequence[OffsetToCommit]
     retention_ms: int = -1  # -1: offsets.retention.minutes
     producer: TransactionOf | None = None  # that commits the offsets in its transaction
+    client: str = UNKNOWN  # in the budget
 
 
 class GroupShard:
@@ -145,7 +159,8 @@ class GroupShard:
         self,
         index: int,
         configs: GroupConfigs,
-        memory: GroupMemory,
+        budget: ClientBudget,
+        offsets_budget: ClientBudget,
         topic_id_of: TopicIdOf,
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
@@ -155,11 +170,12 @@ class GroupShard:
         self.statistics = statistics or GroupStatistics()
         self.configs = configs
         self.groups: dict[str, ClassicGroup] = {}
-        self.offsets = CommittedOffsets()
+        self.offsets = CommittedOffsets(offsets_budget)
         self._topic_id_of = topic_id_of
         self.unreadable_count = 0  # malformed records, which are skipped
         self.first_problem = ""  # the reason of the first of them
-        self._memory = memory
+        self._budget = budget
+        self._offsets_budget = offsets_budget
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._keys = KeyDecoder()
@@ -198,20 +214,34 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None and request.member_id:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-        if not self._has_memory(group, request):
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        code = self._check_memory(group, request)
+        if code is not NO_ERROR:
+            return JoinAnswer(code, request.member_id)
         if group is None:
-            group = self._create(request.group_id, request.client_host)
+            group = self._create(request.group_id, request.client)
+        else:
+            group.used_by(request.client)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
         return self._written(group, answer)
 
-    def _has_memory(self, group: ClassicGroup | None, request: JoinRequest) -> bool:
+    def _check_memory(self, group: ClassicGroup | None, request: JoinRequest) -> ErrorCode:
+        """Return the error of a member that may not join, or not with a longer subscription."""
         member = group.member_of(request) if group is not None else None
         if member is None:
-            return self._memory.has_room(request.client_host, _size_of(request))
-        added = protocols_bytes(request.protocols) - member.protocols_bytes
-        return self._memory.has_room(request.client_host, added, is_known=True)
+            if is_longer(request.instance_id or "", MAX_NEW_ID_BYTES):
+                return ErrorCode.INVALID_REQUEST
+            if group is None and is_longer(request.group_id, MAX_NEW_ID_BYTES):
+                return ErrorCode.INVALID_GROUP_ID
+            refusal = self._budget.refused(
+                request.client, "a member of group", request.group_id, _size_of(request, group)
+            )
+        else:
+            added = protocols_bytes(request.protocols) - member.protocols_bytes
+            refusal = self._budget.refused(
+                member.client, "a subscription in group", request.group_id, 0, added
+            )
+        return NO_ERROR if refusal is None else REFUSED[refusal]
 
     def _new_member_id(self, request: JoinRequest) -> str:
         drawn = request.new_member_id
@@ -225,12 +255,12 @@ class GroupShard:
             return SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
         leader = group.members.by_id.get(request.member_id)
         if leader is not None and request.assignments:
-            taken = request.assignments
-            added = sum(
-                len(taken.get(each.member_id, b"")) - len(each.assignment) for each in group.members
-            )
-            if not self._memory.has_room(leader.client_host, added, is_known=True):
-                return SyncAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+            for client, added in group.members.growth_of(request.assignments).items():
+                refusal = self._budget.refused(
+                    client, "assignments in group", request.group_id, 0, added
+                )
+                if refusal is not None:
+                    return SyncAnswer(REFUSED[refusal])
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.record)
@@ -246,11 +276,14 @@ class GroupShard:
         generation: int,
         muted_until: MutedUntil = never_muted,
         principal: str = "",
+        client: str = UNKNOWN,
     ) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(now, member_id, instance_id, generation, muted_until, principal)
+        return group.heartbeat(
+            now, member_id, instance_id, generation, muted_until, principal, client
+        )
 
     def leave(
         self, now: float, group_id: str, members: Iterable[LeavingMember]
@@ -280,27 +313,28 @@ class GroupShard:
         code = self._check_commit(now, request)
         if code is not NO_ERROR:
             return code
-        if request.producer is None:
-            has_room = self.offsets.has_room(len(request.offsets))
-        else:
-            has_room = self.offsets.has_transactional_room(len(request.offsets))
-        if not has_room:
+        if not self.offsets.has_room(len(request.offsets)):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         most_bytes = self.configs.offset_metadata_max_bytes
         retention_ms = request.retention_ms
         expires_ms = min(now_ms + retention_ms, MAX_TIMESTAMP_MS) if retention_ms >= 0 else -1
         codes: list[ErrorCode] = []
         records: list[CoordinatorRecord] = []
+        memory, client = _CommitMemory(self.offsets, self._offsets_budget, request), request.client
         for each in request.offsets:
             if len(each.metadata) > most_bytes:
                 codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
-            codes.append(NO_ERROR)
             key = OffsetKey(request.group_id, each.topic, each.partition)
-            value = OffsetValue(
-                each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
+            value = encode_offset_value(
+                OffsetValue(
+                    each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms, each.topic_id
+                )
             )
-            records.append(CoordinatorRecord(encode_key(key), encode_offset_value(value), key))
+            code = memory.check(key, len(value))
+            codes.append(code)
+            if code is NO_ERROR:
+                records.append(CoordinatorRecord(encode_key(key), value, key, False, client))
         self.statistics.committed_count += len(records)
         return Write(records, codes, None, request.producer) if records else codes
 
@@ -316,7 +350,10 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation < 0:
-                return NO_ERROR
+                is_new = is_longer(request.group_id, MAX_NEW_ID_BYTES) and not (
+                    self.offsets.has_group(request.group_id)
+                )
+                return ErrorCode.INVALID_GROUP_ID if is_new else NO_ERROR
             if self.offsets.has_group(request.group_id):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             return (
@@ -381,7 +418,7 @@ class GroupShard:
         metadata = GroupMetadataValue(is_being_deleted=True)
         value = encode_group_value(metadata, DELETED_GROUP_VERSION)
         begun = _group_record(group_id, RecordedGeneration(value, metadata.generation, {}))
-        return Write([begun], None, partial(self.answer_deletion, group_id))
+        return Write([begun], None, lambda code, _: self.answer_deletion(group_id, code))
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
         records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]
@@ -509,7 +546,7 @@ class GroupShard:
             if key is None:
                 key = self._keys.decode(record.key)
             if isinstance(key, OffsetKey):
-                self.offsets.replay(key, record.value)
+                self.offsets.replay(key, record.value, _client_of(record))
             elif isinstance(key, GroupKey):
                 return self._replay_group(key.group, record, now)
         except MalformedRecordError as error:
@@ -529,7 +566,7 @@ class GroupShard:
             key = record.decoded_key or self._keys.decode(record.key)
             if not isinstance(key, OffsetKey):
                 return self.replay(record, now)
-            self.offsets.replay_transactional(key, record.value, producer_id)
+            self.offsets.replay_transactional(key, record.value, producer_id, _client_of(record))
         except MalformedRecordError as error:
             self._skip(error)
         return None
@@ -543,7 +580,7 @@ class GroupShard:
         for record in records:
             key = record.decoded_key
             if isinstance(key, OffsetKey):
-                self.offsets.replay_appended(key, record.value)
+                self.offsets.replay_appended(key, record.value, _client_of(record))
             else:
                 self.appended((record,))
                 self.replay(record, monotonic())
@@ -640,24 +677,22 @@ class GroupShard:
         yield from emptied(self._persisted)
         yield from emptied(self._uncommitted)
 
-    def _create(self, group_id: str, host: str = "") -> ClassicGroup:
+    def _create(self, group_id: str, client: str = UNKNOWN) -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(
             group_id,
             self.configs.limits,
-            self._memory,
+            self._budget,
             self._timeouts,
             self._wall_ms,
             partial(self._write, group_id),
             self.statistics.rebalance_times,
-            host,
+            client,
         )
-        self._memory.use(host, group_bytes(group_id))
         return group
 
     def _forget(self, group: ClassicGroup) -> None:
         del self.groups[group.group_id]
-        group.history.clear()
-        self._memory.use(group.client_host, -group_bytes(group.group_id))
+        group.forget()
 
     def _write(self, group_id: str, recorded: RecordedGeneration) -> None:
         self._outbox.append(_group_record(group_id, recorded))
@@ -678,17 +713,67 @@ class GroupShard:
         return self._with_outbox(answer)
 
 
+class _CommitMemory:
+    """Memory that the offsets of one commit need, in addition."""
+
+    def __init__(
+        self, offsets: CommittedOffsets, budget: ClientBudget, request: CommitRequest
+    ) -> None:
+        self._offsets = offsets
+        self._budget = budget
+        self._request = request
+        self._admitted_bytes = self._grown_bytes = 0  # sums of the new offsets
+        if not offsets.has_group(request.group_id):
+            self._admitted_bytes = offsets_group_bytes(request.group_id)
+
+    def check(self, key: OffsetKey, value_bytes: int) -> ErrorCode:
+        """Return the error of an offset for which there is no memory; not for known offsets."""
+        request = self._request
+        if request.producer is not None:
+            added = Added(request.client, waiting_bytes(key.group, value_bytes), 0)
+        else:
+            found = self._offsets.added(key, value_bytes, request.client)
+            if found is None:
+                return NO_ERROR
+            added = found
+        admitted, grown = added.admitted_bytes, added.grown_bytes
+        if admitted:
+            admitted, grown = admitted + self._admitted_bytes, grown + self._grown_bytes
+        refusal = self._budget.refused(
+            added.client, "an offset of group", key.group, admitted, grown
+        )
+        if refusal is not None:
+            return _NO_MEMORY[refusal]
+        if admitted:
+            self._admitted_bytes, self._grown_bytes = admitted, grown
+        return NO_ERROR
+
+
+# Error of an offset for which there is no memory. Clients retry the second, and not the first.
+_NO_MEMORY: Final = {
+    Refusal.SHARE: ErrorCode.POLICY_VIOLATION,
+    Refusal.FULL: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+
+
+def _client_of(record: CoordinatorRecord) -> str:
+    """Return the client that has committed an offset; UNKNOWN if it was loaded."""
+    client = record.decoded_value
+    return client if isinstance(client, str) else UNKNOWN
+
+
 def _group_record(group_id: str, recorded: RecordedGeneration | None) -> CoordinatorRecord:
     key = GroupKey(group_id)
     value = None if recorded is None else recorded.value
     return CoordinatorRecord(encode_key(key), value, key, decoded_value=recorded)
 
 
-def _size_of(request: JoinRequest) -> int:
-    """Return the memory of a new member, in a group that may be new."""
+def _size_of(request: JoinRequest, group: ClassicGroup | None) -> int:
+    """Return the memory of a new member, and of its group if that is new."""
     ids = (request.client_id, request.instance_id or "", request.new_member_id)
     texts = 2 * sum(map(text_bytes, ids))  # as text, and in the head of the member's record
-    return group_bytes(request.group_id) + texts + protocols_bytes(request.protocols)
+    own = 0 if group is not None else group_bytes(request.group_id)
+    return own + MEMBER_BYTES + texts + protocols_bytes(request.protocols)
 
 
 def _tombstone(key: bytes) -> CoordinatorRecord:

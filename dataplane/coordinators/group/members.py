@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from dataplane.coordinators.client_budget import ClientBudget, Refusal, text_bytes
 from dataplane.coordinators.group.record_formats import MemberMetadata, encode_member_head
 from dataplane.coordinators.group.requests import (
     NO_MEMBER,
@@ -18,7 +19,6 @@ from dataplane.coordinators.group.requests import (
     Protocol,
     SyncAnswer,
     SyncCallback,
-    text_bytes,
 )
 from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
 from wire.primitives.errors import ErrorCode
@@ -56,7 +56,9 @@ class GroupMember:
     """One member, with the requests of it that wait for the others."""
 
     __slots__ = (
+        "admitted_bytes",
         "assignment",
+        "client",
         "client_host",
         "client_id",
         "head",
@@ -80,6 +82,8 @@ class GroupMember:
         self.instance_id = request.instance_id
         self.client_id = request.client_id
         self.client_host = request.client_host
+        self.client = request.client  # in the budget
+        self.admitted_bytes = 0  # a part of its memory; the rest is growth
         self.principal = request.principal  # empty: has sent no request to this coordinator
         self.rebalance_timeout_ms = request.rebalance_timeout_ms
         self.session_timeout_ms = request.session_timeout_ms
@@ -171,41 +175,18 @@ class GroupMember:
         )
 
 
-class GroupMemory:
-    """Memory of all groups of one worker, of which the clients of one host get at most half.
-
-    Known members may use twice as much: after a failover, a worker has the groups of another one,
-    too, and their members must be able to rebalance.
-    """
-
-    def __init__(self, limit_bytes: Callable[[], int]) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._by_host: dict[str, int] = {}
-
-    def has_room(self, host: str, size_bytes: int, *, is_known: bool = False) -> bool:
-        """Return whether a host may use `size_bytes` more, for a known member or a new one."""
-        most = 2 * self.limit_bytes() if is_known else self.limit_bytes()
-        return size_bytes <= 0 or (
-            self.used_bytes + size_bytes <= most
-            and self._by_host.get(host, 0) + size_bytes <= most // 2
-        )
-
-    def use(self, host: str, size_bytes: int) -> None:
-        """Count memory that the client's host uses; negative if it is freed."""
-        self.used_bytes += size_bytes
-        left = self._by_host.get(host, 0) + size_bytes
-        if left:
-            self._by_host[host] = left
-        else:
-            self._by_host.pop(host, None)
+# Error for a new member. Clients retry the second, until memory is free, and not the first.
+REFUSED: Final = {
+    Refusal.SHARE: ErrorCode.GROUP_MAX_SIZE_REACHED,
+    Refusal.FULL: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
 
 
 class GroupMembers:
     """The members of one group, in the order in which they joined."""
 
-    def __init__(self, memory: GroupMemory) -> None:
-        self._memory = memory
+    def __init__(self, budget: ClientBudget) -> None:
+        self._budget = budget
         self.by_id: dict[str, GroupMember] = {}
         self.static_ids: dict[str, str] = {}  # member ids by instance id
         self.protocol_type: str | None = None
@@ -343,16 +324,30 @@ class GroupMembers:
         member.principal = request.principal
         member.encode_head()
         self._count(member, 1)
+        self.taken_over(member, request.client)
 
     def assign(self, assignments: Mapping[str, bytes]) -> None:
         """Give all members their assignments, empty ones to those that are not named."""
-        added: Counter[str] = Counter()  # bytes by host
+        for client, size_bytes in self.growth_of(assignments).items():
+            self._budget.use(client, 0, size_bytes)
         for member_id, member in self.by_id.items():
-            assignment = assignments.get(member_id, b"")
-            added[member.client_host] += len(assignment) - len(member.assignment)
-            member.assignment = assignment
-        for host, size_bytes in added.items():
-            self._memory.use(host, size_bytes)
+            member.assignment = assignments.get(member_id, b"")
+
+    def growth_of(self, assignments: Mapping[str, bytes]) -> dict[str, int]:
+        """Return by how many bytes the members of each client grow with these assignments."""
+        growth: dict[str, int] = {}
+        for member_id, member in self.by_id.items():
+            added = len(assignments.get(member_id, b"")) - len(member.assignment)
+            growth[member.client] = growth.get(member.client, 0) + added
+        return growth
+
+    def taken_over(self, member: GroupMember, client: str) -> None:
+        """Count the member for the client that uses it, if that has room."""
+        if client != member.client:
+            grown = member.size_bytes - member.admitted_bytes
+            member.client = self._budget.take_over(
+                member.client, client, member.admitted_bytes, grown
+            )
 
     def elect_leader(self) -> bool:
         """Make a member that has joined the leader; return False if none has."""
@@ -376,7 +371,10 @@ class GroupMembers:
 
     def _count(self, member: GroupMember, by: int) -> None:
         self.version += 1
-        self._use(member, by * member.size_bytes)
+        size_bytes = member.size_bytes
+        if by > 0 and not 0 < member.admitted_bytes <= size_bytes:
+            member.admitted_bytes = size_bytes
+        self._use(member, by)
         self.metadata_bytes += by * member.metadata_bytes
         supported = self._supported
         for name in member.protocols:
@@ -386,13 +384,14 @@ class GroupMembers:
             else:
                 del supported[name]
 
-    def _use(self, member: GroupMember, size_bytes: int) -> None:
-        self._memory.use(member.client_host, size_bytes)
+    def _use(self, member: GroupMember, by: int) -> None:
+        admitted = member.admitted_bytes
+        self._budget.use(member.client, by * admitted, by * (member.size_bytes - admitted))
 
     def clear(self) -> Work[None]:
         """Free the memory of all members, which must have no waiting requests, in pieces."""
         for number, member in enumerate(self):
-            self._use(member, -member.size_bytes)
+            self._use(member, -1)
             if number % PIECE_ROWS == PIECE_ROWS - 1:
                 yield
         if len(self) > FORGOTTEN_ROWS:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from dataplane.coordinators.client_budget import text_bytes
 from dataplane.coordinators.group.members import GroupMember
-from dataplane.coordinators.group.requests import NAME_LENGTH, text_bytes
+from dataplane.coordinators.group.requests import NAME_LENGTH
 from dataplane.instruments.histogram import Histogram
 
 KEPT: Final = 16
@@ -37,12 +38,20 @@ class Rebalance:
 class RebalanceHistory:
     """The last rebalances of one group; all completed ones are recorded in `times`.
 
-    `use` is called with the memory that it uses in addition; negative if it uses less.
+    `use` is called with the memory that it uses in addition; negative if it uses less. Without room
+    for another rebalance, by `has_room`, the oldest ones are forgotten.
     """
 
-    def __init__(self, times: Histogram, use: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        times: Histogram,
+        use: Callable[[int], object],
+        has_room: Callable[[int], bool],
+    ) -> None:
         self._times = times
         self._use = use
+        self._has_room = has_room
+        self.size_bytes = 0
         self.rebalances: deque[Rebalance] = deque()  # at most KEPT
 
     def begin(self, now: float, cause: str, member: GroupMember | None, reason: str) -> None:
@@ -52,10 +61,13 @@ class RebalanceHistory:
         names = ("", "", "")
         if member is not None:
             names = member.member_id, member.client_id[:NAME_LENGTH], member.client_host
-        if len(self.rebalances) == KEPT:
-            self._use(-self.rebalances.popleft().size_bytes)
-        self.rebalances.append(Rebalance(cause, *names, reason[:REASON_LENGTH], now))
-        self._use(self.rebalances[-1].size_bytes)
+        added = Rebalance(cause, *names, reason[:REASON_LENGTH], now)
+        while self.rebalances and (
+            len(self.rebalances) == KEPT or not self._has_room(added.size_bytes)
+        ):
+            self._count(-self.rebalances.popleft().size_bytes)
+        self.rebalances.append(added)
+        self._count(added.size_bytes)
 
     def end(self, now: float, generation: int) -> None:
         if self.rebalances and self.rebalances[-1].ended is None:
@@ -66,4 +78,8 @@ class RebalanceHistory:
     def clear(self) -> None:
         """Forget all rebalances."""
         while self.rebalances:
-            self._use(-self.rebalances.popleft().size_bytes)
+            self._count(-self.rebalances.popleft().size_bytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self._use(size_bytes)

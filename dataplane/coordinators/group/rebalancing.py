@@ -102,7 +102,7 @@ class Persist:
 
     record: RecordedGeneration
     answer: JoinAnswer | None = None
-    on_failed: Callable[[ErrorCode], object] | None = None
+    on_failed: Callable[[ErrorCode, float], object] | None = None
 
 
 @dataclass(slots=True)
@@ -201,9 +201,9 @@ class Rebalancing:
     ) -> None:
         self.history.begin(now, cause, member, reason)
         if self.state is GroupState.COMPLETING_REBALANCE:
-            self._refuse_syncs(ErrorCode.REBALANCE_IN_PROGRESS)
-        elif self.state is GroupState.STABLE:
-            self._answer_all_syncs(SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS))
+            self._members.assign({})
+        if self.state in _WITH_GENERATION:
+            self._refuse_syncs(ErrorCode.REBALANCE_IN_PROGRESS, now)
         self._is_first = self.state is GroupState.EMPTY
         self._turn(GroupState.PREPARING_REBALANCE)
         if self._is_first:
@@ -287,23 +287,20 @@ class Rebalancing:
             return
         self._prepare(now, "a member has not sent its SyncGroup in time", missing[0])
 
-    def _refuse_syncs(self, code: ErrorCode) -> None:
-        self._members.assign({})
-        self._answer_all_syncs(SyncAnswer(code))
-
-    def _answer_all_syncs(self, answer: SyncAnswer) -> None:
+    def _refuse_syncs(self, code: ErrorCode, now: float) -> None:
         """Answer the SyncGroups that wait now, in pieces."""
         waiting = [(member, member.sync) for member in self._members if member.sync is not None]
-        self._answer_some_syncs(iter(waiting), answer, -inf)
+        self._refuse_some_syncs(iter(waiting), code, now)
 
-    def _answer_some_syncs(
-        self, waiting: Iterator[tuple[GroupMember, SyncCallback]], answer: SyncAnswer, now: float
+    def _refuse_some_syncs(
+        self, waiting: Iterator[tuple[GroupMember, SyncCallback]], code: ErrorCode, now: float
     ) -> None:
         for member, sync in (piece := list(islice(waiting, ANSWERED_AT_ONCE))):
             if member.sync is sync:  # not dropped, nor answered and sent again
-                member.answer_sync(answer)
+                self._sessions.hear(now, member)
+                member.answer_sync(SyncAnswer(code))
         if len(piece) == ANSWERED_AT_ONCE:
-            self._timeouts.at(-inf, partial(self._answer_some_syncs, waiting, answer))
+            self._timeouts.at(-inf, partial(self._refuse_some_syncs, waiting, code))
 
     # Members
 
@@ -434,13 +431,14 @@ class Rebalancing:
         if len(piece) == ANSWERED_AT_ONCE:
             self._timeouts.at(-inf, partial(self._answer_syncs, generation, members))
 
-    def _assignment_failed(self, generation: int, code: ErrorCode) -> None:
+    def _assignment_failed(self, generation: int, code: ErrorCode, now: float) -> None:
         """Begin another rebalance: the record of the assignment was not committed in time.
 
         If it is committed before the next timeout, the generation has its assignment after all.
         """
         if self.state is GroupState.COMPLETING_REBALANCE and generation == self.generation:
-            self._refuse_syncs(code)
+            self._members.assign({})
+            self._refuse_syncs(code, now)
             self._timeouts.at(float("-inf"), partial(self._prepare_after_failure, generation))
 
     def _prepare_after_failure(self, generation: int, now: float) -> None:

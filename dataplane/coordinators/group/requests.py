@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from dataplane.coordinators.client_budget import UNKNOWN
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen
 
@@ -21,11 +22,6 @@ def member_id_of(name: str, drawn: str) -> str:
     `drawn` is a text that is used once.
     """
     return f"{name[:NAME_LENGTH]}-{drawn}"
-
-
-def text_bytes(text: str) -> int:
-    """Return the memory of the characters of a text, at most: a single one widens all others."""
-    return len(text) if text.isascii() else 4 * len(text)
 
 
 @frozen
@@ -55,6 +51,7 @@ class JoinRequest:
     # Whether the answer to a static leader may be to keep the assignment (KIP-814).
     may_skip_assignment: bool = True
     principal: str = ""
+    client: str = UNKNOWN  # name of the client in the budget
 
 
 class JoinedMember(NamedTuple):

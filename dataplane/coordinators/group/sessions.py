@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from dataplane.coordinators.group.members import GroupMember, GroupMembers, GroupMemory
-from dataplane.coordinators.group.requests import text_bytes
+from dataplane.coordinators.client_budget import ClientBudget, text_bytes
+from dataplane.coordinators.group.members import GroupMember, GroupMembers
 from dataplane.coordinators.group.timeouts import Timeout, Timeouts
 
 # Memory of an id that was given to a new member, without its characters.
@@ -28,6 +28,7 @@ class PendingMember(NamedTuple):
     """A new member that has been given an id, until `ends`."""
 
     client_host: str
+    client: str  # in the budget
     ends: Timeout
 
 
@@ -42,7 +43,7 @@ class Sessions:
     def __init__(
         self,
         members: GroupMembers,
-        memory: GroupMemory,
+        budget: ClientBudget,
         timeouts: Timeouts,
         on_ended: Callable[[float, str], object],
         on_pending_ended: Callable[[float], object],
@@ -55,7 +56,7 @@ class Sessions:
         # Ids given to new members that have not joined with them.
         self.pending: dict[str, PendingMember] = {}
         self._members = members
-        self._memory = memory
+        self._budget = budget
         self._timeouts = timeouts
         self._on_ended = on_ended
         self._on_pending_ended = on_pending_ended
@@ -97,11 +98,13 @@ class Sessions:
 
     # Pending members
 
-    def add_pending(self, now: float, member_id: str, host: str, timeout_ms: int) -> None:
+    def add_pending(
+        self, now: float, member_id: str, host: str, client: str, timeout_ms: int
+    ) -> None:
         """Wait for the member to join with the id that it was given."""
         ends = self._timeouts.at(now + timeout_ms / 1000, partial(self.end_pending, member_id))
-        self.pending[member_id] = PendingMember(host, ends)
-        self._memory.use(host, pending_bytes(member_id))
+        self.pending[member_id] = PendingMember(host, client, ends)
+        self._budget.use(client, pending_bytes(member_id))
 
     def end_pending(self, member_id: str, now: float) -> None:
         """Forget a pending member that does not join."""
@@ -113,7 +116,7 @@ class Sessions:
         pending = self.pending.pop(member_id, None)
         if pending is not None:
             pending.ends.cancel()
-            self._memory.use(pending.client_host, -pending_bytes(member_id))
+            self._budget.use(pending.client, -pending_bytes(member_id))
 
     def forget_all_pending(self) -> None:
         """Forget the ids that were given and not used yet: their owners join as new members."""

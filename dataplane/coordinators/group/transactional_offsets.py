@@ -16,7 +16,7 @@ offset's record, which has to be kept with it; here a commit notes what it overt
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.requests import text_bytes
+from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
 from dataplane.scheduling.time_slices import Work, emptied
 
 # Offsets that one step commits or forgets at the end of a transaction.
@@ -25,30 +25,39 @@ ENDED_AT_ONCE: Final = 128
 # Topic and partition of an offset of a group.
 Place: TypeAlias = tuple[str, int]
 _Waiting: TypeAlias = dict[int, "_Offset"]  # by producer id
+# Takes group, place, value and client of an offset.
+_Commit: TypeAlias = Callable[[str, Place, bytes, str], object]
 _NO_PLACES: Final[Mapping[Place, _Waiting]] = {}
+
+
+# Memory of an offset that waits, without the id of its group and its value.
+WAITING_BYTES: Final = 800
+
+
+def waiting_bytes(group: str, value_bytes: int) -> int:
+    """Return the memory of an offset that waits for a marker."""
+    return WAITING_BYTES + text_bytes(group) + value_bytes
 
 
 class _Offset:
     """An offset that waits for a marker; `value` is None if a later commit has overtaken it."""
 
-    __slots__ = ("number", "value")
+    __slots__ = ("client", "number", "size_bytes", "value")
 
-    def __init__(self, number: int, value: bytes) -> None:
+    def __init__(self, number: int, value: bytes, client: str, size_bytes: int) -> None:
         self.number = number  # in the order of the log
+        self.client = client  # for which its memory counts
+        self.size_bytes = size_bytes
         self.value: bytes | None = value
-
-    @property
-    def value_bytes(self) -> int:
-        return 0 if self.value is None else len(self.value)
 
 
 class TransactionalOffsets:
     """Offsets that wait for the markers of their transactions, by group and by producer."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: ClientBudget) -> None:
+        self._budget = budget
         self.groups: dict[str, dict[Place, _Waiting]] = {}
         self.count = 0
-        self.used_bytes = 0  # size of the group ids and values
         self._producers: dict[int, dict[tuple[str, Place], None]] = {}
         self._numbers = 0
 
@@ -73,18 +82,20 @@ class TransactionalOffsets:
                 yield
         return found
 
-    def add(self, producer_id: int, group: str, place: Place, value: bytes) -> None:
+    def add(
+        self, producer_id: int, group: str, place: Place, value: bytes, client: str = UNKNOWN
+    ) -> None:
         """Let an offset wait for the marker of its producer; it replaces the producer's last."""
         self._numbers += 1
         waiting = self.groups.setdefault(group, {}).setdefault(place, {})
         before = waiting.get(producer_id)
         if before is None:
             self.count += 1
-            self.used_bytes += text_bytes(group)
         else:
-            self.used_bytes -= before.value_bytes
-        self.used_bytes += len(value)
-        waiting[producer_id] = _Offset(self._numbers, value)
+            self._budget.use(before.client, -before.size_bytes)
+        size_bytes = waiting_bytes(group, len(value))
+        self._budget.use(client, size_bytes)
+        waiting[producer_id] = _Offset(self._numbers, value, client, size_bytes)
         self._producers.setdefault(producer_id, {})[group, place] = None
 
     def overtake(self, group: str, place: Place) -> None:
@@ -95,8 +106,10 @@ class TransactionalOffsets:
                 self._overtaken(offset)
 
     def _overtaken(self, offset: _Offset) -> None:
-        self.used_bytes -= offset.value_bytes
-        offset.value = None
+        if offset.value is not None:
+            self._budget.use(offset.client, -len(offset.value))
+            offset.size_bytes -= len(offset.value)
+            offset.value = None
 
     def remove(self, group: str, place: Place) -> None:
         """Forget all that waits for this place: a tombstone follows it."""
@@ -107,9 +120,7 @@ class TransactionalOffsets:
                 del self._producers[producer_id]
             self._take(producer_id, group, place)
 
-    def end(
-        self, producer_id: int, commit: Callable[[str, Place, bytes], object] | None
-    ) -> Work[None] | None:
+    def end(self, producer_id: int, commit: _Commit | None) -> Work[None] | None:
         """End a transaction; call `commit` for each offset that it commits, None if it aborts.
 
         Returns the work for all that exceeds one step, if any.
@@ -128,7 +139,7 @@ class TransactionalOffsets:
         self,
         producer_id: int,
         keys: dict[tuple[str, Place], None],
-        commit: Callable[[str, Place, bytes], object] | None,
+        commit: _Commit | None,
     ) -> Work[None]:
         while keys:
             for _ in range(min(ENDED_AT_ONCE, len(keys))):
@@ -142,7 +153,7 @@ class TransactionalOffsets:
         producer_id: int,
         group: str,
         place: Place,
-        commit: Callable[[str, Place, bytes], object] | None,
+        commit: _Commit | None,
     ) -> None:
         offset = self._take(producer_id, group, place)
         if commit is None or offset.value is None:
@@ -150,14 +161,14 @@ class TransactionalOffsets:
         for other in self.places(group).get(place, {}).values():
             if other.number < offset.number:
                 self._overtaken(other)
-        commit(group, place, offset.value)
+        commit(group, place, offset.value, offset.client)
 
     def _take(self, producer_id: int, group: str, place: Place) -> _Offset:
         places = self.groups[group]
         waiting = places[place]
         offset = waiting.pop(producer_id)
         self.count -= 1
-        self.used_bytes -= text_bytes(group) + offset.value_bytes
+        self._budget.use(offset.client, -offset.size_bytes)
         if not waiting:
             del places[place]
             if not places:
@@ -166,9 +177,16 @@ class TransactionalOffsets:
 
     def emptied(self) -> Work[None]:
         """Free all, in pieces; no other method may be called afterwards."""
+        left = ENDED_AT_ONCE
         while self.groups:
             _, places = self.groups.popitem()
-            yield from emptied(places)
+            while places:
+                for offset in places.popitem()[1].values():
+                    self._budget.use(offset.client, -offset.size_bytes)
+                    left -= 1
+                if left <= 0:
+                    left = ENDED_AT_ONCE
+                    yield
         while self._producers:
             _, keys = self._producers.popitem()
             yield from emptied(keys)

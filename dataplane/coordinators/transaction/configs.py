@@ -13,6 +13,7 @@ class TransactionConfigs:
         self.timeout_check_s = 10.0
         self.expiry_check_s = 3600.0
         self.load_bytes = 5 << 20
+        self.memory_bytes = 256 << 20
         self.verifies_partitions = True
 
     def update(self, configs: Configs) -> None:
@@ -27,4 +28,5 @@ class TransactionConfigs:
             integer("transaction.remove.expired.transaction.cleanup.interval.ms") / 1000
         )
         self.load_bytes = integer("transaction.state.log.load.buffer.size")
+        self.memory_bytes = integer("transaction.memory.max.bytes")
         self.verifies_partitions = configs.boolean("transaction.partition.verification.enable")

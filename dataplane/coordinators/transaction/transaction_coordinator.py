@@ -16,6 +16,8 @@ import trio
 
 from dataplane.coordinators.asked import Asked
 from dataplane.coordinators.background_writes import BackgroundWrites
+from dataplane.coordinators.budget_log import BudgetLog
+from dataplane.coordinators.client_budget import UNKNOWN
 from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from dataplane.coordinators.shard import Write
@@ -27,7 +29,6 @@ from dataplane.coordinators.transaction.transaction import BY_NAME, Place, State
 from dataplane.coordinators.transaction.transaction_shard import (
     Expected,
     Outcome,
-    TransactionMemory,
     TransactionShard,
     is_too_long,
 )
@@ -59,7 +60,6 @@ log = logging.getLogger(__name__)
 
 # Seconds until the record of a change must be committed.
 COMMIT_S: Final = 30.0
-MEMORY_BYTES: Final = 512 << 20
 # Transactions, topics and partitions in a request of a worker: up to three rows for each of the
 # partitions that `TransactionVerifier` sends.
 MAX_ROWS: Final = 6_000
@@ -100,7 +100,9 @@ class TransactionCoordinator:
         take_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
         self.configs = configs
-        self.memory = TransactionMemory(MEMORY_BYTES)
+        self.budget = BudgetLog(parts.clock.monotonic).budget(
+            "transaction.memory.max.bytes", lambda: configs.memory_bytes
+        )
         self.statistics = TransactionStatistics()
         self._parts = parts
         self._partitions = partitions
@@ -132,7 +134,7 @@ class TransactionCoordinator:
         return TransactionShard(
             index,
             epochs[0],
-            self.memory,
+            self.budget,
             self._transaction_version,
             self.markers.send,
             self.statistics,
@@ -251,9 +253,16 @@ class TransactionCoordinator:
     # Operations
 
     async def init_producer_id(
-        self, transactional_id: str, timeout_ms: int, expected: Expected | None
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: Expected | None,
+        client: str = UNKNOWN,
     ) -> Outcome:
-        """Return a producer id and an epoch that fence all earlier instances of the client."""
+        """Return a producer id and an epoch that fence all earlier instances of the client.
+
+        `client` is its name in the budget.
+        """
         index = self._index_of(transactional_id)
         if isinstance(index, ErrorCode):
             return Outcome(index)
@@ -263,7 +272,7 @@ class TransactionCoordinator:
         return await self._with_id(
             index,
             lambda shard, new_id: shard.init_producer_id(
-                transactional_id, timeout_ms, expected, now_ms(), new_id
+                transactional_id, timeout_ms, expected, now_ms(), new_id, client
             ),
         )
 
@@ -447,10 +456,12 @@ class TransactionCoordinator:
         return shard.confirmed(transactional_id, producer_id, producer_epoch)
 
     def _add(self, asked: AddPartitionsToTxnTransaction) -> ErrorCode | Asked[ErrorCode]:
+        topic_of = self._parts.image.topic
         return self.begin_add(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
-            _places(asked),
+            # With the topics' names in the metadata: those of the request would be kept.
+            [(known.name, each) for name, each in _places(asked) if (known := topic_of(name))],
             client_version=2,
         )
 
@@ -517,6 +528,23 @@ class TransactionCoordinator:
                 ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"{transactional_id!r} is not known"
             )
         return known
+
+    def begin_remove(self, transactional_id: str) -> ErrorCode | Asked[ErrorCode]:
+        """Remove an id without an open transaction; return its error, or what waits for that."""
+        try:
+            index = self.partition_of(transactional_id)
+            outcome = self.runtime.shard(index).remove(transactional_id)
+        except KafkaError as error:
+            return error.code
+        if not isinstance(outcome, Write):
+            return outcome
+        return self.runtime.commit(index, outcome, self._parts.clock.now_ms())
+
+    def ids_of(self, client: str) -> Iterator[list[str]]:
+        """Yield the ids that count for a client in the budget, in pieces."""
+        for shard in list(self.shards.values()):
+            for piece in shard.pieces():
+                yield [each for each, _ in piece if shard.client_of(each) == client]
 
     def counts(self) -> dict[State, int]:
         """Return the number of transactional ids by state."""

@@ -21,6 +21,10 @@ and be acknowledged without being stored. So no epoch of such a producer id is g
     one that only partitions know    the same, in partitions that this worker leads
     a prepared transaction           its markers are sent; completed, it has the last epoch
 
+Ids have a budget of memory with a share for each client (`client_budget`): an id is that of the
+client that has created it, also before its first record is committed, or UNKNOWN after a load. The
+partitions of its open transaction are its growth.
+
 Source: TransactionCoordinator of Apache Kafka 4.3.1, KIP-98, KIP-360, KIP-890. (Kafka continues the
 epochs at the last known one after a loss.)
 """
@@ -32,6 +36,14 @@ from itertools import chain, islice
 from math import inf
 from typing import Final, NamedTuple, TypeVar
 
+from dataplane.coordinators.client_budget import (
+    MAX_NEW_ID_BYTES,
+    UNKNOWN,
+    ClientBudget,
+    Refusal,
+    is_longer,
+    text_bytes,
+)
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import (
     MAX_ID_BYTES,
@@ -77,9 +89,10 @@ RETRY_S: Final = 1.0
 NOW: Final = 0.0  # before every monotonic time
 # Doubtful ids, and partitions of their open transactions, that are looked at in one step.
 MAX_CHECKED: Final = 500
-# Memory of an id without partitions, and of one partition in its state, estimated.
-ID_BYTES: Final = 1000
-PARTITION_BYTES: Final = 200
+# Memory of an id without its characters and partitions, and of one partition in its state. The
+# names of topics are those of the metadata.
+ID_BYTES: Final = 500
+PARTITION_BYTES: Final = 150
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 # Constants, because Python 3.11 looks up members of an enum slowly.
 NO_ERROR: Final = ErrorCode.NONE
@@ -113,21 +126,17 @@ class Transition(NamedTuple):
     after: Transaction | None
 
 
-class TransactionMemory:
-    """Memory of the transactional ids of one worker, estimated; shared by its shards."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-
-    def has_room(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self.limit_bytes
-
-
 def _find_none(shard: "TransactionShard") -> None:
     shard.found_open({})
 
 
+# Error for a new id. Clients retry the second until memory is free. The first ends their retries,
+# so that they report it.
+_REFUSED: Final = {
+    None: NO_ERROR,
+    Refusal.SHARE: ErrorCode.POLICY_VIOLATION,
+    Refusal.FULL: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
 _CONCURRENT: Final = Outcome(_CONCURRENT_TRANSACTIONS)
 _NEEDS_ID: Final = Outcome(NO_ERROR, needs_id=True)
 _INVALID_STATE: Final = Outcome(ErrorCode.INVALID_TXN_STATE)
@@ -145,7 +154,7 @@ class TransactionShard:
         self,
         index: int,
         coordinator_epoch: int,
-        memory: TransactionMemory,
+        budget: ClientBudget,
         transaction_version: Callable[[], int],
         on_prepared: Callable[["TransactionShard", str, Transaction], object],
         statistics: TransactionStatistics | None = None,
@@ -159,7 +168,9 @@ class TransactionShard:
         self.is_unloaded = False
         self.state_counts = [0] * len(State)  # transactional ids by the number of their state
         self._statistics = statistics or TransactionStatistics()
-        self._memory = memory
+        self._budget = budget
+        # Client of each id that counts: of all known ones, and those whose first record is pending.
+        self._clients: dict[str, str] = {}
         self._version = transaction_version
         self._on_prepared = on_prepared
         self._pending: dict[str, State] = {}
@@ -198,16 +209,28 @@ class TransactionShard:
         expected: Expected | None,
         now_ms: int,
         new_id: int | None = None,
+        client: str = UNKNOWN,
     ) -> Outcome | Write[Outcome]:
-        """Give the client a producer id and an epoch that fence all its earlier instances."""
+        """Give the client a producer id and an epoch that fence all its earlier instances.
+
+        `client` is its name in the budget. An id that exists is never refused for memory.
+        """
         known = self.transactions.get(transactional_id)
         if transactional_id in self._pending:
             return _CONCURRENT
+        if known is None:
+            code = self._check_new(transactional_id, client)
+            if code is not NO_ERROR:
+                return Outcome(code)
+        elif self._clients[transactional_id] == UNKNOWN:
+            self._clients[transactional_id] = self._budget.take_over(
+                UNKNOWN, client, id_bytes(transactional_id), _partitions_bytes(known)
+            )
         if known is None or transactional_id in self._doubtful:
-            if not self._memory.has_room(_size_of(transactional_id, None)):
-                return Outcome(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if new_id is None:
                 return _NEEDS_ID
+            if known is None:
+                self._count(transactional_id, client)
             known = Transaction(new_id, NO_EPOCH, timeout_ms, now_ms)
             after = known.initialized(
                 timeout_ms, None if expected is None else expected.producer_epoch, now_ms
@@ -232,6 +255,29 @@ class TransactionShard:
         except KafkaError as error:
             return Outcome(error.code)
         return self._initialized(transactional_id, after)
+
+    def _check_new(self, transactional_id: str, client: str) -> ErrorCode:
+        """Return the error of a client that may not create the id."""
+        if is_longer(transactional_id, MAX_NEW_ID_BYTES):
+            return ErrorCode.INVALID_REQUEST
+        refusal = self._budget.refused(
+            client, "a transactional id", transactional_id, id_bytes(transactional_id)
+        )
+        return _REFUSED[refusal]
+
+    def _count(self, transactional_id: str, client: str) -> None:
+        self._clients[transactional_id] = client
+        self._budget.use(client, id_bytes(transactional_id))
+
+    def _uncount(self, transactional_id: str) -> None:
+        """Stop counting an id without partitions. Idempotent."""
+        client = self._clients.pop(transactional_id, None)
+        if client is not None:
+            self._budget.use(client, -id_bytes(transactional_id))
+
+    def client_of(self, transactional_id: str) -> str:
+        """Return the client of the id in the budget; UNKNOWN also if the id is not known."""
+        return self._clients.get(transactional_id, UNKNOWN)
 
     def _initialized(self, transactional_id: str, after: Transaction) -> Write[Outcome]:
         outcome = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
@@ -284,8 +330,15 @@ class TransactionShard:
             and len({topic for topic, _ in chain(before, places)}) > MAX_TOPICS
         ):
             return ErrorCode.INVALID_REQUEST
-        if not self._memory.has_room(added * PARTITION_BYTES):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        refusal = self._budget.refused(
+            self._clients[transactional_id],
+            "partitions of a transaction",
+            transactional_id,
+            0,
+            added * PARTITION_BYTES,
+        )
+        if refusal is not None:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE  # until other transactions have ended
         after = known.with_partitions(places, now_ms, client_version)
         return self._write(transactional_id, after, NO_ERROR)
 
@@ -500,6 +553,17 @@ class TransactionShard:
                 records.append(self._record(transactional_id, None))
         return Write(records, NO_ERROR) if records else NO_ERROR
 
+    def remove(self, transactional_id: str) -> Write[ErrorCode] | ErrorCode:
+        """Remove an id without an open transaction, for an operator."""
+        known = self.transactions.get(transactional_id)
+        if transactional_id in self._pending:
+            return _CONCURRENT_TRANSACTIONS
+        if known is None:
+            return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        if known.state not in IDLE:
+            return _CONCURRENT_TRANSACTIONS
+        return Write([self._record(transactional_id, None)], NO_ERROR)
+
     # Records
 
     def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
@@ -605,6 +669,8 @@ class TransactionShard:
                 self._check_later(transactional_id, after.state, now + RETRY_S)
             else:
                 self._pending.pop(transactional_id, None)
+                if transactional_id not in self.transactions:
+                    self._uncount(transactional_id)
 
     def replay_appended(
         self, records: Sequence[CoordinatorRecord], monotonic: Callable[[], float]
@@ -636,17 +702,21 @@ class TransactionShard:
 
     def _apply(self, transactional_id: str, after: Transaction | None) -> None:
         before = self.transactions.get(transactional_id)
+        if transactional_id not in self._clients and after is not None:
+            self._count(transactional_id, UNKNOWN)
+        grown = _partitions_bytes(after) - _partitions_bytes(before)
+        if grown:
+            self._budget.use(self._clients[transactional_id], 0, grown)
         if before is not None:
-            self._memory.used_bytes -= _size_of(transactional_id, before)
             self.state_counts[before.state.number] -= 1
         self._pending.pop(transactional_id, None)
         if after is None or (self._is_loaded and after.state is EMPTY):
             self._doubtful.pop(transactional_id, None)
         if after is None:
             self.transactions.pop(transactional_id, None)
+            self._uncount(transactional_id)
             return
         self.transactions[transactional_id] = after
-        self._memory.used_bytes += _size_of(transactional_id, after)
         self.state_counts[after.state.number] += 1
         if self._is_loaded and after.state in PREPARED:
             if after.state is PREPARE_COMMIT:
@@ -698,9 +768,13 @@ class TransactionShard:
         self._left_open = None
         while self.transactions:
             transactional_id, known = self.transactions.popitem()
-            self._memory.used_bytes -= _size_of(transactional_id, known)
+            if known.partitions:
+                self._budget.use(self._clients[transactional_id], 0, -_partitions_bytes(known))
+            self._uncount(transactional_id)
             if len(self.transactions) % PIECE_ROWS == 0:
                 yield
+        for transactional_id in list(self._clients):  # their first records are not committed
+            self._uncount(transactional_id)
         yield from emptied(self._pending)
         yield from emptied(self._unwritten)
         yield from emptied(self._doubtful)
@@ -717,9 +791,8 @@ class TransactionShard:
 
 
 def is_too_long(transactional_id: str) -> bool:
-    return len(transactional_id) * 4 > MAX_ID_BYTES and (
-        len(transactional_id.encode()) > MAX_ID_BYTES
-    )
+    """Return whether no record can have the id."""
+    return is_longer(transactional_id, MAX_ID_BYTES)
 
 
 def _check_producer(known: Transaction | None, producer: Expected) -> ErrorCode:
@@ -742,6 +815,10 @@ def _is_valid(known: Transaction, expected: Expected) -> bool:
     )
 
 
-def _size_of(transactional_id: str, known: Transaction | None) -> int:
-    partitions = 0 if known is None else len(known.partitions)
-    return ID_BYTES + 4 * len(transactional_id) + partitions * PARTITION_BYTES
+def id_bytes(transactional_id: str) -> int:
+    """Return the memory of an id without partitions, estimated."""
+    return ID_BYTES + text_bytes(transactional_id)
+
+
+def _partitions_bytes(known: Transaction | None) -> int:
+    return 0 if known is None else len(known.partitions) * PARTITION_BYTES

@@ -98,6 +98,7 @@ def handle_join_group(
         needs_member_id=version >= _MEMBER_ID_REQUIRED_SINCE,
         may_skip_assignment=version >= _SKIP_ASSIGNMENT_SINCE,
         principal=request.client.principal,
+        client=request.client.account,
     )
     response = GroupResponse(may_outlast_idle=True)
     response.on_drop = partial(_drop_join, worker, group_id, new_id)
@@ -256,6 +257,7 @@ def handle_heartbeat(
             message.generation_id,
             request.client.quota.muted_until,
             request.client.principal,
+            request.client.account,
         )
     )
 

@@ -7,6 +7,7 @@ PIECE_OFFSETS is several writes, each of which checks the member's generation.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
 from dataplane.coordinators.group.record_formats import OffsetValue
@@ -55,7 +56,8 @@ from wire.schema.message import Message
 R = TypeVar("R", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
 
 NOTHING_COMMITTED: Final = -1
-_NO_OFFSETS: Final = CommittedOffsets()  # at a metadata.version below that of groups
+# At a metadata.version below that of groups.
+_NO_OFFSETS: Final = CommittedOffsets(ClientBudget("", lambda: 0))
 _COMMIT_TOPIC_IDS_SINCE: Final = 10  # KIP-848
 _FETCH_GROUPS_SINCE: Final = 8  # KIP-709
 _FETCH_TOPIC_IDS_SINCE: Final = 10
@@ -78,7 +80,7 @@ class CoordinatesOffsets(CoordinatesGroups, WritesInParts, Protocol):
 def handle_offset_commit(
     worker: CoordinatesOffsets, request: Request, message: OffsetCommitRequest
 ) -> Answer | GroupResponse | Work[Message | GroupResponse]:
-    commit = _Commit(worker, request.version, message)
+    commit = _Commit(worker, request, message)
     is_long = piece_rows(message.group_id) < PIECE_ROWS
     if is_long or row_count(message.topics, _partitions_of) > PIECE_ROWS:
         return commit.in_parts()
@@ -94,6 +96,7 @@ class _Commit:
 
     __slots__ = (
         "_checked",
+        "_client",
         "_has_ids",
         "_image",
         "_message",
@@ -104,10 +107,12 @@ class _Commit:
     )
 
     def __init__(
-        self, worker: CoordinatesOffsets, version: int, message: OffsetCommitRequest
+        self, worker: CoordinatesOffsets, request: Request, message: OffsetCommitRequest
     ) -> None:
         self._worker = worker
+        self._client = request.client.account
         self._image = worker.image
+        version = request.version
         self._message = message
         self._has_ids = version >= _COMMIT_TOPIC_IDS_SINCE
         self._unknown = (
@@ -228,6 +233,7 @@ class _Commit:
                 message.generation_id_or_member_epoch,
                 offsets,
                 message.retention_time_ms,
+                client=self._client,
             ),
         )
 

@@ -38,6 +38,11 @@ from wire.messages.describe_transactions import (
 )
 from wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from wire.messages.remove_transactional_ids import (
+    RemovedTransactionalId,
+    RemoveTransactionalIdsRequest,
+    RemoveTransactionalIdsResponse,
+)
 from wire.primitives.errors import ErrorCode, KafkaError
 
 _BATCHED_SINCE: Final = 4  # AddPartitionsToTxn for several transactions, of workers and clients
@@ -49,6 +54,12 @@ _EPOCH_BUMP_SINCE: Final = 5  # EndTxn of clients with transaction.version 2
 _PRODUCER_FENCED: Final = ErrorCode.PRODUCER_FENCED
 _TOPIC_AUTHORIZATION_FAILED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _UNKNOWN_TOPIC_OR_PARTITION: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+# Ids that are removed in one step: their records are committed together.
+REMOVED_AT_ONCE: Final = 100
+_NOT_REMOVED: Final = {
+    ErrorCode.CONCURRENT_TRANSACTIONS: "its transaction is open, or changes: abort it first",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "it is not known",
+}
 _new_tuple: Final = tuple.__new__  # creates a NamedTuple without the call of its own __new__
 
 
@@ -200,7 +211,8 @@ def _begin(
             # markers end transactions in partitions of `__transaction_state`.
             problem = _TOPIC_AUTHORIZATION_FAILED
         elif (known := image.topic(name)) is not None:
-            count = len(known.partitions)
+            # Its own name is in memory already, that of the request would be kept.
+            name, count = known.name, len(known.partitions)
         for index in topic.partitions:
             if 0 <= index < count:
                 places.append((name, index))
@@ -332,6 +344,28 @@ def _described(worker: CoordinatesTransactions, transactional_id: str) -> Transa
             for topic, indexes in known.partitions_by_topic().items()
         ],
     )
+
+
+async def handle_remove_transactional_ids(
+    worker: CoordinatesTransactions, request: Request, message: RemoveTransactionalIdsRequest
+) -> RemoveTransactionalIdsResponse:
+    response = RemoveTransactionalIdsResponse()
+    asked = message.transactional_ids
+    ids = await worker.slicer.do(each_once(asked), len(asked))
+    for at in range(0, len(ids), REMOVED_AT_ONCE):
+        some = ids[at : at + REMOVED_AT_ONCE]
+        removed = [worker.transactions.begin_remove(each) for each in some]
+        for transactional_id, outcome in zip(some, removed, strict=True):
+            code = await outcome.wait() if isinstance(outcome, Asked) else outcome
+            response.results.append(
+                RemovedTransactionalId(
+                    transactional_id=transactional_id,
+                    error_code=code,
+                    error_message=_NOT_REMOVED.get(code),
+                )
+            )
+        await worker.slicer.pause()
+    return response
 
 
 async def handle_list_transactions(

@@ -27,10 +27,13 @@ from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, 
 from dataplane.coordinators.shard import TransactionOf, Write
 from dataplane.handlers.groups.asking import Answer, GroupResponse
 from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
+from dataplane.handlers.produce_outcome import ChecksLeadership, settled
 from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
 from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from dataplane.quotas.producer_admission import UnknownProducerIdError
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from dataplane.worker.capabilities import HasQuotas
 from dataplane.worker.context import Request
 from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
@@ -62,19 +65,31 @@ _REPORTED: Final[Mapping[ErrorCode, ErrorCode]] = {
 _Checked: TypeAlias = list[tuple[TxnOffsetCommitRequestTopic, list[ErrorCode]]]
 
 
-class CommitsInTransactions(VerifiesTransactions, WritesInParts, Protocol):
+class CommitsInTransactions(
+    VerifiesTransactions, WritesInParts, HasQuotas, ChecksLeadership, Protocol
+):
     """Capability to commit offsets of groups in transactions."""
 
 
 async def handle_txn_offset_commit(
     worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    commit = _Commit(worker, request.version, message)
+    commit = _Commit(worker, request, message)
     checked = await worker.slicer.finish(commit.checked(), 0)
     if not commit.offsets:
         return await worker.slicer.finish(commit.response(checked, iter(())), 0)
     try:
+        return await _verify_and_commit(worker, commit, checked)
+    finally:
+        commit.cancel()
+
+
+async def _verify_and_commit(
+    worker: CommitsInTransactions, commit: "_Commit", checked: _Checked
+) -> TxnOffsetCommitResponse:
+    try:
         producer = await commit.verified()
+        await commit.admit()
     except KafkaError as error:
         refused = [error.code] * len(commit.offsets)
         worker.slicer.discard(commit.offsets)
@@ -94,12 +109,15 @@ class _Commit:
     """One TxnOffsetCommit."""
 
     def __init__(
-        self, worker: CommitsInTransactions, version: int, message: TxnOffsetCommitRequest
+        self, worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
     ) -> None:
         self.offsets: list[OffsetToCommit] = []
         self._worker = worker
-        self._version = version
+        self._client = request.client
+        self._version = request.version
         self._message = message
+        # The verification in progress, and the producers of the group's partition.
+        self._verification: tuple[ProducerStateTable, Verification] | None = None
 
     def checked(self) -> Work[_Checked]:
         """Collect the offsets of known partitions; return the errors of all rows."""
@@ -170,9 +188,25 @@ class _Commit:
         producers.check_epoch(producer_id, epoch)
         if not adds and not worker.verifies_transactions:
             return NOT_REQUIRED
-        return producers.verifications.begin(
-            producer_id, epoch, -1, worker.clock.now_ms(), has_own_epoch=adds
-        )
+        self.cancel()
+        verification = producers.verifications.begin(producer_id, has_own_epoch=adds)
+        self._verification = producers, verification
+        return verification
+
+    async def admit(self) -> None:
+        """Count the producer if it is new to the group's partition. Raises KafkaError."""
+        producer_id = self._message.producer_id
+        if producer_id not in self._producers().entries:
+            try:
+                self._worker.quotas.producers.admit(self._client, producer_id)
+            except UnknownProducerIdError as error:
+                raise await settled(self._worker, error) from None
+
+    def cancel(self) -> None:
+        """End the verification of this commit if it has not ended."""
+        if self._verification is not None:
+            producers, verification = self._verification
+            producers.verifications.cancel(self._message.producer_id, verification)
 
     def _has_ended(self, verification: Verification) -> bool:
         """Return whether a marker has ended the verification."""
@@ -197,6 +231,7 @@ class _Commit:
             message.producer_id,
             message.producer_epoch,
             [place],
+            self._client,
             adds=adds,
         )
         return codes[place]
@@ -227,6 +262,7 @@ class _Commit:
                 message.generation_id,
                 offsets,
                 producer=producer,
+                client=self._client.account,
             ),
         )
 

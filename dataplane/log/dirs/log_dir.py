@@ -48,6 +48,7 @@ from dataplane.log.segments.names import (
     LOCK,
     RECOVERY_POINT_CHECKPOINT,
     STRAY_FOLDER,
+    is_retired_folder,
     parse_partition_folder,
     partition_folder,
     retired_folder,
@@ -218,9 +219,13 @@ class LogDir:
         if broker_epoch is not None:
             self.last_broker_epoch = broker_epoch
             self.was_clean = True
-        names = self._disk.list(self.path)
-        self._deleted = [name for name in names if name.endswith(DELETED_FOLDER)]
-        self._strays = [name for name in names if name.endswith(STRAY_FOLDER)]
+        retired = [
+            name
+            for name in self._disk.list(self.path)
+            if is_retired_folder(name) and self._disk.is_dir(self._path(name))
+        ]
+        self._deleted = [name for name in retired if name.endswith(DELETED_FOLDER)]
+        self._strays = [name for name in retired if name.endswith(STRAY_FOLDER)]
         return self.checkpoints.read()
 
     def _partition_folders(self) -> list[tuple[Partition, str]]:
@@ -291,6 +296,10 @@ class LogDir:
                 nursery.start_soon(take)
         if failures:
             raise failures[0]
+
+    def has(self, partition: Partition) -> bool:
+        """Return whether the partition's log is here, open or offline."""
+        return partition in self.partitions or partition in self.offline
 
     # Creation and deletion of partitions
 
@@ -568,24 +577,32 @@ class LogDir:
         names, self._deleted = self._deleted, []
         return names
 
-    def give_back(self, folders: Sequence[str]) -> None:
-        """Return folders that could not be removed to the list of `take_deleted`."""
-        self._deleted += folders
+    async def remove(self, folders: Sequence[str]) -> dict[str, StorageError]:
+        """Remove these folders and sync the removal; return the error of each that is still there.
 
-    async def remove(self, folders: Sequence[str]) -> None:
-        """Remove these folders and sync the removal. Raises StorageError."""
+        Names that are not of a folder, but of a file or a dangling symbolic link, are skipped.
+        Raises StorageError if none could be removed, DirectoryFailedError if the directory fails.
+        """
+        failures: dict[str, StorageError] = {}
 
         def remove() -> None:
             # Sync their new names first: a loss of power may restore a folder that is partly
             # removed, and under its old name recovery would open it as the log of a topic.
             self._disk.sync_dir(self.path)
             for folder in folders:
-                if self._disk.exists(self._path(folder)):
-                    self._disk.remove_tree(self._path(folder))
+                try:
+                    with storage_errors("remove", self._path(folder)):
+                        if self._disk.is_dir(self._path(folder)):
+                            self._disk.remove_tree(self._path(folder))
+                except DirectoryFailedError:
+                    raise
+                except StorageError as error:
+                    failures[folder] = error
             self._disk.sync_dir(self.path)
 
-        with storage_errors("remove a deleted log in", self.path):
+        with storage_errors("remove deleted logs in", self.path):
             await self._disk.run(remove)
+        return failures
 
     async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
         """Write and sync checkpoints of recovery points, log starts and given high watermarks.

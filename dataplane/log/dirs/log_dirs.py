@@ -18,7 +18,7 @@ online directories cannot rule that out: they may be older than records in the o
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
@@ -28,7 +28,7 @@ import trio
 
 from dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
 from dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
-from dataplane.log.dirs.moved_logs import UnfinishedMove, settle_moves
+from dataplane.log.dirs.moved_logs import SettledMoves, UnfinishedMove, settle_moves
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
@@ -36,7 +36,6 @@ from dataplane.log.segments.files import (
     MAX_OPEN_FILES,
     DirectoryFailedError,
     UnreadableError,
-    storage_errors,
 )
 from dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
@@ -85,6 +84,15 @@ class LogDirs:
         self._unfound: dict[Partition, StorageError] = {}
         self._none_left = trio.Event()
         self._last_failure: StorageError | None = None
+        marks = {one: one.previous_broker_epoch for one in online if not one.is_new}
+        # Broker epoch of the last process all of whose writes are in some of the directories, or
+        # -1. The others are doubtful: they have an older image of their disk, lost power, or were
+        # not among log.dirs when that process ran.
+        self.newest_broker_epoch: Final = max(marks.values(), default=-1)
+        self._doubtful: dict[LogDir, None] = {
+            one: None for one, epoch in marks.items() if epoch < self.newest_broker_epoch
+        }
+        self._broker_epoch = -1  # the broker epoch of this process
 
     @classmethod
     def open(
@@ -125,8 +133,31 @@ class LogDirs:
         Absent directories do not count, and new ones do not either: partitions that a new one
         replaces are covered by `is_lost`.
         """
-        epochs = {one.previous_broker_epoch for one in self._all if not one.is_new}
-        return epochs.pop() if len(epochs) == 1 else -1
+        return -1 if self._doubtful else self.newest_broker_epoch
+
+    @property
+    def doubtful_paths(self) -> tuple[str, ...]:
+        """Paths of the directories with an older mark than another, until `settle_doubts`."""
+        return tuple(one.path for one in self._doubtful)
+
+    def is_doubtful(self, partition: Partition) -> bool:
+        """Return whether records of the partition may be missing because a directory is doubtful.
+
+        So it is if its log is in such a directory, or if it is in no directory: its log may be
+        newer than the older image of a disk. Checkpoints of another directory show that it has no
+        records; those of a doubtful one do not.
+        """
+        if not self._doubtful:
+            return False
+        holders = [one for one in self._all if one.has(partition)]
+        if holders:
+            return any(one in self._doubtful for one in holders)
+        return not any(partition in one.missing for one in self._all if one not in self._doubtful)
+
+    def settle_doubts(self) -> None:
+        """Mark doubtful directories as started, once the controller knows what may be missing."""
+        doubtful, self._doubtful = self._doubtful, {}
+        self._note_start([one for one in doubtful if one.failure is None])
 
     @property
     def _absent_ids(self) -> tuple[Uuid, ...]:
@@ -139,7 +170,7 @@ class LogDirs:
     def dir_of(self, partition: Partition) -> LogDir | None:
         """Return the directory with the partition's log, open or offline; None without one."""
         for log_dir in self._all:
-            if partition in log_dir.partitions or partition in log_dir.offline:
+            if log_dir.has(partition):
                 return log_dir
         return None
 
@@ -175,6 +206,11 @@ class LogDirs:
         """Mark a partition without a log as offline, for `reason`."""
         self._unfound[partition] = reason
 
+    def keep_unfound(self, partitions: Set[Partition]) -> None:
+        """Forget the reasons of partitions without a log that are not among `partitions`."""
+        for partition in self._unfound.keys() - partitions:
+            del self._unfound[partition]
+
     # Start
 
     async def load(self, config_of: ConfigOf, now_ms: int, *, concurrent: int) -> None:
@@ -204,26 +240,37 @@ class LogDirs:
             return
         paths = [log_dir.path for log_dir in self._all]
 
-        def settle() -> list[UnfinishedMove]:
-            in_doubt = [
-                log_dir.path
-                for log_dir in self._all
-                if log_dir.files.sync_failure_marker.is_in_doubt()
-            ]
+        def settle() -> SettledMoves:
+            in_doubt = [log_dir.path for log_dir in self._all if self._is_in_doubt(log_dir)]
             return settle_moves(
                 self._disk, paths, are_all=not self.absent, rng=self._random, in_doubt=in_doubt
             )
 
+        settled = await self._disk.run(settle)
+        self.unfinished_moves = settled.unfinished
+        self.continuing.update({each.partition: each for each in settled.unfinished})
+        for partition, reason in settled.failed.items():
+            self._unfound[partition] = StorageError(reason)
+
+    @staticmethod
+    def _is_in_doubt(log_dir: LogDir) -> bool:
         try:
-            with storage_errors("settle moves between", ", ".join(paths)):
-                self.unfinished_moves = await self._disk.run(settle)
-            self.continuing.update({each.partition: each for each in self.unfinished_moves})
-        except StorageError as error:  # `load` reports the directory that fails
-            logger.error("%s; partitions that are in two directories are offline", error)
+            return log_dir.files.sync_failure_marker.is_in_doubt()
+        except OSError:  # `load` reports the directory that fails
+            return True
 
     def note_start(self, broker_epoch: int) -> None:
-        """Write start markers, before the first writes in `broker_epoch`."""
-        for log_dir in list(self.online):
+        """Write start markers, before the first writes in `broker_epoch`.
+
+        Doubtful directories keep their markers until `settle_doubts`: if this process ends before
+        the controller has recorded the doubt, the next process has the same doubt.
+        """
+        self._broker_epoch = broker_epoch
+        self._note_start([one for one in self.online if one not in self._doubtful])
+
+    def _note_start(self, log_dirs: Iterable[LogDir]) -> None:
+        broker_epoch = self._broker_epoch
+        for log_dir in log_dirs:
             try:
                 log_dir.note_start(broker_epoch)
             except StorageError as error:
@@ -402,12 +449,21 @@ class LogDirs:
     async def probe(self) -> None:
         """Write checkpoints to directories with read errors since the last call.
 
-        Raises StorageError; a failed write takes the directory offline.
+        A failed write takes the directory offline. Raises the first StorageError, after all were
+        tried; a directory that is only full is probed again by the next call.
         """
-        while self._suspects:
-            log_dir, _ = self._suspects.popitem()
-            if log_dir.failure is None:
-                await self.checkpoint_one(log_dir)
+        suspects, self._suspects = self._suspects, {}
+        failures: list[StorageError] = []
+        for log_dir in suspects:
+            try:
+                if log_dir.failure is None:
+                    await self.checkpoint_one(log_dir)
+            except StorageError as error:
+                failures.append(error)
+                if log_dir.failure is None:
+                    self._suspects[log_dir] = None
+        if failures:
+            raise failures[0]
 
     def _unreadable(self, folder: str, error: StorageError) -> None:
         partition = parse_partition_folder(os.path.basename(folder))
@@ -582,11 +638,12 @@ class LogDirs:
             with self._watched(log_dir):
                 await log_dir.checkpoints.write_cleaner_offsets()
 
-    async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> None:
-        """Remove folders of deleted logs, and sync the removal. Raises StorageError."""
-        if log_dir.failure is None:
-            with self._watched(log_dir):
-                await log_dir.remove(folders)
+    async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> dict[str, StorageError]:
+        """Remove folders of deleted logs: see `LogDir.remove`. Raises StorageError."""
+        if log_dir.failure is not None:
+            return {}
+        with self._watched(log_dir):
+            return await log_dir.remove(folders)
 
     # Stop
 

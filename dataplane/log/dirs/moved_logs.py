@@ -34,7 +34,9 @@ All functions are blocking: call them in a worker thread.
 import logging
 import os
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from dataplane.log.recovery.checkpoints import Partition, decode_partition_metadata
@@ -104,6 +106,19 @@ def read_log_id(disk: Disk, folder: str) -> LogId | None:
     return LogId(own, tuple(each for each in replaced if each)) if own else None
 
 
+@dataclass(slots=True)
+class SettledMoves:
+    """Outcome of `settle_moves`.
+
+    `unfinished`: moves that are to continue. `failed`: partitions without a log for which
+    this start cannot find out whether a future replica is their log, with the reason; they must
+    not be created again.
+    """
+
+    unfinished: list[UnfinishedMove] = field(default_factory=list)
+    failed: dict[Partition, str] = field(default_factory=dict)
+
+
 def settle_moves(
     disk: Disk,
     paths: Sequence[str],
@@ -111,34 +126,92 @@ def settle_moves(
     are_all: bool,
     rng: random.Random,
     in_doubt: Collection[str] = (),
-) -> list[UnfinishedMove]:
+) -> SettledMoves:
     """Finish or undo the moves that were in progress, as the table above says.
 
     `are_all`: the directories at `paths` are all that this worker has. `in_doubt`: directories of
-    which a sync may have failed. Return the moves that are to continue. Raises OSError.
+    which a sync may have failed. A directory that cannot be read counts as absent. A folder that
+    fails is logged, stays as it is, and does not affect the moves of other partitions.
     """
-    logs: dict[Partition, list[str]] = {}  # paths of directories
-    futures: list[tuple[Partition, str, str]] = []  # with path and folder name
-    strays: list[tuple[str, str]] = []
-    for path in paths:
+    return _Settling(disk, are_all=are_all, rng=rng, in_doubt=in_doubt).settle(paths)
+
+
+class _Settling:
+    def __init__(
+        self, disk: Disk, *, are_all: bool, rng: random.Random, in_doubt: Collection[str]
+    ) -> None:
+        self._disk = disk
+        self._are_all = are_all
+        self._rng = rng
+        self._in_doubt = in_doubt
+        self._logs: dict[Partition, list[str]] = {}  # paths of directories
+        self._futures: list[tuple[Partition, str, str]] = []  # with path and folder name
+        self._strays: dict[tuple[str, str], LogId] = {}  # with a log's id, by path and folder name
+        self._settled = SettledMoves()
+
+    def settle(self, paths: Sequence[str]) -> SettledMoves:
+        for path in paths:
+            with self._logged_errors(path) as failures:
+                self._list(path)
+            self._are_all = self._are_all and not failures
+        for partition, holders in self._logs.items():
+            if len(holders) > 1:
+                with self._logged_errors(f"{partition[0]}-{partition[1]}"):
+                    _delete_replaced(self._disk, partition, holders, self._rng)
+        former = {log_id.own for log_id in self._strays.values()}
+        for partition, path, name in self._futures:
+            with self._logged_errors(os.path.join(path, name)) as failures:
+                self._settle_future(partition, path, name, former)
+            if failures and not self._logs.get(partition):
+                self._settled.failed[partition] = failures[0]
+        self._delete_replaced_strays()
+        return self._settled
+
+    @contextmanager
+    def _logged_errors(self, what: str) -> Iterator[list[str]]:
+        """Log an OSError of the block, and add its text to the list, which is empty at first."""
+        failures: list[str] = []
+        try:
+            yield failures
+        except OSError as error:
+            failures.append(f"cannot settle its move between log directories: {error}")
+            logger.error(
+                "cannot settle the moves between log directories of %s: %s; the next start tries"
+                " again",
+                what,
+                error,
+            )
+
+    def _list(self, path: str) -> None:
+        disk = self._disk
         for name in disk.list(path):
-            if (partition := parse_partition_folder(name)) is not None:
-                logs.setdefault(partition, []).append(path)
-            elif (partition := parse_future_folder(name)) is not None:
-                futures.append((partition, path, name))
-            elif name.endswith(STRAY_FOLDER):
-                strays.append((path, name))
-    for partition, holders in logs.items():
-        if len(holders) > 1:
-            _delete_replaced(disk, partition, holders, rng)
-    unfinished: list[UnfinishedMove] = []
-    ids = [read_log_id(disk, os.path.join(path, name)) for path, name in strays]
-    former = {log_id.own for log_id in ids if log_id is not None}
-    for partition, path, name in futures:
-        holders = logs.get(partition, [])
+            is_log = (log := parse_partition_folder(name)) is not None
+            is_future = (future := parse_future_folder(name)) is not None
+            if not (is_log or is_future or name.endswith(STRAY_FOLDER)):
+                continue
+            if not disk.is_dir(os.path.join(path, name)):
+                continue  # a file, or a symbolic link without a target
+            if log is not None:
+                self._logs.setdefault(log, []).append(path)
+            elif future is not None:
+                self._futures.append((future, path, name))
+            else:
+                with self._logged_errors(os.path.join(path, name)) as failures:
+                    log_id = read_log_id(disk, os.path.join(path, name))
+                    if log_id is not None:
+                        self._strays[path, name] = log_id
+                self._are_all = self._are_all and not failures
+
+    def _settle_future(self, partition: Partition, path: str, name: str, former: Set[str]) -> None:
+        """Settle the move to one future replica. Raises OSError."""
+        disk, rng = self._disk, self._rng
+        holders = self._logs.get(partition, [])
         folder = os.path.join(path, name)
         if not holders and (log_id := read_log_id(disk, folder)) is not None:
-            if are_all and former.intersection(log_id.replaced):
+            if not self._are_all:
+                self._settled.failed[partition] = f"its log may be {folder}, or in a directory that"
+                self._settled.failed[partition] += " is not online"
+            elif not former.isdisjoint(log_id.replaced):
                 logger.warning(
                     "%s-%d: the move to %s is complete, but a loss of power undid the last rename;"
                     " renaming it again",
@@ -146,31 +219,46 @@ def settle_moves(
                     path,
                 )
                 disk.rename(folder, os.path.join(path, partition_folder(*partition)))
+                self._logs[partition] = [path]
                 disk.sync_dir(path)
-                logs[partition] = [path]
-            elif are_all and not _has_records(disk, folder):
+            elif not _has_records(disk, folder):
                 # As that of a log without records, which had no folder yet.
                 _delete(disk, path, name, partition, rng)
-            elif are_all:
+            else:
                 logger.warning(
                     "%s-%d: its log is lost, and records may be missing from %s, to which it was"
                     " being copied: the copy is not used, and the next start removes it",
                     *partition,
                     folder,
                 )
-            continue
+            return
         if (
             holders
             and path not in holders
             and _have_same_topic(disk, partition, holders[0], folder)
         ):
-            is_usable = path not in in_doubt and not disk.exists(os.path.join(folder, MOVED))
+            is_usable = path not in self._in_doubt and not disk.exists(os.path.join(folder, MOVED))
             if is_usable or _empty(disk, path, name, partition, rng):
-                unfinished.append(UnfinishedMove(partition, path, name))
-            continue
+                self._settled.unfinished.append(UnfinishedMove(partition, path, name))
+            return
         _delete(disk, path, name, partition, rng)
-    _delete_replaced_strays(disk, logs, strays)
-    return unfinished
+
+    def _delete_replaced_strays(self) -> None:
+        """Delete the folders of former logs whose moves were completed."""
+        if not self._strays:
+            return
+        replaced: set[str] = set()
+        for partition, holders in self._logs.items():
+            for path in holders:
+                folder = os.path.join(path, partition_folder(*partition))
+                with self._logged_errors(folder):
+                    log_id = read_log_id(self._disk, folder)
+                    replaced.update(() if log_id is None else log_id.replaced)
+        for (path, name), log_id in self._strays.items():
+            if log_id.own in replaced:
+                deleted = name.removesuffix(STRAY_FOLDER) + DELETED_FOLDER
+                with self._logged_errors(os.path.join(path, name)):
+                    self._disk.rename(os.path.join(path, name), os.path.join(path, deleted))
 
 
 def _delete_replaced(
@@ -189,25 +277,6 @@ def _delete_replaced(
             )
             _delete(disk, path, name, partition, rng)
             holders.remove(path)
-
-
-def _delete_replaced_strays(
-    disk: Disk, logs: dict[Partition, list[str]], strays: list[tuple[str, str]]
-) -> None:
-    """Delete the folders of former logs whose moves were completed."""
-    ids = {(path, name): read_log_id(disk, os.path.join(path, name)) for path, name in strays}
-    if not any(ids.values()):
-        return
-    replaced: set[str] = set()
-    for partition, holders in logs.items():
-        for path in holders:
-            log_id = read_log_id(disk, os.path.join(path, partition_folder(*partition)))
-            if log_id is not None:
-                replaced.update(log_id.replaced)
-    for (path, name), log_id in ids.items():
-        if log_id is not None and log_id.own in replaced:
-            deleted = name.removesuffix(STRAY_FOLDER) + DELETED_FOLDER
-            disk.rename(os.path.join(path, name), os.path.join(path, deleted))
 
 
 def _has_records(disk: Disk, folder: str) -> bool:

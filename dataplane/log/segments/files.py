@@ -32,6 +32,7 @@ _ADVICE: Final = {
     errno.EPERM: "give the user of this process read and write permission",
     errno.EROFS: "mount the file system writable",
     errno.ENOENT: "the file or directory was removed while the node was running",
+    errno.EBUSY: "unmount what is mounted there, or stop the program that uses it",
     errno.EIO: "the device fails: check the kernel log, replace the device, and restart the node",
 }
 
@@ -50,6 +51,7 @@ _OF_ONE_FILE: Final = frozenset(
         errno.EEXIST,
         errno.ENOTEMPTY,
         errno.ELOOP,
+        errno.EBUSY,  # a mount point
         errno.ENAMETOOLONG,
     )
 )

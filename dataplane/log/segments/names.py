@@ -39,6 +39,7 @@ MAX_FOLDER_NAME: Final = 255
 _NUMBERED: Final = re.compile(r"(\d{20})(\.[a-z]+)\Z")
 _STRAY: Final = re.compile(r"-\d{1,10}\.([0-9a-f]{12})[0-9a-f]{20}-stray\Z")
 _FUTURE: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\.[0-9A-Za-z_]+-future\Z")
+_RETIRED: Final = re.compile(r"[A-Za-z0-9._-]*-\d{1,10}\.[0-9A-Za-z_-]+-(delete|stray)\Z")
 _PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\Z")
 
 
@@ -76,6 +77,11 @@ def stray_since_ms(name: str) -> int | None:
     """Return the time in ms at which the log became a stray; None if `name` is not of a stray."""
     match = _STRAY.search(name)
     return int(match[1], 16) if match else None
+
+
+def is_retired_folder(name: str) -> bool:
+    """Return whether this is the name of a deleted log or of a stray, as `retired_folder` makes."""
+    return _RETIRED.match(name) is not None
 
 
 def retired_folder(topic: str, partition: int, unique: str, ending: str) -> str:

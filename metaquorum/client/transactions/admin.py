@@ -17,6 +17,7 @@ from metaquorum.client.transactions.queries import (
     describe_transactions,
     fence_producer,
     list_transactions,
+    remove_ids,
 )
 from metaquorum.client.transactions.stall_facts import TopicStalls, gather_stalls
 from metaquorum.client.transactions.values import (
@@ -114,6 +115,14 @@ class TransactionAdmin:
         not exist is created. Raises BrokerError.
         """
         return await fence_producer(self.cluster, transactional_id)
+
+    async def remove_ids(self, transactional_ids: Sequence[str]) -> Outcomes[None]:
+        """Remove transactional ids without an open transaction; return None or the error of each.
+
+        Their producers get an error at their next transaction, and must initialize again. Raises
+        NotServedError if the cluster is Apache Kafka.
+        """
+        return await remove_ids(self.cluster, transactional_ids)
 
     async def gather_stalls(self, topic: str, indexes: Sequence[int] | None = None) -> TopicStalls:
         """Return the facts about partitions (None: all) for `stall_explanation.explain`.

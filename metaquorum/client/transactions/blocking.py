@@ -22,6 +22,7 @@ class BlockingTransactionAdmin(Blocking[TransactionAdmin]):
     find_hanging = blocking(TransactionAdmin.find_hanging)
     abort_in_partition = blocking(TransactionAdmin.abort_in_partition)
     fence_producer = blocking(TransactionAdmin.fence_producer)
+    remove_ids = blocking(TransactionAdmin.remove_ids)
     gather_stalls = blocking(TransactionAdmin.gather_stalls)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wire.messages.describe_transactions import DescribeTransactionsResponse, TransactionState
     from wire.messages.init_producer_id import InitProducerIdResponse
     from wire.messages.list_transactions import ListTransactionsResponse
+    from wire.messages.remove_transactional_ids import RemoveTransactionalIdsResponse
     from wire.messages.write_txn_markers import WriteTxnMarkersResponse
 
 MAX_PARTITIONS: Final = 500  # in one DescribeProducers
@@ -131,6 +132,28 @@ async def describe_transactions(
         found = {
             each.transactional_id: _described(each, node_id) for each in response.transaction_states
         }
+        return answered(found, own, TRANSACTIONS)
+
+    return await ask_coordinators(cluster, transactional_ids, ask, deadline, TRANSACTIONS)
+
+
+async def remove_ids(cluster: Cluster, transactional_ids: Sequence[str]) -> Outcomes[None]:
+    """Remove transactional ids without an open transaction; return None or the error of each."""
+    from wire.messages.remove_transactional_ids import RemoveTransactionalIdsRequest
+
+    deadline = cluster.deadline()
+
+    async def ask(node_id: int, own: list[str]) -> Outcomes[None]:
+        response: RemoveTransactionalIdsResponse = await cluster.call(
+            RemoveTransactionalIdsRequest(transactional_ids=own), to=node_id, deadline=deadline
+        )
+        found: Outcomes[None] = {}
+        for each in response.results:
+            name = each.transactional_id
+            found[name] = None
+            if each.error_code:
+                subject = TRANSACTIONS.subject(name)
+                found[name] = broker_error(each.error_code, each.error_message, subject)
         return answered(found, own, TRANSACTIONS)
 
     return await ask_coordinators(cluster, transactional_ids, ask, deadline, TRANSACTIONS)

@@ -49,7 +49,7 @@ def _content(driver_id: str, beat: int) -> bytes:
 
 def _refusal(data: bytes, url: str) -> RefusedError:
     who = "another process"
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         facts = json.loads(data)
         if isinstance(facts, dict):
             who = f"process {facts.get('pid')} on {facts.get('host')}"

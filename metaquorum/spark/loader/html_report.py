@@ -6,10 +6,11 @@ cluster are escaped.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Final
 
+from metaquorum.runtime.one_line import one_line
 from metaquorum.spark.gaps import DATA_LOSS, GapReason
 from metaquorum.spark.loader.load_report import LoadReport, RangeRow, time_text
 
@@ -93,6 +94,11 @@ def _totals(report: LoadReport) -> Iterator[str]:
     ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in pairs)
     yield f"<dl>{cells}</dl>\n"
+
+
+def escape(text: str) -> str:
+    """Escape the text for HTML; characters that hide or reverse others are shown as escapes."""
+    return html.escape(one_line(text))
 
 
 def _legend(report: LoadReport) -> Iterator[str]:

@@ -340,8 +340,15 @@ def read_report(
         table.storage.url,
         manifest,
         table.report(manifest),
-        client_id=table.plan(version).client_id,
+        client_id=_client_id(table, version),
     )
+
+
+def _client_id(table: Table, version: int) -> str:
+    try:
+        return table.plan(version).client_id
+    except FileNotFoundError:  # a load does not need the plans of committed ones
+        return "unknown"
 
 
 def committed_files(output: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:

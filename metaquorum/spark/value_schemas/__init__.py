@@ -1,7 +1,7 @@
 """Decoders of record values to a given schema; other values are rejected with a reason.
 
     decoder = open_decoder(ValueSchemaSpec("json", "id BIGINT NOT NULL, name STRING"))
-    rows, rejected = split(batch, decoder)
+    for rows, rejected in split(batch, decoder): ...
 
 JSON (`json_values`), Avro (`avro_values`, by fastavro: `pip install 'metaquorum[avro]'`) and
 Protobuf (`protobuf_values`, by protobuf: `pip install 'metaquorum[protobuf]'`) have one module

@@ -16,31 +16,37 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Context, Decimal
 from typing import Any, Final, NoReturn
 
 import fastavro
 import pyarrow as pa
 from fastavro.read import SchemaResolutionError
-from fastavro.schema import SchemaParseException
 
 from metaquorum.spark.value_schemas.avro_check import Check, check_value, compile_check
 from metaquorum.spark.value_schemas.decoded import (
     Decoded,
     RejectedValueError,
     SchemaError,
-    decode_each,
     field_step,
     show,
 )
+from metaquorum.spark.value_schemas.decoded_size import Meter, row_bytes, struct_bytes
+from metaquorum.spark.value_schemas.decoding import decode_each
 from metaquorum.spark.value_schemas.framing import split_header
 from metaquorum.spark.value_schemas.registry import RegistryClient, UnknownSchemaError
-from metaquorum.spark.value_schemas.spark_types import MAX_FIELDS, check_columns
+from metaquorum.spark.value_schemas.spark_types import (
+    MAX_FIELDS,
+    MAX_SCHEMA_CHARACTERS,
+    check_columns,
+)
 from metaquorum.spark.value_schemas.spark_types import MAX_NESTING as MAX_COLUMN_NESTING
 
 MAX_SCHEMA_NESTING: Final = 64
+MAX_SCHEMA_ID: Final = (1 << 31) - 1
 MAX_WRITERS: Final = 1000  # cached schemas of writers, by schema id
+MAX_HELD_CHARACTERS: Final = 4 << 20  # texts of cached schemas; parsed: up to 100 times
 _EXACT: Final = Context(prec=100)
 _MAX_PRECISION: Final = 38
 
@@ -48,30 +54,38 @@ Converter = Callable[[Any], Any]
 
 
 class _Parsed:
-    """A record schema parsed by fastavro, with (`schema`) and without (`plain`) logical types."""
+    """A record schema parsed by fastavro, with (`schema`) and without (`plain`) logical types.
 
-    def __init__(self, texts: tuple[str, ...]) -> None:
+    `check` is that of its values, which are resolved to the reader's schema; None: to itself.
+    """
+
+    def __init__(self, texts: tuple[str, ...], reader: _Parsed | None = None) -> None:
         """Parse the last of `texts`, which refers to the ones before it.
 
-        Raises SchemaError if fastavro cannot use it.
+        Raises SchemaError if fastavro cannot use it, or its logical types are not the reader's.
         """
         self.named: dict[str, Any] = {}
+        self.characters = sum(map(len, texts))
         plain_named: dict[str, Any] = {}
-        for text in texts:
-            try:
+        try:
+            for text in texts:
                 raw = json.loads(text)
                 plain = _without_logical_types(raw, 0)
                 self.schema: Any = fastavro.parse_schema(raw, self.named)
                 self.plain: Any = fastavro.parse_schema(plain, plain_named)
-            except (
-                *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
-                SchemaParseException,
-            ) as error:
-                said = f"{type(error).__name__}: {error}"[:200]
-                raise SchemaError(f"the Avro schema cannot be used: {said}") from None
-        if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
-            raise SchemaError("the Avro schema is not a record: columns are the fields of a record")
-        self.check: Check = compile_check(self.plain, plain_named)
+            if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
+                raise SchemaError(
+                    "the Avro schema is not a record: columns are the fields of a record"
+                )
+            self.check: Check = compile_check(self.plain, plain_named, reader or self)
+            clash = "" if reader is None else _clash(self, reader)
+        except (SchemaError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - fastavro accepts parts that it cannot use
+            said = f"{type(error).__name__}: {error}"[:200]
+            raise SchemaError(f"the Avro schema cannot be used: {said}") from None
+        if clash:
+            raise SchemaError(f"the Avro schema has {clash}")
 
 
 class AvroDecoder:
@@ -87,7 +101,10 @@ class AvroDecoder:
     ) -> None:
         self._registry = registry
         self._framed = framed
+        self.meter = Meter()
+        self._reader: _Parsed | None = None
         self._writers: dict[int, _Parsed | str] = {}
+        self.held_characters = 0
         if schema is not None:
             self._reader = _Parsed((schema,))
         else:
@@ -96,57 +113,76 @@ class AvroDecoder:
             if isinstance(found, str):
                 raise SchemaError(f"the reader's schema: {found}")
             self._reader = found
-        self._columns = _Columns(self._reader.named)
-        struct, self._row = self._columns.record(self._reader.schema, (), 0)
+        struct, self._row = _Columns(self._reader.named).record(self._reader.schema, (), 0)
         check_columns(struct)
         self.arrow_schema: pa.Schema = pa.schema(list(struct))
+        # The check counts a row as a record, but the row is a list.
+        self._saved_bytes = struct_bytes(struct) - row_bytes(struct)
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        return decode_each(values, self.arrow_schema, self._decode_one)
+    def decode(self, values: pa.BinaryArray) -> Iterator[Decoded]:
+        return decode_each(values, self.arrow_schema, self.decode_one, self.meter)
 
-    def _decode_one(self, data: bytes) -> list[Any]:
-        writer = self._reader
+    def decode_one(self, data: bytes) -> list[Any]:
+        """Return the columns of one value, and charge `meter` with their size.
+
+        Raises RejectedValueError if the value is not of the schema.
+        """
+        reader = self._reader
+        assert reader is not None
+        writer = reader
         if self._framed:
             schema_id, data = split_header(data)
             found = self._writer(schema_id)
             if isinstance(found, str):
                 raise RejectedValueError(found)
             writer = found
-        check_value(writer.check, data)
-        reader = None if writer is self._reader else self._reader.plain
+        check_value(writer.check, data, self.meter)
+        resolved_to = None if writer is reader else reader.plain
         try:
-            value = fastavro.schemaless_reader(io.BytesIO(data), writer.plain, reader)
+            value = fastavro.schemaless_reader(io.BytesIO(data), writer.plain, resolved_to)
         except SchemaResolutionError as error:
             raise RejectedValueError(str(error)) from None
         except (ValueError, TypeError, LookupError, EOFError, ArithmeticError) as error:
             raise RejectedValueError(f"fastavro: {type(error).__name__}: {error}") from None
-        return list(self._row(value).values())
+        row = list(self._row(value).values())
+        self.meter.used -= self._saved_bytes
+        return row
 
     def _writer(self, schema_id: int) -> _Parsed | str:
         """Return the schema of the id, or the reason why it cannot be used."""
         found = self._writers.get(schema_id)
         if found is None:
-            if len(self._writers) >= MAX_WRITERS:
-                del self._writers[next(iter(self._writers))]
-            found = self._writers[schema_id] = self._fetch(schema_id)
+            found = self._fetch(schema_id)
+            self.held_characters += _characters(found)
+            while self._writers and (
+                len(self._writers) >= MAX_WRITERS or self.held_characters > MAX_HELD_CHARACTERS
+            ):
+                oldest = self._writers.pop(next(iter(self._writers)))
+                self.held_characters -= _characters(oldest)
+            self._writers[schema_id] = found
         return found
 
     def _fetch(self, schema_id: int) -> _Parsed | str:
         assert self._registry is not None
         where = f"the schema with id {schema_id}"
+        if schema_id > MAX_SCHEMA_ID:  # a registry answers as a server that it is not
+            return f"{where} does not exist: ids have 31 bits"
         try:
             registered = self._registry.schema(schema_id)
         except UnknownSchemaError as error:
             return f"{where} {error}"
         if registered.kind != "AVRO":
             return f"{where} is not an Avro schema but {show(registered.kind)}"
+        if sum(map(len, registered.texts)) > MAX_SCHEMA_CHARACTERS:
+            return f"{where} has more than {MAX_SCHEMA_CHARACTERS} characters"
         try:
-            writer = _Parsed(registered.texts)
+            return _Parsed(registered.texts, self._reader)
         except SchemaError as error:
             return f"{where}: {error}"
-        if hasattr(self, "_reader") and (clash := _clash(writer, self._reader)):
-            return f"{where} has {clash}"
-        return writer
+
+
+def _characters(writer: _Parsed | str) -> int:
+    return 0 if isinstance(writer, str) else writer.characters
 
 
 def _without_logical_types(schema: Any, depth: int) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final, Protocol
 
 import pyarrow as pa
 
+from metaquorum.runtime.one_line import one_line
 from metaquorum.spark.errors import LoadError
 from wire.primitives.frozen import frozen
 
@@ -76,8 +77,8 @@ def show(value: object) -> str:
 
 
 def bounded(reason: str) -> str:
-    """Return the reason, shortened and without characters that UTF-8 cannot encode."""
-    text = reason.encode("utf-8", "backslashreplace").decode()
+    """Return the reason, shortened, with escapes for characters that are unsafe to show."""
+    text = one_line(reason[: MAX_REASON_CHARACTERS + 1])
     if len(text) <= MAX_REASON_CHARACTERS:
         return text
     return text[: MAX_REASON_CHARACTERS - 3] + "..."
@@ -85,7 +86,7 @@ def bounded(reason: str) -> str:
 
 @frozen
 class Decoded:
-    """Decoded values of one batch: each index is in either `kept` or `rejected`."""
+    """Decoded values of a piece of a batch: each index is in either `kept` or `rejected`."""
 
     columns: pa.RecordBatch  # one row for each index in `kept`, in this order
     kept: pa.Array  # int64: indices of the decoded values, ascending
@@ -96,42 +97,10 @@ class Decoded:
 class ValueDecoder(Protocol):
     arrow_schema: pa.Schema  # columns of a decoded value
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        """Decode each value, or reject it with a reason.
+    def decode(self, values: pa.BinaryArray) -> Iterator[Decoded]:
+        """Decode each value, or reject it with a reason; yield pieces of consecutive values.
 
-        Never raises for the content of a value. Raises LoadError if the schema registry does not
-        answer.
+        A piece takes some MB of memory, also if its values expand. Never raises for the content
+        of a value. Raises LoadError if the schema registry does not answer.
         """
         ...
-
-
-def decode_each(
-    values: pa.BinaryArray, schema: pa.Schema, decode_one: Callable[[bytes], Sequence[Any]]
-) -> Decoded:
-    """Call `decode_one` for each value; it returns the columns or raises RejectedValueError.
-
-    A null value (a tombstone) is rejected: a row of nulls would mean a value without fields.
-    """
-    rows: list[Sequence[Any]] = []
-    kept: list[int] = []
-    rejected: list[int] = []
-    reasons: list[str] = []
-    for index, value in enumerate(values.to_pylist()):
-        if value is None:
-            rejected.append(index)
-            reasons.append(TOMBSTONE)
-            continue
-        try:
-            rows.append(decode_one(value))
-        except RejectedValueError as error:
-            rejected.append(index)
-            reasons.append(error.reason)
-        else:
-            kept.append(index)
-    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(schema)]
-    return Decoded(
-        columns=pa.RecordBatch.from_arrays(columns, schema=schema),
-        kept=pa.array(kept, pa.int64()),
-        rejected=pa.array(rejected, pa.int64()),
-        reasons=pa.array(reasons, pa.string()),
-    )

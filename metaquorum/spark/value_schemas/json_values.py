@@ -30,7 +30,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NoReturn
@@ -41,11 +42,21 @@ from metaquorum.spark.value_schemas.decoded import (
     Decoded,
     RejectedValueError,
     SchemaError,
-    decode_each,
     field_step,
     item_step,
     show,
 )
+from metaquorum.spark.value_schemas.decoded_size import (
+    LIST_BYTES,
+    MAX_VALUE_BYTES,
+    Meter,
+    dict_bytes,
+    entry_bytes,
+    item_bytes,
+    row_bytes,
+    struct_bytes,
+)
+from metaquorum.spark.value_schemas.decoding import decode_each
 from metaquorum.spark.value_schemas.framing import split_header
 from metaquorum.spark.value_schemas.spark_types import arrow_schema
 
@@ -58,6 +69,11 @@ _MAX_DECIMAL_CHARACTERS: Final = 1000
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+# A dict of one key, the list of pairs that it is made of; a list; a key with its pair; an item.
+_OBJECT_BYTES: Final = sys.getsizeof({"": 0}) + 2 * sys.getsizeof([])
+_ARRAY_BYTES: Final = 2 * sys.getsizeof([])
+_KEY_BYTES: Final = 2 * sys.getsizeof("") + sys.getsizeof((0, 0))
+_ITEM_BYTES: Final = 2 * sys.getsizeof("")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
@@ -98,7 +114,9 @@ class JsonDecoder:
     def __init__(self, schema_text: str, *, framed: bool = False) -> None:
         self._framed = framed
         self.arrow_schema: pa.Schema = arrow_schema(schema_text)
-        self._fields = _field_converters(self.arrow_schema)
+        self.meter = Meter()
+        self._fields = _Converters(self.meter).of_fields(self.arrow_schema)
+        self._row_bytes = row_bytes(pa.struct(list(self.arrow_schema)))
         self._repeated = False
         self._json = json.JSONDecoder(
             object_pairs_hook=self._object,
@@ -107,13 +125,18 @@ class JsonDecoder:
             parse_constant=_parse_constant,
         )
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        return decode_each(values, self.arrow_schema, self._decode_one)
+    def decode(self, values: pa.BinaryArray) -> Iterator[Decoded]:
+        return decode_each(values, self.arrow_schema, self.decode_one, self.meter)
 
-    def _decode_one(self, data: bytes) -> list[Any]:
+    def decode_one(self, data: bytes) -> list[Any]:
+        """Return the columns of one value, and charge `meter` with their size.
+
+        Raises RejectedValueError if the value is not of the schema.
+        """
         value = self._parse(split_header(data)[1] if self._framed else data)
         if not isinstance(value, dict):
             raise RejectedValueError(f"{_shown(value)} is not a valid object")
+        self.meter.charge(self._row_bytes + len(data))
         return [_convert_field(value, *field) for field in self._fields]
 
     def _parse(self, data: bytes) -> Any:
@@ -125,6 +148,12 @@ class JsonDecoder:
             raise RejectedValueError("the value is empty")
         if _is_too_deep(data):
             raise RejectedValueError(f"nested more than {MAX_NESTING} deep")
+        if _parsed_bytes(data) > MAX_VALUE_BYTES and _parsed_bytes(
+            _STRINGS.sub(b'""', data)
+        ) > MAX_VALUE_BYTES - len(data):
+            raise RejectedValueError(
+                f"the parsed JSON would take more than {MAX_VALUE_BYTES >> 20} MiB of memory"
+            )
         self._repeated = False
         try:
             value = self._json.decode(text)
@@ -165,6 +194,16 @@ def _is_too_deep(data: bytes) -> bool:
     return False
 
 
+def _parsed_bytes(data: bytes) -> int:
+    """Return an upper bound of the memory of the parsed containers, keys and numbers in `data`."""
+    return (
+        _OBJECT_BYTES * data.count(b"{")
+        + _ARRAY_BYTES * data.count(b"[")
+        + _KEY_BYTES * data.count(b":")
+        + _ITEM_BYTES * data.count(b",")
+    )
+
+
 def _reject_repeated(value: Any) -> None:
     """Raise RejectedValueError for the first object in `value` with a duplicate key."""
     if isinstance(value, _RepeatedKey):
@@ -189,10 +228,6 @@ def _shown(value: Any) -> str:
     return show(value)
 
 
-def _field_converters(fields: Any) -> list[tuple[str, bool, Converter]]:
-    return [(field.name, field.nullable, _converter(field.type)) for field in fields]
-
-
 def _convert_field(value: Mapping[str, Any], name: str, nullable: bool, convert: Converter) -> Any:
     part = value.get(name)
     if part is None:
@@ -210,80 +245,98 @@ def _wrong(value: Any, kind: object) -> NoReturn:
     raise RejectedValueError(f"{_shown(value)} is not a valid {kind}") from None
 
 
-def _converter(kind: pa.DataType) -> Converter:
-    """Return the converter from a JSON value, not null, to an item for `pa.array`."""
-    types = pa.types
-    if types.is_struct(kind):
-        return _struct_converter(kind)
-    if types.is_map(kind):
-        return _map_converter(kind)
-    if types.is_list(kind):
-        return _array_converter(kind)
-    if types.is_integer(kind):
-        return _integer_converter(kind)
-    if types.is_decimal(kind):
-        return _decimal_converter(kind)
-    if types.is_timestamp(kind):
-        return _timestamp_converter(zoned=kind.tz is not None)
-    simple: dict[pa.DataType, Converter] = {
-        pa.bool_(): _boolean,
-        pa.float32(): _float,
-        pa.float64(): _double,
-        pa.string(): _string,
-        pa.binary(): _binary,
-        pa.date32(): _date,
-    }
-    if kind not in simple:
-        raise SchemaError(f"the schema has the type {kind}, which is not supported for JSON values")
-    return simple[kind]
+class _Converters:
+    """Converters from JSON values, not null, to items for `pa.array`.
 
+    Each charges the meter for a container before it converts the parts.
+    """
 
-def _struct_converter(kind: pa.StructType) -> Converter:
-    fields = _field_converters(kind)
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
 
-    def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            _wrong(value, "object")
-        return {field[0]: _convert_field(value, *field) for field in fields}
+    def of_fields(self, fields: Any) -> list[tuple[str, bool, Converter]]:
+        return [(field.name, field.nullable, self.of(field.type)) for field in fields]
 
-    return convert
+    def of(self, kind: pa.DataType) -> Converter:
+        types = pa.types
+        if types.is_struct(kind):
+            return self._struct(kind)
+        if types.is_map(kind):
+            return self._map(kind)
+        if types.is_list(kind):
+            return self._array(kind)
+        if types.is_integer(kind):
+            return _integer_converter(kind)
+        if types.is_decimal(kind):
+            return _decimal_converter(kind)
+        if types.is_timestamp(kind):
+            return _timestamp_converter(zoned=kind.tz is not None)
+        simple: dict[pa.DataType, Converter] = {
+            pa.bool_(): _boolean,
+            pa.float32(): _float,
+            pa.float64(): _double,
+            pa.string(): _string,
+            pa.binary(): _binary,
+            pa.date32(): _date,
+        }
+        if kind not in simple:
+            raise SchemaError(
+                f"the schema has the type {kind}, which is not supported for JSON values"
+            )
+        return simple[kind]
 
+    def _struct(self, kind: pa.StructType) -> Converter:
+        fields = self.of_fields(kind)
+        charge, count = self._meter.charge, len(fields)
+        empty = dict_bytes(count)
+        each = (struct_bytes(kind) - empty) // max(1, count)  # bytes of a present field
 
-def _array_converter(kind: pa.ListType) -> Converter:
-    nullable = kind.value_field.nullable
-    item = _converter(kind.value_type)
+        def convert(value: Any) -> dict[str, Any]:
+            if not isinstance(value, dict):
+                _wrong(value, "object")
+            charge(empty + each * min(len(value), count))
+            return {field[0]: _convert_field(value, *field) for field in fields}
 
-    def convert(value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            _wrong(value, "array")
-        index = 0
-        try:
-            converted = []
-            for index, part in enumerate(value):  # noqa: B007
-                converted.append(_convert_item(part, nullable, item))
-        except RejectedValueError as error:
-            raise error.under(item_step(index)) from None
-        return converted
+        return convert
 
-    return convert
+    def _array(self, kind: pa.ListType) -> Converter:
+        nullable = kind.value_field.nullable
+        item = self.of(kind.value_type)
+        charge, each = self._meter.charge, item_bytes(kind.value_type)
 
-
-def _map_converter(kind: pa.MapType) -> Converter:
-    nullable = kind.item_field.nullable
-    item = _converter(kind.item_type)
-
-    def convert(value: Any) -> list[tuple[str, Any]]:
-        if not isinstance(value, dict):
-            _wrong(value, "object")
-        entries = []
-        for name, part in value.items():
+        def convert(value: Any) -> list[Any]:
+            if not isinstance(value, list):
+                _wrong(value, "array")
+            charge(LIST_BYTES + each * len(value))
+            index = 0
             try:
-                entries.append((_string(name), _convert_item(part, nullable, item)))
+                converted = []
+                for index, part in enumerate(value):  # noqa: B007
+                    converted.append(_convert_item(part, nullable, item))
             except RejectedValueError as error:
-                raise error.under(field_step(name)) from None
-        return entries
+                raise error.under(item_step(index)) from None
+            return converted
 
-    return convert
+        return convert
+
+    def _map(self, kind: pa.MapType) -> Converter:
+        nullable = kind.item_field.nullable
+        item = self.of(kind.item_type)
+        charge, each = self._meter.charge, entry_bytes(pa.string(), kind.item_type)
+
+        def convert(value: Any) -> list[tuple[str, Any]]:
+            if not isinstance(value, dict):
+                _wrong(value, "object")
+            charge(LIST_BYTES + each * len(value))
+            entries = []
+            for name, part in value.items():
+                try:
+                    entries.append((_string(name), _convert_item(part, nullable, item)))
+                except RejectedValueError as error:
+                    raise error.under(field_step(name)) from None
+            return entries
+
+        return convert
 
 
 def _convert_item(part: Any, nullable: bool, convert: Converter) -> Any:

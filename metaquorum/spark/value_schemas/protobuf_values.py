@@ -16,7 +16,7 @@ would need protoc; extensions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,12 +28,23 @@ from metaquorum.spark.value_schemas.decoded import (
     Decoded,
     RejectedValueError,
     SchemaError,
-    decode_each,
     field_step,
     item_step,
     show,
 )
+from metaquorum.spark.value_schemas.decoded_size import (
+    LIST_BYTES,
+    MAX_VALUE_BYTES,
+    SLOT_BYTES,
+    Meter,
+    dict_bytes,
+    entry_bytes,
+    item_bytes,
+    scalar_bytes,
+)
+from metaquorum.spark.value_schemas.decoding import decode_each
 from metaquorum.spark.value_schemas.framing import split_header
+from metaquorum.spark.value_schemas.protobuf_check import charge_parsed, shape_of
 from metaquorum.spark.value_schemas.spark_types import MAX_FIELDS, MAX_NESTING, check_columns
 
 MAX_INDEXES: Final = 32
@@ -53,20 +64,32 @@ class ProtobufDecoder:
         self._class: Any = message_factory.GetMessageClass(descriptor)
         self._indexes = _indexes_of(descriptor)
         self._name = message
-        struct, self._row = _Columns().message(descriptor, (), 0)
+        self.meter = Meter()
+        struct, self._row = _Columns(self.meter).message(descriptor, (), 0)
         check_columns(struct)
         self.arrow_schema: pa.Schema = pa.schema(list(struct))
+        # The converter counts a row as a dict, but it is a list.
+        count = struct.num_fields
+        self._saved_bytes = dict_bytes(count) - LIST_BYTES - SLOT_BYTES * count
+        self._shape = shape_of(descriptor)
+        self._most_per_byte = self._shape.most_per_byte
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        return decode_each(values, self.arrow_schema, self._decode_one)
+    def decode(self, values: pa.BinaryArray) -> Iterator[Decoded]:
+        return decode_each(values, self.arrow_schema, self.decode_one, self.meter)
 
-    def _decode_one(self, data: bytes) -> list[Any]:
+    def decode_one(self, data: bytes) -> list[Any]:
+        """Return the columns of one value, and charge `meter` with their size.
+
+        Raises RejectedValueError if the value is not of the schema.
+        """
         if self._framed:
             indexes, data = _split_indexes(split_header(data)[1])
             if indexes != self._indexes:
                 raise RejectedValueError(
                     f"the message indexes are {indexes}, not {self._indexes} of {self._name}"
                 )
+        if len(data) * self._most_per_byte > MAX_VALUE_BYTES:
+            charge_parsed(data, self._shape, Meter().charge)
         message = self._class()
         try:
             message.ParseFromString(data)
@@ -75,7 +98,10 @@ class ProtobufDecoder:
         if not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())
             raise RejectedValueError(f"required fields are missing: {missing}")
-        return list(self._row(message).values())
+        self.meter.charge(len(data))
+        row = list(self._row(message).values())
+        self.meter.used -= self._saved_bytes
+        return row
 
 
 def _message(descriptor_set: bytes, name: str) -> Any:
@@ -139,7 +165,8 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 class _Columns:
     """Arrow types of messages, each with a converter from the library's values."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
+        self._charge = meter.charge
         self._count = 0
 
     def message(
@@ -151,7 +178,7 @@ class _Columns:
         if depth > MAX_NESTING:
             raise SchemaError(f"the Protobuf schema is nested more than {MAX_NESTING} deep")
         columns = []
-        fields: list[tuple[str, bool, Converter]] = []
+        fields: list[tuple[str, bool, int, Converter]] = []
         for each in descriptor.fields:
             self._count += 1
             if self._count > MAX_FIELDS:
@@ -159,25 +186,35 @@ class _Columns:
             kind, convert = self._field(each, (*within, name), depth + 1)
             presence = each.has_presence and not each.is_required
             columns.append(pa.field(each.name, kind, nullable=presence))
-            fields.append((each.name, presence, convert))
+            fields.append((each.name, presence, scalar_bytes(kind), convert))
+
+        struct = pa.struct(columns)
+        charge = self._charge
+        # Text that is not in the message, but has a default, is copied by Arrow.
+        empty = dict_bytes(len(columns)) + sum(map(_default_bytes, descriptor.fields))
 
         def convert_message(message: Any) -> dict[str, Any]:
+            charge(empty)
+            scalars = 0
             row: dict[str, Any] = {}
-            for name, presence, convert in fields:
+            for name, presence, size_bytes, convert in fields:
                 if presence and not message.HasField(name):
                     row[name] = None
                     continue
                 try:
-                    row[name] = convert(getattr(message, name))
+                    value = row[name] = convert(getattr(message, name))
                 except RejectedValueError as error:
                     raise error.under(field_step(name)) from None
                 except UnicodeDecodeError:  # proto2 does not check its strings
                     raise RejectedValueError("a string is not UTF-8").under(
                         field_step(name)
                     ) from None
+                if value:  # zeros and empty texts are shared objects
+                    scalars += size_bytes
+            charge(scalars)
             return row
 
-        return pa.struct(columns), convert_message
+        return struct, convert_message
 
     def _field(
         self, field: Any, within: tuple[str, ...], depth: int
@@ -188,9 +225,13 @@ class _Columns:
             keys, key = self._one(field.message_type.fields_by_name["key"], within, depth)
             values, value = self._one(field.message_type.fields_by_name["value"], within, depth)
             entry = pa.field("value", values, nullable=False)
-            return pa.map_(keys, entry), _map(key, value)
+            each = entry_bytes(keys, values) + _default_bytes(
+                field.message_type.fields_by_name["value"]
+            )
+            return pa.map_(keys, entry), self._map(key, value, each)
         item, convert = self._one(field, within, depth)
-        return pa.list_(pa.field("element", item, nullable=False)), _list(convert)
+        kind = pa.list_(pa.field("element", item, nullable=False))
+        return kind, self._list(convert, item_bytes(item) + _default_bytes(field))
 
     def _one(
         self, field: Any, within: tuple[str, ...], depth: int
@@ -205,6 +246,42 @@ class _Columns:
         if field.type == FieldDescriptor.TYPE_BYTES:
             return pa.binary(), bytes
         return _PRIMITIVES[field.cpp_type]
+
+    def _list(self, item: Converter, item_bytes: int) -> Converter:
+        charge = self._charge
+
+        def convert(values: Any) -> list[Any]:
+            charge(LIST_BYTES + item_bytes * len(values))
+            converted = []
+            for index, value in enumerate(values):
+                try:
+                    converted.append(item(value))
+                except RejectedValueError as error:
+                    raise error.under(item_step(index)) from None
+            return converted
+
+        return convert
+
+    def _map(self, key: Converter, item: Converter, entry_bytes: int) -> Converter:
+        charge = self._charge
+
+        def convert(values: Any) -> list[tuple[Any, Any]]:
+            charge(LIST_BYTES + entry_bytes * len(values))
+            try:
+                # Sorted by key, because the library's order differs between runs.
+                return [(key(name), item(values[name])) for name in sorted(values)]
+            except RejectedValueError as error:
+                raise error.under("[]") from None
+
+        return convert
+
+
+def _default_bytes(field: Any) -> int:
+    """Return the size of the longest text that a field of a message has without its bytes."""
+    if field.enum_type is not None:
+        return max(len(value.name) for value in field.enum_type.values)
+    found = None if field.is_repeated else field.default_value
+    return len(found) if isinstance(found, str | bytes) else 0
 
 
 def _same(value: Any) -> Any:
@@ -240,27 +317,3 @@ def _timestamp(value: Any) -> int:
     if not _MIN_SECONDS <= value.seconds <= _MAX_SECONDS or not 0 <= value.nanos < 1_000_000_000:
         raise RejectedValueError(f"{value.seconds} s and {value.nanos} ns: not a valid timestamp")
     return int(value.seconds) * 1_000_000 + int(value.nanos) // 1000
-
-
-def _list(item: Converter) -> Converter:
-    def convert(values: Any) -> list[Any]:
-        converted = []
-        for index, value in enumerate(values):
-            try:
-                converted.append(item(value))
-            except RejectedValueError as error:
-                raise error.under(item_step(index)) from None
-        return converted
-
-    return convert
-
-
-def _map(key: Converter, item: Converter) -> Converter:
-    def convert(values: Any) -> list[tuple[Any, Any]]:
-        try:
-            # Sorted by key, because the library's order differs between runs.
-            return [(key(name), item(values[name])) for name in sorted(values)]
-        except RejectedValueError as error:
-            raise error.under("[]") from None
-
-    return convert

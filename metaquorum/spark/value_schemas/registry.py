@@ -38,7 +38,7 @@ class RegistryError(LoadError):
 
 
 class UnknownSchemaError(LookupError):
-    """The registry does not have the schema, or the schema refers to too many others."""
+    """The registry does not have the schema, or it is too large or refers to too many others."""
 
 
 @frozen
@@ -126,9 +126,13 @@ class RegistryClient:
             seen.add((subject, version))
             if len(seen) > MAX_REFERENCES or depth >= MAX_REFERENCES:
                 raise UnknownSchemaError(f"refers to more than {MAX_REFERENCES} schemas")
-            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+            path = f"/subjects/{quote(subject, safe='', errors='replace')}/versions/{version}"
             self._collect(self._get(path), texts, seen, depth + 1)
         texts.append(text)
+        if sum(map(len, texts)) > MAX_RESPONSE_BYTES:
+            raise UnknownSchemaError(
+                f"has, with its references, more than {MAX_RESPONSE_BYTES} bytes"
+            )
 
     def _get(self, path: str) -> dict[str, Any]:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -167,6 +171,8 @@ class RegistryClient:
         while piece := read(_PIECE_BYTES):
             body += piece
             if len(body) > MAX_RESPONSE_BYTES:
+                if body.lstrip().startswith(b"{"):  # a schema, which a producer can have registered
+                    raise UnknownSchemaError(f"has more than {MAX_RESPONSE_BYTES} bytes")
                 raise RegistryError(
                     f"the schema registry {self._url} answered with more than"
                     f" {MAX_RESPONSE_BYTES} bytes"

@@ -67,7 +67,10 @@ def arrow_schema(text: str) -> pa.Schema:
 
 
 def check_columns(struct: pa.StructType) -> None:
-    """Raise SchemaError for no or too many fields, or names that differ in case only."""
+    """Raise SchemaError unless the struct can be the columns of a Parquet file.
+
+    It cannot for no or too many fields, names that differ in case only, and empty types.
+    """
     if struct.num_fields == 0:
         raise SchemaError("the schema has no fields")
     seen: dict[str, str] = {}
@@ -79,7 +82,21 @@ def check_columns(struct: pa.StructType) -> None:
                 " Spark does not distinguish: leave one of them out"
             )
         seen[name.lower()] = name
+        _check_stored(field)
     _count_fields(struct, 0)
+
+
+def _check_stored(field: pa.Field) -> None:
+    """Raise SchemaError for a type that a Parquet file does not have."""
+    kind = field.type
+    if (pa.types.is_struct(kind) and not kind.num_fields) or kind == pa.binary(0):
+        empty = "record without fields" if pa.types.is_struct(kind) else "fixed of 0 bytes"
+        raise SchemaError(
+            f"the schema has the field {show(field.name)}, a {empty}, which Parquet cannot store:"
+            " leave it out of the schema"
+        )
+    for at in range(kind.num_fields):
+        _check_stored(kind.field(at))
 
 
 def _count_fields(kind: pa.DataType, before: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -48,26 +49,27 @@ def rejected_schema(batch_schema: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, pa.field(REASON, pa.string(), nullable=False)])
 
 
-def split(batch: pa.RecordBatch, decoder: ValueDecoder) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the records with decoded values (`decoded_schema`) and the rejected ones.
+def split(
+    batch: pa.RecordBatch, decoder: ValueDecoder
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield the records with decoded values (`decoded_schema`) and the rejected ones, in pieces.
 
-    The second batch has the columns of `rejected_schema`.
-
-    Each row of `batch` is in exactly one of the two, in the same order.
+    The second batch of a piece has the columns of `rejected_schema`. Each row of `batch` is in
+    exactly one of the batches, in the same order; pieces are as large as `decoder` makes them.
     """
     at = _value_index(batch.schema)
     schema = decoded_schema(batch.schema, decoder.arrow_schema)
-    decoded = decoder.decode(batch.column(at))
-    rows = batch.take(decoded.kept)
-    own = [rows.column(index) for index in range(rows.num_columns) if index != at]
-    arrays = [*own[:at], *decoded.columns.columns, *own[at:]]
     side_schema = rejected_schema(batch.schema)
-    side = batch.take(decoded.rejected)
-    side_arrays = [side.column(name) for name in side_schema.names[:-1]]
-    return (
-        pa.RecordBatch.from_arrays(arrays, schema=schema),
-        pa.RecordBatch.from_arrays([*side_arrays, decoded.reasons], schema=side_schema),
-    )
+    for decoded in decoder.decode(batch.column(at)):
+        rows = batch.take(decoded.kept)
+        own = [rows.column(index) for index in range(rows.num_columns) if index != at]
+        arrays = [*own[:at], *decoded.columns.columns, *own[at:]]
+        side = batch.take(decoded.rejected)
+        side_arrays = [side.column(name) for name in side_schema.names[:-1]]
+        yield (
+            pa.RecordBatch.from_arrays(arrays, schema=schema),
+            pa.RecordBatch.from_arrays([*side_arrays, decoded.reasons], schema=side_schema),
+        )
 
 
 def _value_index(schema: pa.Schema) -> int:

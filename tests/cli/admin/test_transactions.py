@@ -15,8 +15,6 @@ from tests.hanging import UNVERIFIED, hang
 from tests.metaquorum.client.transactions.together import connected, producer, values
 from tests.nodes import Elsewhere, KafkaNode, Node, Peer, elsewhere, unique, wait_until
 
-GHOST = 777_000
-
 
 @pytest.fixture(scope="module", params=PEERS)
 def peer(
@@ -161,7 +159,8 @@ def test_a_hanging_transaction_is_found_explained_and_aborted(
     admin(*search, topic)
     assert admin.errors == "No hanging transactions.\n"
     one = opened(cluster, topic, unique("id"))
-    assert hang(cluster, TopicPartition(topic, 1)) == 0
+    ghost, offset = hang(cluster, TopicPartition(topic, 1))
+    assert offset == 0
     found = findings(admin, f"{topic}:1")
     assert found["last stable offset"][0] == "bad"
     command = f"mq-admin transactions abort {topic}:1 --start-offset 0"
@@ -171,12 +170,12 @@ def test_a_hanging_transaction_is_found_explained_and_aborted(
         f"`{command}` aborts it in this partition",
     )
     (row,) = admin.json(*search, topic)  # not the transaction in partition 0
-    assert (row["partition"], row["producer_id"], row["start_offset"]) == (1, GHOST, 0)
+    assert (row["partition"], row["producer_id"], row["start_offset"]) == (1, ghost, 0)
     assert row["why"] == "no coordinator knows its producer id"
     assert admin.errors == f"`{command}` aborts it\n"
-    assert str(GHOST) in admin(*search, f"{topic}:1")
+    assert str(ghost) in admin(*search, f"{topic}:1")
     assert admin(*search, f"{topic}:0") == ""
-    assert str(GHOST) in admin(
+    assert str(ghost) in admin(
         "transactions", "hanging", "--max-transaction-timeout", 0, "--node", 1
     )
     assert admin("transactions", "hanging", "--topic", topic) == ""  # too young to hang
@@ -186,7 +185,7 @@ def test_a_hanging_transaction_is_found_explained_and_aborted(
     admin("transactions", "abort", f"{topic}:1", "--start-offset", 1, "--yes", code=1)
     assert "open transactions begin at 0" in admin.errors
     text = admin(*command.split()[1:], "--yes")
-    assert text == f"{topic}-1: transaction of producer id {GHOST}, epoch 0 aborted\n"
+    assert text == f"{topic}-1: transaction of producer id {ghost}, epoch 0 aborted\n"
     wait_until(lambda: findings(admin, f"{topic}:1")["last stable offset"][0] == "good")
     admin(*command.split()[1:], "--yes", code=1)
     assert "no open transaction begins at offset 0" in admin.errors
@@ -195,9 +194,9 @@ def test_a_hanging_transaction_is_found_explained_and_aborted(
 
 def test_a_hanging_transaction_is_aborted_by_its_epochs(admin: Admin, cluster: Cluster) -> None:
     topic = admin.create("-p", 1)
-    hang(cluster, TopicPartition(topic, 0), GHOST + 1)
+    ghost, _ = hang(cluster, TopicPartition(topic, 0))
     epochs = ("--producer-epoch", 0, "--coordinator-epoch", -1, "--yes")
-    admin("transactions", "abort", f"{topic}:0", "--producer-id", GHOST + 1, *epochs)
+    admin("transactions", "abort", f"{topic}:0", "--producer-id", ghost, *epochs)
     wait_until(lambda: findings(admin, f"{topic}:0")["last stable offset"][0] == "good")
 
 
@@ -277,3 +276,40 @@ def test_transactional_ids_are_completed(peer: Peer, admin: Admin, cluster: Clus
     words = f"mq-admin transactions abort --transactional-id {name[:-1]}"
     assert completions(peer, words, 4) == [name]
     one.commit()
+
+
+# Memory
+
+
+def test_ids_are_removed_by_name_and_by_client(admin: Admin, cluster: Cluster) -> None:
+    if not admin.serves("RemoveTransactionalIds"):
+        admin("transactions", "remove", "x", "--yes", code=1)
+        assert "does not serve RemoveTransactionalIds" in admin.errors
+        return
+    topic, idle, busy = admin.create(), unique("idle"), unique("busy")
+    producer(cluster, idle).init()
+    one = opened(cluster, topic, busy)
+    assert idle in [row["name"] for row in admin.json("cluster", "memory", "--client", "127.0.0.1")]
+    (own,) = [
+        row
+        for row in admin.json("cluster", "memory")
+        if (row["state"], row["client"]) == ("transactional ids", "127.0.0.1")
+    ]
+    assert own["counted_bytes"] > 500
+    assert admin("transactions", "remove", idle, "--yes") == f"{idle} removed\n"
+    admin("transactions", "remove", idle, "--yes", code=1)
+    assert f"transactional id {idle}" in admin.errors
+    admin("transactions", "remove", busy, "--yes", code=1)
+    assert "abort it first" in admin.errors
+    one.commit()
+    wait_until(lambda: state_of(admin, busy).startswith("Complete"))
+    said = admin("transactions", "remove", "--client", "127.0.0.1", "--yes")
+    assert said.endswith("transactional ids of 127.0.0.1 removed\n")
+    assert busy not in [row["transactional_id"] for row in admin.json("transactions", "list")]
+    admin("transactions", "remove", code=2)
+    admin("transactions", "remove", idle, "--client", "x", code=2)
+
+
+def state_of(admin: Admin, name: str) -> str:
+    (described,) = admin.json("transactions", "describe", name)
+    return str(described["state"])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +24,7 @@ from metaquorum.client.socket_transport import connect
 from tests.cli.admin.running import environment
 from tests.metaquorum.spark.loader.processes import LoadProcess
 from tests.metaquorum.spark.topics import filled_topic, new_topic
-from tests.nodes import PATIENCE_S, Peer
+from tests.nodes import PATIENCE_S, ROOT, Peer
 
 BEGAN_MS = 1_700_000_000_000
 
@@ -62,6 +63,66 @@ def topic(node: Peer) -> str:
 
 def local(topic: str, output: Path, *more: object) -> list[object]:
     return ["load", "--local", "--topic", topic, "--output", output, *more]
+
+
+REFUSE = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def without(
+    packages: set[str], folder: Path, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Run mq-load, and the workers of a load, where the packages are not installed."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(REFUSE.format(refused=packages))
+    return subprocess.run(
+        [sys.executable, "-m", "cli.load.main", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_a_local_load_needs_pyarrow_and_no_spark(node: Peer, topic: str, tmp_path: Path) -> None:
+    absent = {"pyspark", "py4j", "fsspec", "s3fs", "fastavro", "google", "numpy", "pandas"}
+    where = ["--topic", topic, "--output", tmp_path / "table", "--bootstrap", node.bootstrap]
+    done = without(absent, tmp_path / "site", "load", "--local", *where)
+    assert done.returncode == 0, done.stderr
+    assert len(pq.ParquetFile(next((tmp_path / "table").rglob("*.parquet"))).read()) == 300
+    for arguments in (["report", tmp_path / "table"], ["files", tmp_path / "table"]):
+        assert without(absent, tmp_path / "site", *arguments).returncode == 0
+    done = without(absent, tmp_path / "site", "load", *where)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "mq-load: pyspark is not installed; run: pip install 'metaquorum[spark]', or load with "
+        "--local, which does not need it\n"
+    )
+
+
+def test_extras_that_are_named_have_the_packages(tmp_path: Path) -> None:
+    done = without({"pyarrow", "pyspark"}, tmp_path, *local("t", tmp_path), "-b", "127.0.0.1:9")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "mq-load: pyarrow is not installed; run: pip install 'metaquorum[parquet]' to load with "
+        "--local, or 'metaquorum[spark]' to load with Spark\n"
+    )
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert [each.partition(">")[0] for each in extras["parquet"]] == ["pyarrow"]
+    assert {each.partition(">")[0] for each in extras["spark"]} == {
+        "pyspark",
+        "metaquorum[parquet]",
+    }
 
 
 def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> None:

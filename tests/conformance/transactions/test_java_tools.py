@@ -135,10 +135,10 @@ def test_a_hanging_transaction_is_found_and_aborted(
 ) -> None:  # fmt: skip
     topic = new_topic(cluster, 2)
     one = opened(cluster, topic, unique("id"))
-    start = hang(cluster, TopicPartition(topic, 1))
+    ghost, start = hang(cluster, TopicPartition(topic, 1))
     search = ("find-hanging", "--max-transaction-timeout", 0, "--topic", topic)
     (row,) = rows(*search)
-    assert (row["Topic"], row["Partition"], row["ProducerId"]) == (topic, "1", "777000")
+    assert (row["Topic"], row["Partition"], row["ProducerId"]) == (topic, "1", str(ghost))
     assert (row["StartOffset"], row["CoordinatorEpoch"]) == (str(start), "-1")
     assert rows(*search, "--partition", 0) == []
     assert topic in [
@@ -150,9 +150,9 @@ def test_a_hanging_transaction_is_found_and_aborted(
     assert rows(*search) == []
     assert read(cluster, topic, partitions=2) == []
 
-    start = hang(cluster, TopicPartition(topic, 1), 777_001)
+    ghost, start = hang(cluster, TopicPartition(topic, 1))
     epochs = ("--producer-epoch", 0, "--coordinator-epoch", -1)
-    assert output(kafka_tool(*abort, "--producer-id", 777_001, *epochs)) == ""
+    assert output(kafka_tool(*abort, "--producer-id", ghost, *epochs)) == ""
     assert rows(*search) == []
     done = kafka_tool(*abort, "--start-offset", start)
     assert "Could not find any open transactions starting at offset" in done.stdout + done.stderr

@@ -354,6 +354,29 @@ def test_whoever_is_overtaken_in_its_long_poll_is_told_so() -> None:
     in_session(scenario)
 
 
+@pytest.mark.parametrize("how", ["closed", "evicted"])
+def test_a_long_poll_ends_with_its_session(how: str) -> None:
+    """The poll is notified of no further record: without that it would last for max.wait.ms."""
+
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+        await session.fetch(ALL)
+        await session.ask({}, max_wait_ms=600_000)
+        while not sim.worker.long_polls:
+            await trio.sleep(0.01)
+        await trio.sleep(MIN_AGE_S + 1)
+        began = sim.now
+        second = SessionClient(await sim.connect(), BY_NAME, {})
+        if how == "closed":
+            second.session_id = session.session_id
+        await second.fetch({("t", 0): 0}, session_epoch=-1 if how == "closed" else 0)
+        answer = await session.answer()
+        assert (answer.error_code, answer.responses) == (0, [])
+        assert sim.now - began < 1
+        assert await session.error() == NOT_FOUND
+
+    in_session(scenario, max_incremental_fetch_session_cache_slots=1)
+
+
 def test_the_isolation_level_may_change_within_a_session() -> None:
     async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)

@@ -495,6 +495,28 @@ async def test_a_full_target_is_tried_again(tmp_path: Path, monkeypatch: Any) ->
 
 
 @in_trio
+async def test_a_move_to_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
+    """There is one slot for moves; a move that waits for space does not hold it."""
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk, num_replica_alter_log_dirs_threads=1) as (served, client):
+        await client.create("u")
+        await client.produce("u", batch_of(b"u"))
+        dirs = served.worker.replica_manager.log_dirs
+        there = Path(dirs.dir_of(("u", 0)).path)
+        disk.fail("write", "-future/0", errno.ENOSPC)
+        assert await move(client, tmp_path / "b") == 0
+        while not served.worker.log_dir_mover.moves["t", 0].is_full:
+            await trio.sleep(0.001)
+        other = tmp_path / ("a" if there.name == "b" else "b")
+        (copy,) = (tmp_path / "b").glob("t-0.*-future")
+        disk.fail("write", f"/{copy.name}/", errno.ENOSPC)
+        assert await move(client, other, "u") == 0
+        while dirs.dir_of(("u", 0)).path != str(other):
+            await trio.sleep(0.001)
+        assert ("t", 0) in served.worker.log_dir_mover.moves
+
+
+@in_trio
 async def test_a_failing_target_ends_the_move(tmp_path: Path) -> None:
     disk = FaultyDisk()
     async with two_dirs(tmp_path, disk) as (served, client):

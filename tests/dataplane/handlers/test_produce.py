@@ -70,6 +70,23 @@ async def test_records_are_written_in_worker_threads_while_the_disk_holds_up_wri
         assert await client.values("t") == [b"%d" % number for number in range(21)]
 
 
+def test_a_producer_learns_that_the_disk_is_full_and_goes_on_when_it_is_not() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t")
+        await client.produce("t", batch_of(b"before"))
+        storage = sim.world.machines["server"].storage
+        storage.capacity_bytes = storage.used_bytes()
+        error = ErrorCode.KAFKA_STORAGE_ERROR
+        row = await client.produce("t", batch_of(b"refused"), error=error)
+        assert row.error_message.startswith("no space left on the disk of the partition's log")
+        storage.capacity_bytes = None
+        await client.produce("t", batch_of(b"after"))
+        assert await client.values("t") == [b"before", b"after"]
+
+    simulated(scenario)
+
+
 @in_trio
 async def test_every_version_and_number_of_acks_is_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:

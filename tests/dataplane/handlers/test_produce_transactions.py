@@ -401,6 +401,63 @@ async def test_large_batches_are_verified_and_ended_by_markers_too(tmp_path: Pat
         assert len(coordinator.asked) == 1
 
 
+@pytest.mark.parametrize("version", [VERIFIES, ADDS])
+def test_a_request_leaves_no_verification_behind(tmp_path: Path, version: int) -> None:
+    """10,000 refused ones once filled the table of a partition, and refused all transactions."""
+
+    @in_trio
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            client, coordinator = await started(served, 2)
+            pending = [
+                served.worker.replica_manager.by_name("t", index).log.producers.verifications
+                for index in range(2)
+            ]
+            for refusal in (ErrorCode.INVALID_TXN_STATE, ErrorCode.NOT_COORDINATOR):
+                coordinator.codes = [refusal]
+                for producer_id in range(20):
+                    asked = message(*(batch(0, producer_id=producer_id) for _ in range(2)))
+                    assert ErrorCode.NONE not in await codes(client, asked, version)
+                assert not any(table.pending for table in pending)
+            # The coordinator confirms, and the log refuses: the batch is damaged.
+            coordinator.codes = [ErrorCode.NONE]
+            damaged = batch(0)
+            damaged[-1] ^= 1
+            assert await codes(client, message(damaged), version) == [ErrorCode.CORRUPT_MESSAGE]
+            assert not pending[0].pending
+
+    scenario()
+
+
+@pytest.mark.parametrize("version", [VERIFIES, ADDS])
+def test_a_forged_request_takes_nothing_from_the_producer_whose_id_it_has(
+    tmp_path: Path, version: int
+) -> None:
+    """It is refused while the producer's own request waits for the coordinator."""
+
+    @in_trio
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            client, coordinator = await started(served)
+            stranger = await served.connect()
+            coordinator.may_answer = may_answer_client = trio.Event()
+            await client.ask(ApiKey.PRODUCE, message(batch(0)), version)
+            await coordinator.was_asked.wait()
+            coordinator.may_answer = trio.Event()
+            coordinator.may_answer.set()
+            coordinator.codes = [ErrorCode.TRANSACTION_ABORTABLE]
+            for epoch, sequence in ((0, 0), (0, 2**31 - 1), (7, 0)):
+                forged = message(batch(sequence, epoch=epoch), transactional_id="another")
+                assert ErrorCode.NONE not in await codes(stranger, forged, version)
+            coordinator.codes = [ErrorCode.NONE]
+            may_answer_client.set()
+            answer = await client.answer(ApiKey.PRODUCE, version)
+            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+            assert await client.values("t") == [b"0"]
+
+    scenario()
+
+
 # WriteTxnMarkers
 
 

@@ -1,5 +1,6 @@
 """Deletion of old segments: concurrent and cancelled calls, truncation meanwhile, small steps."""
 
+import errno
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +67,35 @@ async def test_what_a_cancelled_call_has_deleted_is_returned_by_the_next(tmp_pat
     assert await log.delete_old_segments(UnsyncedDisk()) == 0
     assert log.segment_count == SEGMENTS - 10
     log.remove_deleted(10)
+    assert not list(tmp_path.glob("*.deleted"))
+
+
+class BusyDisk(SteppedDisk):
+    """A disk that cannot remove paths with `part`."""
+
+    part = "/00000000000000000003.log"
+
+    def remove(self, path: str) -> None:
+        if self.part and self.part in path:
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+        super().remove(path)
+
+
+@in_trio
+async def test_a_segment_that_cannot_be_removed_holds_up_no_other(tmp_path: Path) -> None:
+    disk = BusyDisk()
+    log = with_segments(tmp_path, disk)
+    log.advance_log_start(10)
+    assert await log.delete_old_segments(disk) == 10
+    failed, error = log.remove_deleted(6)
+    assert failed == 1
+    assert "unmount" in str(error)
+    assert log.remove_deleted(4) == (0, None)  # others come first
+    assert [path.name for path in tmp_path.glob("*.log.deleted")] == [
+        "00000000000000000003.log.deleted"
+    ]
+    disk.part = ""
+    assert log.remove_deleted(1) == (0, None)
     assert not list(tmp_path.glob("*.deleted"))
 
 

@@ -327,19 +327,16 @@ def test_a_failed_write_of_the_index_is_repeated(tmp_path: Path) -> None:
     assert len(folder.read_bytes()) == 68
 
 
-def test_neither_expiry_nor_eviction_removes_an_open_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dataplane.log.segments.producers.MAX_PRODUCERS", 100)
+def test_the_expiry_removes_no_open_transaction(tmp_path: Path) -> None:
     log = open_log(tmp_path)
-    for producer_id in range(150):  # more than the limit, all open
+    for producer_id in range(150):
         send(log, producer_id, 0)
-    assert len(log.producers) == 150
     log.producers.expire(1 << 60, 1)
     assert len(log.producers) == 150
     for producer_id in range(1000, 1200):
         send(log, producer_id, 0, transactional=False)
-    assert len(log.producers) == 250
+    log.producers.expire(1 << 60, 1)
+    assert len(log.producers) == 150
     assert log.first_unstable_offset(log.log_end_offset) == 0
 
 

@@ -339,3 +339,45 @@ async def test_an_upkeep_that_fails_is_told_and_tried_again(tmp_path: Path) -> N
         while disk.synced.count(path) == before:
             await trio.sleep(0.01)
         await client.produce("t", batch_of(b"x"))
+
+
+def test_a_folder_that_cannot_be_removed_is_reported_once_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        assert sim.on_machine.node is not None
+        disk, path = sim.worker.disk, sim.on_machine.node.config.data_dir
+        faults = sim.on_machine.machine.faults
+        tries: list[float] = []
+
+        def refuse(what: str) -> int:
+            if "/bad-0." not in what or "-delete" not in what or what.endswith("-delete"):
+                return 0
+            tries.append(sim.now)
+            return errno.EBUSY
+
+        def left() -> set[str]:
+            names = [name for name in disk.list(path) if name.endswith("-delete")]
+            return {name.partition("-")[0] for name in names}
+
+        for topic in ("bad", "with", "later"):
+            await client.create(topic)
+            await client.produce(topic, batch_of(b"x"))
+        faults.refusing = refuse
+        await client.delete("bad")
+        await client.delete("with")
+        await sleep(sim, 30)
+        await client.delete("later")
+        await sleep(sim, 100)
+        assert left() == {"bad"}
+        lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+        assert len(lines) == 1, lines
+        assert "cannot remove the folder bad-0." in lines[0]
+        assert 5 <= len(tries) <= 10
+        faults.refusing = None
+        await sleep(sim, 150)
+        assert left() == set()
+
+    with caplog.at_level(logging.WARNING):
+        simulated(scenario, log_segment_delete_delay_ms=1000)

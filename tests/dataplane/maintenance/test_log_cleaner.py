@@ -1,5 +1,6 @@
 """Compacted topics, and topics with a compression type, as clients see them."""
 
+import errno
 import logging
 
 import pytest
@@ -246,6 +247,33 @@ def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
     assert told.startswith(
         "bad-0: the log is uncleanable until the node restarts, but still served"
     )
+
+
+def test_a_log_that_cannot_be_cleaned_on_a_full_disk_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log with the most to clean comes first, but not again and again."""
+
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        faults = sim.on_machine.machine.faults
+        for topic in ("full", "other"):
+            await client.create(topic, **COMPACTED)
+            await fill(client, topic, 100 if topic == "full" else 60)
+        faults.refusing = lambda path: (
+            errno.ENOSPC if "/full-0/" in path and ".cleaned" in path else 0
+        )
+        await sleep(sim, 100)
+        assert len(await records(client, "other")) < 40
+        assert len(await records(client, "full")) == 100
+        lines = [r.getMessage() for r in caplog.records if "cannot clean" in r.getMessage()]
+        assert len(lines) == 1, lines
+        faults.refusing = None
+        await sleep(sim, 130)
+        assert len(await records(client, "full")) < 80
+
+    with caplog.at_level(logging.WARNING):
+        simulated(scenario, log_cleaner_backoff_ms=100)
 
 
 def test_what_is_younger_than_min_compaction_lag_ms_stays() -> None:

@@ -176,7 +176,7 @@ def test_requests_that_arrive_as_the_node_stops_are_answered_or_not_begun() -> N
         (struct.pack(">i", -5), "frame size"),
         (struct.pack(">i", 200 << 20), "frame size"),
         (b"GET / HTTP/1.1\r\n\r\n", "HTTP"),
-        (struct.pack(">ihhih", 12, 3, 5, 1, 2) + b"\xff\xfe", "client_id"),
+        (struct.pack(">ihhih", 12, 3, 5, 1, -2) + b"\xff\xfe", "client_id"),
     ],
     ids=["api", "version", "topics", "negative", "oversized", "http", "client-id"],
 )

@@ -251,6 +251,18 @@ def test_a_session_ends_unless_it_is_shown_again_who_it_is() -> None:
     secured(scenario, connections_max_reauth_ms="10000")
 
 
+def test_a_client_may_re_authenticate_for_as_long_as_it_is_connected() -> None:
+    """Requests before authentication are limited, but not those of all authentications together."""
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        for _ in range(MAX_REQUESTS):
+            assert (await log_in(client, PLAIN)).error_code == 0
+            assert await is_served(client)
+
+    secured(scenario)
+
+
 def test_who_one_is_and_how_one_shows_it_stay_the_same() -> None:
     async def scenario(node: Simulated) -> None:
         client = await node.connect()

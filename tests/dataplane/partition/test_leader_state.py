@@ -119,6 +119,15 @@ def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
     assert leadership.lagging(1000, 50.5 + LAG_S) == [2]
 
 
+def test_a_change_of_the_isr_does_not_extend_the_time_of_who_stays_in_it() -> None:
+    leadership = led(isr=(1, 2))
+    fetch(leadership, 2, 4, 1000, 1.0)
+    leadership.assign((1, 2, 3), (1, 2, 3), partition_epoch=8, now=8.0)
+    assert leadership.lagging(1000, LAG_S) == []
+    assert leadership.lagging(1000, 0.5 + LAG_S) == [2]
+    assert leadership.lagging(1000, 8.5 + LAG_S) == [2, 3]
+
+
 def left_alone() -> LeaderState:
     """Return a leader that 2 and 3 have left; both hold 4 of 10 records: the high watermark is 4.
 

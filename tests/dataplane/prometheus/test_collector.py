@@ -451,3 +451,15 @@ def test_what_is_long_ago_is_not_among_the_quantiles() -> None:
     assert times.quantiles([1.0], 2 * TURN_S + 2)[0] < 2
     assert times.quantiles([1.0], 9 * TURN_S) == [0.0]
     assert (times.count, times.total_s) == (2, 6.0)
+
+
+@in_trio
+async def test_the_space_of_each_log_directory_is_reported(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        samples = await scrape(served)
+        (path,) = [log_dir.path for log_dir in served.worker.replica_manager.log_dirs.online]
+        free, total = (
+            value(samples, f"metaquorum_log_dir_{name}_bytes", directory=path)
+            for name in ("free", "total")
+        )
+        assert 0 < free < total

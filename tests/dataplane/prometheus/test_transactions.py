@@ -123,7 +123,7 @@ async def test_states_outcomes_and_verifications_are_collected(tmp_path: Path) -
         assert value(samples, TIMED_OUT) == 0
         assert value(samples, "metaquorum_transaction_markers_ms_count") == 2
         assert value(samples, "metaquorum_transaction_markers_ms_sum") > 0
-        assert value(samples, "metaquorum_transaction_memory_bytes") > 3000
+        assert value(samples, "metaquorum_transaction_memory_bytes") > 1500
         assert value(samples, MARKERS + "unknowndestinationqueuesize") == 0
         assert value(samples, MARKERS + "logappendretryqueuesize") == 0
         assert value(samples, VERIFICATION + "failurerate_count") == 1

@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 import trio
 
+from dataplane.quotas import connection_rates
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
@@ -167,3 +168,22 @@ def test_clients_do_not_keep_workers_from_each_other() -> None:
         assert await seconds_for(node, 9092, 100) < 3
 
     simulated(scenario, dotted=LISTENERS | {"max.connection.creation.rate": "3"})
+
+
+def test_addresses_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a connection within the window, so that none is unused."""
+    monkeypatch.setattr(connection_rates, "MAX_ADDRESSES", 20)
+
+    async def scenario(node: Simulated) -> None:
+        await set_rate(node, 5.0)
+        rates = node.worker.quotas.connections
+        for number in range(100):
+            assert rates.refusal_s(f"10.0.0.{number}") == 0
+            assert len(rates) <= 20
+        assert len(rates) == 20
+        await node.world.sleep(60)
+        for number in range(20):
+            rates.refusal_s(f"10.0.1.{number}")
+        assert len(rates) == 20
+
+    simulated(scenario)

@@ -496,3 +496,26 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
             assert len(small) <= 50
 
     simulated(scenario)
+
+
+def test_a_client_that_was_forgotten_shares_its_allowance_when_it_returns() -> None:
+    """A stranger makes room by it, while the name of the client is still in the cache."""
+
+    async def scenario(node: Simulated) -> None:
+        for user in ("u", None):
+            entity = (EntityPart(USER, user),)
+            change = QuotaChange(entity, [QuotaOp("producer_byte_rate", 100.0)])
+            await change_quotas(node.worker.controller_client, change)
+        kind = RateQuotas(
+            "producer_byte_rate", node.worker.quotas.produce._quotas, node.worker.clock, 11, 1.0
+        )
+        first, second = ClientName("User:u", "first"), ClientName("User:u", "second")
+        kind.use(first, 10, kind.now())
+        await trio.sleep(60)
+        kind.use(ClientName("User:stranger", "c"), 10, kind.now())
+        assert len(kind) == 1
+        assert kind.use(first, 990, kind.now()) == 0
+        assert first in [allowance.name for allowance in kind.in_use()]
+        assert kind.use(second, 990, kind.now()) > 0
+
+    simulated(scenario)

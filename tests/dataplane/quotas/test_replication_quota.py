@@ -1,12 +1,15 @@
 """The quota of throttled replication, in virtual time: rates, excess and bounds."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
 
 MB = 1_000_000
+LATEST_S = 0.11  # between two responses
 
 
 def quota_of(rate: int, samples: int = 11, sample_s: float = 1.0) -> ReplicationQuota:
@@ -25,14 +28,58 @@ def test_without_a_rate_nothing_is_exceeded_and_bytes_are_counted() -> None:
 
 
 def test_a_quota_is_exceeded_until_the_excess_is_worked_off() -> None:
-    """100 B/s: 300 bytes are the use of 3 s, of which the first second is allowed at once."""
+    """100 B/s: 300 bytes are the use of 3 s, of which BURST_S is allowed at once."""
     quota = quota_of(100)
-    quota.record(100, 0.0)
+    quota.record(2, 0.0)
     assert not quota.is_exceeded(0.0)
-    quota.record(200, 0.0)
-    assert quota.delay_s(0.0) == pytest.approx(2.0)
-    assert quota.is_exceeded(1.99)
-    assert not quota.is_exceeded(2.01)
+    quota.record(298, 0.0)
+    assert quota.delay_s(0.0) == pytest.approx(3.0 - BURST_S)
+    assert quota.is_exceeded(2.97)
+    assert not quota.is_exceeded(2.99)
+
+
+def transferred(quota: ReplicationQuota, begin: float, seconds: float, late: Random) -> list[float]:
+    """Return the bytes after each second, with responses every 50 ms and later, of any size."""
+    now, end, sent, after = begin, begin + seconds, 0.0, []
+    while now < end:
+        if not quota.is_exceeded(now):
+            size_bytes = quota.room_bytes(now)
+            quota.record(size_bytes, now)
+            sent += size_bytes
+        step_s = late.choice([0.001, 0.05, 0.06, LATEST_S])
+        if int(now - begin) < int(now + step_s - begin):
+            after.append(sent)
+        now += step_s
+    return after
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rate_is_upheld_from_the_first_second_on(seed: int) -> None:
+    """Within 5 % (KIP-73: "strictly upheld"), also after a pause and after a change."""
+    late, quota, rate = Random(seed), quota_of(5 * MB), 5 * MB
+    for begin in (0.0, 100.0):  # the second time after a pause
+        for second, sent in enumerate(transferred(quota, begin, 12, late), 1):
+            assert rate * (second - LATEST_S) <= sent <= rate * second * 1.05
+    for rate in (2 * MB, 20 * MB):
+        quota.limit(rate, 112.2)
+        begin = 112.2 + quota.delay_s(112.2)
+        for second, sent in enumerate(transferred(quota, begin, 5, late), 1):
+            assert rate * (second - LATEST_S) <= sent <= rate * second * 1.05
+        quota.limit(5 * MB, 112.2)
+
+
+def test_in_sync_traffic_uses_its_part_from_the_first_second_on() -> None:
+    """2 of 5 MB/s are in-sync bytes: others get 3 MB/s."""
+    quota, sent, now = quota_of(5 * MB), 0, 0.0
+    for tick in range(1000):
+        now = tick / 100
+        quota.record(20_000, now, in_sync_bytes=20_000)
+        if not quota.is_exceeded(now):
+            size_bytes = quota.room_bytes(now)
+            quota.record(size_bytes, now)
+            sent += size_bytes
+        if tick % 100 == 99:
+            assert sent == pytest.approx(3 * MB * (tick + 1) / 100, rel=0.05)
 
 
 def test_a_response_of_any_size_is_admitted_and_its_excess_worked_off() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dataplane.fetch.session_client import FetchLimits, FetchSessionClient
 from dataplane.partition.partition import Partition
-from dataplane.quotas.replication_quota import ReplicationQuota
+from dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
 from dataplane.replication.followed_partitions import LOOK_AT_ALL_S, FollowedPartitions
 from dataplane.replication.throttle import MOST_PAUSE_S, FollowerThrottle
 from tests.dataplane.log.logs import append, make_batch, open_log
@@ -115,11 +115,24 @@ def test_throttled_partitions_are_left_out_together_until_the_quota_allows_them(
 ) -> None:
     follower = ThrottledFollower(tmp_path)
     assert follower.asks(0.0) == {0: 0, 1: 0, 2: 0}
-    follower.throttle.record(follower.partitions[1], 150, 0.0)
+    follower.throttle.record(follower.partitions[1], 52, 0.0)  # half a second, and BURST_S
     assert follower.asks_all(0.0) == [0]
     assert follower.followed.next_resume_at() == pytest.approx(0.5)
     assert follower.asks_all(0.49) == [0]
     assert sorted(follower.asks_all(0.51)) == [0, 1, 2]
+
+
+def test_throttled_partitions_ask_for_what_the_quota_has_left(tmp_path: Path) -> None:
+    """A response of any size would use the rate of many seconds at once."""
+    follower = ThrottledFollower(tmp_path)
+    follower.asks(0.0)
+    most = {
+        index: want.max_bytes
+        for index in (0, 1, 2)
+        if (found := follower.followed.get((TOPIC_ID, index))) and (want := found.want)
+    }
+    assert most[0] > 1000
+    assert most[1] == most[2] == 100 * BURST_S
 
 
 def test_left_out_partitions_are_examined_again_after_a_second(tmp_path: Path) -> None:

@@ -145,6 +145,20 @@ def test_damaged_records_are_not_written(pair: tuple[Partition, Partition]) -> N
     assert follower.log.log_end_offset == 0
 
 
+def test_a_damaged_header_from_the_leader_is_reported_as_damage(
+    pair: tuple[Partition, Partition],
+) -> None:
+    """An empty log looks at the header first; the node of the follower must not end there."""
+    leader, follower = pair
+    append(leader.log, make_batch(1), epoch=0)
+    data = bytearray(leader.log.read(0, EVERYTHING, 1).read())
+    data[16] = 1  # the magic of an older format
+    assert follower_state.begins_within(follower, data) is None
+    with pytest.raises(KafkaError):
+        follower_state.append(follower, data, now_ms=0)
+    assert follower.log.log_end_offset == 0
+
+
 def test_a_batch_that_is_not_whole_is_left_for_the_next_fetch(
     pair: tuple[Partition, Partition],
 ) -> None:

@@ -1,6 +1,7 @@
 """Requests of a follower to its leader, which the test plays."""
 
 import contextlib
+import logging
 import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,7 @@ from dataplane.fetch.session_client import FetchLimits
 from dataplane.log.segments.config import LogConfig
 from dataplane.network.client import Client
 from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
+from dataplane.replication import follower_state, replica_fetcher
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_fetcher import (
     FETCH_VERSION,
@@ -308,6 +309,29 @@ def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_pat
         assert (await leader.asked()).session_epoch == 1
 
     following(scenario)
+
+
+def test_refusals_before_a_response_do_not_count_for_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each registration of a worker is followed by a few; only many in a row are logged."""
+    monkeypatch.setattr(replica_fetcher, "MOST_PASSING", 3)
+
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        for refusals in (2, 2, 3):
+            assert "STALE_BROKER_EPOCH" not in caplog.text
+            for _ in range(refusals):
+                await leader.asked()
+                await leader.answer(ErrorCode.STALE_BROKER_EPOCH)
+            await leader.asked()
+            await leader.answer(p0=ErrorCode.NONE)
+        await leader.asked()
+        assert caplog.text.count("STALE_BROKER_EPOCH") == 1
+
+    with caplog.at_level(logging.INFO, logger="dataplane"):
+        following(scenario)
 
 
 def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(

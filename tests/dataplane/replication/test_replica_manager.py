@@ -3,6 +3,7 @@
 import errno
 import logging
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,6 +226,64 @@ async def test_a_directory_in_which_a_sync_failed_is_offline_alone(tmp_path: Pat
         await client.produce("synced", batch_of(b"z"), error=error)  # the file's content is unknown
         assert (await client.fetch("synced")).error_code == error
         await client.produce("other", batch_of(b"x"))
+
+
+def losses(caplog: pytest.LogCaptureFixture) -> str:
+    lines = [record.getMessage() for record in caplog.records]
+    return "\n".join(line for line in lines if "may miss" in line or "may have lost" in line)
+
+
+@in_trio
+async def test_an_empty_directory_that_returns_makes_no_partition_look_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, c = tmp_path / "a", tmp_path / "c"
+    async with serving(tmp_path, log_dirs=(a,)) as served:
+        client = await served.connect()
+        await client.create("t")
+        await client.create("unused")
+        await client.produce("t", batch_of(b"x"))
+    for folders in ((a, c), (a,), (a, c)):
+        async with serving(tmp_path, log_dirs=folders) as served:
+            client = await served.connect()
+            assert await client.values("t") == [b"x"]
+    assert losses(caplog) == ""
+
+
+@in_trio
+async def test_an_older_image_of_one_disk_makes_its_partitions_doubtful_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    c = tmp_path / "c"
+    folders = (tmp_path / "a", c)
+
+    async def produce(value: bytes) -> None:
+        async with serving(tmp_path, log_dirs=folders) as served:
+            client = await served.connect()
+            for topic in ("these", "those"):
+                await client.produce(topic, batch_of(value))
+
+    async with serving(tmp_path, log_dirs=folders) as served:
+        client = await served.connect()
+        await client.create("these")
+        await client.create("those")
+    await produce(b"x")
+    shutil.copytree(c, tmp_path / "image")
+    (older,) = [path.name[:-2] for path in c.iterdir() if path.name.startswith("th")]
+    (newer,) = {"these", "those"} - {older}
+    await produce(b"y")
+    shutil.rmtree(c)
+    (tmp_path / "image").rename(c)
+    caplog.clear()
+    async with serving(tmp_path, log_dirs=folders) as served:
+        client = await served.connect()
+        assert await client.values(newer) == [b"x", b"y"]
+        assert await client.values(older) == [b"x"]
+    assert f"{older}-0: this replica loses offsets from 1 on" in losses(caplog)
+    assert f"{newer}-0" not in losses(caplog)
+    caplog.clear()
+    await produce(b"z")
+    assert losses(caplog) == ""
 
 
 @pytest.mark.slow

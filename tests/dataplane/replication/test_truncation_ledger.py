@@ -228,6 +228,29 @@ def test_an_entry_says_why_and_how_bad(
 
 
 @pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        ({}, True),
+        ({"leader_epoch": 6}, True),
+        ({"leader_epoch": 4}, False),  # an election before that
+        ({"leader_id": 2}, False),  # another worker lost records by it
+        ({"partition": 1}, False),
+        ({"topic_id": bytes(16)}, False),
+        ({"reason": Reason.DIVERGENCE}, False),
+    ],
+)
+def test_an_election_is_known_by_the_entry_of_its_leader(
+    partition: Partition, tmp_path: Path, change: dict[str, Any], is_known: bool
+) -> None:
+    partition.state, partition.leader_id = replace(NOWHERE, unclean_epoch=5), 1
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    assert not ledger.knows_election(partition)
+    of_election = {"reason": Reason.UNCLEAN_ELECTION, "leader_id": 1, "leader_epoch": 5}
+    record(ledger, entry(**(of_election | change)))
+    assert ledger.knows_election(partition) == is_known
+
+
+@pytest.mark.parametrize(
     ("before", "epoch", "offset"),
     [
         ((2, 3, -1), 4, 10),  # the log ends in the previous leader's epoch

@@ -18,6 +18,7 @@ from wire.messages.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
+from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
@@ -71,9 +72,13 @@ class Together:
     async def create(
         self, topic: str, replicas: tuple[int, ...] = NODES, **configs: object
     ) -> None:
-        """Create a topic with one partition on those workers; wait until all live nodes know it."""
+        """Create a topic with one partition on those workers; wait until all live nodes know it.
+
+        The cluster has given out the first block of producer ids then: tests may use ids of it.
+        """
         live = [node_id for node_id in self.nodes if self.nodes[node_id].serving]
         client = await self.connect(live[0])
+        await client.call(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest(transactional_id=None))
         asked = CreatableTopic(
             name=topic,
             num_partitions=-1,

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from dataplane.network.client import Client
 from dataplane.worker.transaction_verifier import (
     MAX_PLACES,
     MAX_WAITING,
@@ -23,6 +24,7 @@ from wire.messages.add_partitions_to_txn import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 OTHER = 2
+CLIENT, ANOTHER = (Client((f"10.0.0.{host}", 50_000), "PLAINTEXT") for host in (1, 2))
 FINE = {("t", 0): ErrorCode.NONE}
 
 
@@ -55,9 +57,9 @@ class Asking:
         self.verifier = TransactionVerifier(1, self.others, lambda _: OTHER, nobody, time.monotonic)
         self.answers: dict[str, Codes] = {}
 
-    async def ask(self, transactional_id: str, count: int = 1) -> None:
+    async def ask(self, transactional_id: str, count: int = 1, client: Client = CLIENT) -> None:
         places = [("t", index) for index in range(count)]
-        answer = await self.verifier.verify(transactional_id, 7, 0, places, adds=False)
+        answer = await self.verifier.verify(transactional_id, 7, 0, places, client, adds=False)
         self.answers[transactional_id] = answer
 
     def asked(self) -> list[list[str]]:
@@ -133,7 +135,7 @@ async def test_a_request_has_a_limited_number_of_partitions() -> None:
 
 
 @in_trio
-async def test_too_many_waiting_partitions_are_refused_at_once() -> None:
+async def test_a_client_that_asks_too_much_is_refused_at_once_and_no_other() -> None:
     asking = Asking()
     async with trio.open_nursery() as nursery:
         for number in range(MAX_WAITING // MAX_PLACES):
@@ -141,7 +143,13 @@ async def test_too_many_waiting_partitions_are_refused_at_once() -> None:
         await trio.testing.wait_all_tasks_blocked()
         await asking.ask("more")
         assert asking.answers == {"more": {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}}
-        nursery.cancel_scope.cancel()
+        nursery.start_soon(asking.ask, "another", 1, ANOTHER)
+        await trio.testing.wait_all_tasks_blocked()
+        assert "another" not in asking.answers
+        asking.others.may_answer.set()
+    assert asking.answers["another"] == FINE
+    await asking.ask("more")
+    assert asking.answers["more"] == FINE
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_an_error_of_the_whole_answer_is_that_of_all(
     @in_trio
     async def scenario() -> None:
         verifier = TransactionVerifier(1, Others(), lambda _: 1, add_partitions, time.monotonic)
-        answer = await verifier.verify("a", 7, 0, [("t", 0), ("u", 1)], adds=True)
+        answer = await verifier.verify("a", 7, 0, [("t", 0), ("u", 1)], CLIENT, adds=True)
         assert answer == {("t", 0): reported, ("u", 1): reported}
 
     scenario()
@@ -170,5 +178,5 @@ def test_an_error_of_the_whole_answer_is_that_of_all(
 @in_trio
 async def test_without_a_coordinator_nobody_is_asked() -> None:
     verifier = TransactionVerifier(1, Others(), lambda _: NO_WORKER, nobody, time.monotonic)
-    answer = await verifier.verify("a", 7, 0, [("t", 0)], adds=True)
+    answer = await verifier.verify("a", 7, 0, [("t", 0)], CLIENT, adds=True)
     assert answer == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}

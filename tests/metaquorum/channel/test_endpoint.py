@@ -5,7 +5,13 @@ import random
 import pytest
 
 from metaquorum.channel import ChannelTimings, StreamKind
-from metaquorum.channel.timing import Backoff, within
+from metaquorum.channel.timing import (
+    MAX_LINES_REMEMBERED,
+    SAME_LINE_SECONDS,
+    Backoff,
+    LogThrottle,
+    within,
+)
 from metaquorum.runtime.interfaces import sleep
 from tests.metaquorum.channel.nodes import HOST, SECRET, endpoint, in_trio, shared_runtime
 from tests.nodes import PATIENCE_S
@@ -57,3 +63,38 @@ def test_waits_between_attempts_grow_to_a_bound_and_begin_anew() -> None:
     assert min(waits[10:]) >= 0.15
     backoff.reset()
     assert backoff.next_s() <= 0.03
+
+
+class StillClock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def now_ms(self) -> int:
+        return round(self.now * 1000)
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+    async def sleep_until(self, deadline: float) -> None:
+        raise NotImplementedError
+
+
+def test_an_equal_line_is_due_again_after_its_time_or_after_many_others() -> None:
+    clock = StillClock()
+    throttle = LogThrottle(clock)
+    assert throttle.is_due("a")
+    clock.now += SAME_LINE_SECONDS - 1
+    assert not throttle.is_due("a")
+    clock.now += 1
+    assert throttle.is_due("a")
+    # Peers may cause any number of lines: only the newest are remembered.
+    for number in range(MAX_LINES_REMEMBERED - 1):
+        assert throttle.is_due(f"line {number}")
+    assert not throttle.is_due("a")
+    assert throttle.is_due("one more")
+    assert throttle.is_due("a")
+    assert not throttle.is_due(f"line {MAX_LINES_REMEMBERED - 2}")

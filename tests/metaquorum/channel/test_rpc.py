@@ -236,6 +236,10 @@ async def test_a_call_that_never_left_is_surely_not_executed() -> None:
     assert ends == {"large": "CallLostError", "behind": "CallNotSentError"}
 
 
+# The server has the same bounds, and refuses with another text what the client lets through.
+BY_CLIENT = "^too many calls to node"
+
+
 @in_trio
 async def test_calls_beyond_the_bound_are_surely_not_executed() -> None:
     desk = Desk()
@@ -243,7 +247,7 @@ async def test_calls_beyond_the_bound_are_surely_not_executed() -> None:
         for _ in range(MAX_CALLS_IN_FLIGHT):
             nursery.start_soon(client.call, "wait", b"", TIMEOUT_S)
         await desk.wait_until(lambda: desk.under_way == MAX_CALLS_IN_FLIGHT)
-        with pytest.raises(CallNotSentError, match="too many"):
+        with pytest.raises(CallNotSentError, match=BY_CLIENT):
             await client.call("echo", b"", TIMEOUT_S)
         desk.go.set()
 
@@ -256,7 +260,7 @@ async def test_calls_beyond_the_bound_in_bytes_are_surely_not_executed() -> None
         for number in range(fitting):
             nursery.start_soon(client.call, "wait", bytes(MAX_PAYLOAD_BYTES), TIMEOUT_S)
             await desk.wait_until(lambda: desk.under_way == number + 1)  # noqa: B023
-        with pytest.raises(CallNotSentError, match="too many"):
+        with pytest.raises(CallNotSentError, match=BY_CLIENT):
             await client.call("wait", bytes(MAX_PAYLOAD_BYTES), TIMEOUT_S)
         desk.go.set()
 
@@ -285,6 +289,25 @@ async def test_a_server_refuses_calls_beyond_its_bound_and_goes_on() -> None:
         stream.send(encode_cancel(0))
         await desk.wait_until(lambda: desk.cancelled == 1)
         stream.send(encode_call(5000, "echo", b""))
+        await replies.wait_until(lambda: replies.kinds[-1] is Kind.ANSWER)
+        stream.close()
+
+
+@in_trio
+async def test_a_server_refuses_calls_beyond_its_bound_in_bytes_and_goes_on() -> None:
+    desk, replies = Desk(), Replies()
+    fitting = MAX_CALL_BYTES_IN_FLIGHT // MAX_PAYLOAD_BYTES
+    async with rpc_server(desk.answer) as address, trio.open_nursery() as nursery:
+        stream = await endpoint(7).dial(StreamKind.RPC, 1, *address)
+        nursery.start_soon(stream.run, replies.receive)
+        for number in range(fitting):
+            assert stream.send(encode_call(number, "wait", bytes(MAX_PAYLOAD_BYTES)))
+            await desk.wait_until(lambda: desk.under_way == number + 1)  # noqa: B023
+        stream.send(encode_call(fitting, "echo", bytes(MAX_PAYLOAD_BYTES)))
+        await replies.wait_until(lambda: replies.kinds == [Kind.REFUSED])
+        stream.send(encode_cancel(0))
+        await desk.wait_until(lambda: desk.cancelled == 1)
+        stream.send(encode_call(5000, "echo", bytes(MAX_PAYLOAD_BYTES)))
         await replies.wait_until(lambda: replies.kinds[-1] is Kind.ANSWER)
         stream.close()
 

@@ -13,7 +13,14 @@ from metaquorum.config.definition import (
     parse,
     to_text,
 )
-from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS, key_named, parse_all, shown_keys
+from metaquorum.config.registry import (
+    INSTEAD,
+    TOPIC_KEYS,
+    WORKER_KEYS,
+    key_named,
+    parse_all,
+    shown_keys,
+)
 from metaquorum.config.resolution import ConfigSource, WorkerLayers
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -187,3 +194,18 @@ def test_configs_that_ask_for_nothing_are_accepted(
         assert parse_all(scope, {name: text})
     with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
         parse_all(scope, {name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num.io.threads", "run more workers"),
+        ("security.inter.broker.protocol", "inter.broker.listener.name"),
+        ("zookeeper.connect", "--quorum"),
+        ("retention.mss", "did you mean"),
+    ],
+)
+def test_an_unknown_config_of_kafka_says_what_to_use_instead(name: str, hint: str) -> None:
+    with pytest.raises(KafkaError, match=hint):
+        key_named(Scope.WORKER, name)
+    assert not INSTEAD.keys() & WORKER_KEYS.keys()

@@ -1,5 +1,6 @@
 """Eligible leader replicas: the rules alone, and over random histories of a cluster."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, elec
 from metaquorum.controller.eligible_leaders import for_all_workers, min_isr
 from metaquorum.controller.features import FeatureUpdate, UpgradeType, update_features
 from metaquorum.controller.leader_selection import (
+    doubted,
     needing,
     recreated,
     restarted,
@@ -31,6 +33,7 @@ from metaquorum.controller.leader_selection import (
     without_workers,
 )
 from metaquorum.controller.worker_registration import (
+    doubt_log,
     elect_leaders,
     fence_workers,
     lose_log,
@@ -491,3 +494,64 @@ def test_who_is_in_sync_or_eligible_has_all_that_is_committed(
         except (KafkaError, KeyError):
             continue
         logs.check()
+
+
+SUBSETS = [numbers(each) for each in ("", "1", "2", "12", "23", "123")]
+
+
+@pytest.mark.parametrize("min_isr", [0, 1, 2, 3])
+@pytest.mark.parametrize("was_live", [False, True])
+def test_a_replica_that_is_doubted_later_ends_as_if_its_worker_had_lost_power(
+    *, min_isr: int, was_live: bool
+) -> None:
+    """A worker of which only one log directory is in doubt reports its partitions one by one."""
+    compared = 0
+    for isr, elr in itertools.product(SUBSETS, SUBSETS):
+        if set(isr) & set(elr) or (not min_isr and (elr or not isr)):
+            continue
+        for leader, last_leader, others in itertools.product(
+            (NO_LEADER, *isr), (NO_LEADER, 1, 2), ("", "2", "23")
+        ):
+            if leader != NO_LEADER and (last_leader != NO_LEADER or (leader == 1) > was_live):
+                continue
+            if leader not in (NO_LEADER, 1) and str(leader) not in others:
+                continue
+            before = PartitionImage((1, 2, 3), isr, leader, 5, 9, elr=elr, last_leader=last_leader)
+            is_live = set(numbers(others)).__contains__
+            at_once, first = (
+                restarted(before, 1, is_live, was_live=was_live, is_intact=intact, min_isr=min_isr)
+                or before
+                for intact in (False, True)
+            )
+            then = doubted(first, 1, is_live, min_isr=min_isr) or first
+            assert replace(then, partition_epoch=0) == replace(at_once, partition_epoch=0), before
+            assert doubted(then, 1, is_live, min_isr=min_isr) is None
+            compared += 1
+    assert compared > 30
+
+
+def test_a_worker_of_which_one_directory_is_older_stays_in_sync_with_the_others() -> None:
+    image, _ = replay(MetadataImage.empty(CLUSTER), [FeatureLevelRecord(METADATA_VERSION, 4)])
+    image, _ = replay(image, register_worker(image, registration(1)).all_records())
+    last = image.workers[1].broker_epoch
+    alone = PartitionImage((1,), (1,), 1, 0, 0)
+    image, _ = replay(
+        image,
+        [
+            TopicRecord("t", TOPIC_ID),
+            *(partition_record(TOPIC_ID, index, alone) for index in range(2)),
+        ],
+    )
+    process = replace(registration(1, 1), newest_broker_epoch=last)
+    image, _ = replay(image, register_worker(image, process).all_records())
+    assert image.workers[1].previous_broker_epoch == last
+    epoch = image.workers[1].broker_epoch
+    image, _ = replay(image, doubt_log(image, 1, epoch, (TOPIC_ID, 1)).all_records())
+    image, _ = replay(image, unfence_worker(image, 1, epoch).all_records())
+    partitions = image.topics["t"].partitions
+    assert [each.leader for each in partitions] == [1, 1]
+    assert partitions[0].unclean_epoch == -1
+    assert partitions[1].unclean_epoch == partitions[1].leader_epoch
+    with pytest.raises(KafkaError):
+        doubt_log(image, 1, epoch - 1, (TOPIC_ID, 0)).all_records()
+    assert doubt_log(image, 1, epoch, (bytes(15) + b"x", 0)).all_records() == []

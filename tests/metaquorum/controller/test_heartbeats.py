@@ -260,6 +260,22 @@ def test_a_worker_may_go_once_all_others_know_that_it_leads_nothing() -> None:
     assert (step, answer.should_shut_down, answer.is_fenced) == (SessionAction.NONE, True, True)
 
 
+@pytest.mark.parametrize("other", [{"fenced": True}, {"in_shutdown": True}])
+def test_a_shutdown_waits_for_no_worker_that_is_fenced_or_shutting_down(
+    other: dict[str, bool],
+) -> None:
+    cluster = Cluster()
+    for each in (worker(1), worker(2), worker(3, **other)):
+        cluster.change(each)
+    behind = cluster.end_offset
+    cluster.change(worker(1, in_shutdown=True))
+    cluster.beat(3, behind)
+    cluster.beat(2, behind)
+    assert cluster.beat(1, wants_shutdown=True)[0] is SessionAction.NONE
+    cluster.beat(2)
+    assert cluster.beat(1, wants_shutdown=True)[0] is SessionAction.FENCE
+
+
 def test_a_number_is_held_by_who_is_alive_and_not_about_to_go() -> None:
     cluster, mine, other = Cluster(), bytes(16), bytes([7] * 16)
 

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from metaquorum.controller import worker_lifecycle
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.features import SUPPORTED_FEATURES, FeatureUpdate, UpgradeType
 from metaquorum.controller.heartbeats import RECONNECT_GRACE_S, HeartbeatAnswer, WorkerHeartbeat
@@ -475,5 +476,28 @@ def test_a_process_that_was_killed_before_it_noted_its_epoch_has_lost_nothing() 
         (partition,) = quorum.loader.image.topics["t"].partitions
         assert partition.leader == 1
         assert partition.unclean_epoch == partition.leader_epoch, "the fourth has an old disk"
+
+    test()
+
+
+def test_workers_are_fenced_also_while_no_leader_can_be_elected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = 0
+
+    def fail(*_: object) -> object:
+        nonlocal tries
+        tries += 1
+        raise KafkaError(E.POLICY_VIOLATION, "Too large.")
+
+    @in_virtual_time
+    async def test(quorum: Quorum) -> None:
+        await quorum.join(1, 2)
+        monkeypatch.setattr(worker_lifecycle, "elect_leaders", fail)
+        quorum.controller.worker_lifecycle._wants_election = True
+        quorum.beating[1].cancel()
+        await trio.sleep(12)
+        assert tries > 1
+        assert quorum.fenced() == {1}
 
     test()

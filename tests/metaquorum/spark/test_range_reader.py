@@ -18,7 +18,7 @@ from metaquorum.spark.errors import DataLossError, LoadError
 from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
-from metaquorum.spark.range_reader import Progress, RangeReader
+from metaquorum.spark.range_reader import CORRUPT_ATTEMPTS, Progress, RangeReader
 from tests.examples import examples
 from tests.metaquorum.spark.model_broker import TOPIC, TOPIC_ID, ModelBroker, PartitionLog
 from wire.messages.fetch import FetchRequest
@@ -495,6 +495,15 @@ def test_a_hole_in_a_topic_without_compaction_is_no_compaction() -> None:
     assert accounted(reader) == dict.fromkeys(range(20, 30), GapReason.UNEXPLAINED)
 
 
+def test_a_hole_in_a_topic_of_an_unknown_policy_is_no_data_loss() -> None:
+    """A load without the right to describe the topic's configs does not know `cleanup.policy`."""
+    log = plain_log(50)
+    del log.batches[2]
+    found, reader = read(ModelBroker(log), range_of(0, 50), STRICT, is_compacted=None)
+    assert found.keys() == {*range(20), *range(30, 50)}
+    assert accounted(reader) == dict.fromkeys(range(20, 30), GapReason.COMPACTED)
+
+
 def cut_log(at: int, upto: int) -> PartitionLog:
     """Return 50 records in epoch 3, truncated at `at`, and those up to `upto` in epoch 5."""
     log = plain_log(50)
@@ -681,6 +690,27 @@ def test_a_corrupt_batch_is_fetched_again_before_it_is_believed() -> None:
 
     broker.before_fetch = on_fetch
     assert read(broker, range_of(0, 50), STRICT)[0] == everything(50)
+
+
+def test_attempts_for_one_corrupt_batch_do_not_count_for_the_next() -> None:
+    log = plain_log(50)
+    good = list(log.batches)
+    damaged = {1: CORRUPT_ATTEMPTS - 1, 3: CORRUPT_ATTEMPTS - 1}  # attempts that fail
+    broker = ModelBroker(log)
+    broker.max_bytes = 1
+
+    def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
+        place = request.topics[0].partitions[0].fetch_offset // 10
+        batch = good[place]
+        if damaged.get(place):
+            damaged[place] -= 1
+            batch = batch[:-1] + bytes([batch[-1] ^ 1])
+        log.batches[place] = batch
+        return None
+
+    broker.before_fetch = on_fetch
+    assert read(broker, range_of(0, 50), STRICT)[0] == everything(50)
+    assert not any(damaged.values())
 
 
 @pytest.mark.parametrize("place", [2, 4])

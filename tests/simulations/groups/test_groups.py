@@ -9,6 +9,7 @@ import pytest
 
 from simulations.mutants.group_mutants import GROUP_MUTANTS
 from simulations.mutants.registry import MUTANTS
+from tests.dataplane.coordinators import test_client_budget as budget
 from tests.dataplane.coordinators import test_runtime as runtime
 from tests.dataplane.coordinators.group import test_classic_group as group
 from tests.dataplane.coordinators.group import test_group_shard as shard
@@ -53,6 +54,7 @@ FAILS: dict[str, Callable[[], None]] = {
     "session-never-ends": partial(
         group.test_a_session_ends_its_timeout_after_the_last_heartbeat, 0.0
     ),
+    "syncs-do-not-keep-sessions": group.test_a_waiting_sync_keeps_the_session,
     "assignment-shown-early": (
         group.test_an_assignment_is_not_shown_before_its_record_is_committed
     ),
@@ -92,6 +94,12 @@ FAILS: dict[str, Callable[[], None]] = {
     ),
     "deletion-ends-first": shard.test_the_next_coordinator_completes_a_deletion_in_parts,
     "late-deletion-ends-next": shard.test_a_late_end_of_one_deletion_does_not_end_the_next_one,
+    "budgets-without-shares": budget.test_a_client_finds_room_after_any_number_of_others,
+    "known-members-may-not-grow": (
+        budget.test_what_is_known_may_grow_by_as_much_again_in_a_full_budget
+    ),
+    "loaded-state-not-counted": (budget.test_loaded_state_is_that_of_the_next_client_which_uses_it),
+    "left-members-counted": (group.test_the_history_of_a_group_is_counted_and_has_no_long_names),
     "clients-write-internal-topics": no_client_writes_to_an_internal_topic,
     "clients-change-internal-topics": (
         internal_topics.test_it_is_neither_deleted_nor_given_partitions

@@ -60,6 +60,7 @@ REPEATED = {
     "upgrades": 2037,
     "throttled-members": 1,
     "transactions": 770038,
+    "forged-producers": 2,
     "moving-partitions": 1,
     "planned-moves": 2611070,
     "upgraded-moves": 0,
@@ -103,7 +104,8 @@ def test_a_seed_is_clean_and_one_of_each_scenario_repeats_in_another_process(
     counts = outcome.counts
     assert [name for name in HAPPENS.get((scenario, seed), ()) if not counts.get(name)] == []
     if REPEATED[scenario] == seed:
-        assert counts.get("acknowledged records", 0) + counts.get("commits", 0) > 0
+        happened = ("acknowledged records", "records read", "commits")
+        assert any(counts.get(name) for name in happened)
         assert elsewhere.play(scenario, seed).digest == outcome.digest
 
 

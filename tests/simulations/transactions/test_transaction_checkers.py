@@ -128,12 +128,14 @@ class Cluster:
         places: Iterable[Place] = (ONE,),
         *,
         commits: bool = True,
+        started_ms: int = 0,
     ) -> None:
         """Append a state of a transactional id to `__transaction_state`."""
         history, replica = self.log(STATE), self.replicas[STATE]
         contents = self.state.cluster_history.contents
         assert contents is not None
-        content = Content(pack(">hh2s", 0, 2, b"id"), state_value(status, producer, places), False)
+        value = state_value(status, producer, places, started_ms)
+        content = Content(pack(">hh2s", 0, 2, b"id"), value, False)
         identity = Identity(replica.end, 1)
         contents[identity] = content
         self._append(history, replica, Entry(Name(0, replica.end), identity), commits)
@@ -153,11 +155,13 @@ class Cluster:
         return begun
 
 
-def state_value(status: Status, producer: Producer, places: Iterable[Place]) -> bytes:
+def state_value(
+    status: Status, producer: Producer, places: Iterable[Place], started_ms: int = 0
+) -> bytes:
     names = ["one" if place == ONE else "other" for place in places]
     topics = b"".join(pack(f">h{len(n)}sii", len(n), n.encode(), 1, 0) for n in names)
     head = pack(">hqhib", 0, *producer, 1000, status)
-    return head + pack(">i", len(names)) + topics + pack(">qq", 0, 0)
+    return head + pack(">i", len(names)) + topics + pack(">qq", 0, started_ms)
 
 
 @pytest.fixture
@@ -216,9 +220,11 @@ def test_states_are_decoded_in_both_versions() -> None:
     value = decode_state(state_value(Status.PREPARE_ABORT, PRODUCER, [ONE]))
     assert value.status is Status.PREPARE_ABORT
     assert value.partitions == {("one", 0)}
+    assert decode_state(state_value(Status.ONGOING, PRODUCER, [ONE], 99)).started_ms == 99
     head = pack(">hqhib", 1, *PRODUCER, 1000, Status.ONGOING)
-    flexible = head + b"\x02\x04one\x02\0\0\0\0\0" + pack(">qq", 0, 0) + b"\0"
+    flexible = head + b"\x02\x04one\x02\0\0\0\0\0" + pack(">qq", 0, 99) + b"\0"
     assert decode_state(flexible).partitions == {("one", 0)}
+    assert decode_state(flexible).started_ms == 99
     assert decode_state(flexible).producer_epoch == PRODUCER.epoch
 
 
@@ -395,6 +401,22 @@ def test_states_follow_each_other(
     for status in states:
         cluster.decide(status, places=())
     assert ("StatesFollow" not in cluster.found) == is_right
+
+
+@pytest.mark.parametrize(("started_ms", "is_right"), [(70, True), (60, True), (71, False)])
+def test_added_partitions_do_not_extend_the_time_of_a_transaction(
+    cluster: Cluster, started_ms: int, is_right: bool
+) -> None:
+    cluster.decide(Status.EMPTY, places=())
+    cluster.decide(Status.ONGOING, started_ms=70)
+    cluster.decide(Status.ONGOING, places=[ONE, OTHER], started_ms=started_ms)
+    assert cluster.is_clean == is_right
+    cluster.decide(Status.PREPARE_COMMIT, places=[ONE, OTHER], started_ms=started_ms)
+    for place in (ONE, OTHER):
+        cluster.append(place, marker(Kind.COMMIT))
+    cluster.decide(Status.COMPLETE_COMMIT, started_ms=started_ms)
+    cluster.decide(Status.ONGOING, started_ms=200)
+    assert cluster.found == ([] if is_right else ["TimeoutsAreKept"])
 
 
 # T4

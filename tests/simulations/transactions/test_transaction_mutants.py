@@ -101,6 +101,9 @@ FAILS: dict[str, Callable[[], None]] = {
     "epoch-not-bumped": shard.test_a_client_may_raise_its_epoch_and_retry_that,
     "zombies-accepted": shard.test_a_new_instance_aborts_the_open_transaction_and_fences,
     "transaction-timeouts-ignored": (shard.test_a_transaction_that_is_open_for_too_long_is_aborted),
+    "added-partitions-extend-the-time": (
+        shard.test_added_partitions_do_not_extend_the_time_of_a_transaction
+    ),
     "prepared-not-resumed": shard.test_prepared_transactions_resume_after_a_failover,
     "lost-epochs-given-again": partial(
         loss.test_an_epoch_that_a_loss_has_forgotten_is_not_given_again, 2

@@ -31,19 +31,6 @@ def case_id(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else f"v{value}"
 
 
-_TIMES = (
-    "transaction_start_time_ms",
-    "issue_timestamp_ms",
-    "expiry_timestamp_ms",
-    "max_timestamp_ms",
-)
-_DURATIONS = (
-    "session_lifetime_ms",
-    "retention_time_ms",
-    "max_lifetime_ms",
-    "renew_period_ms",
-    "expiry_time_period_ms",
-)
 _INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _UNSIGNED = {"uint16": 16, "uint32": 32}
 _BLOBS = st.one_of(st.binary(max_size=8), st.binary(min_size=120, max_size=140))
@@ -65,15 +52,30 @@ def _scalar(kind: str) -> st.SearchStrategy[Any]:
     }[kind]
 
 
+# Fields that kio decodes as a datetime, and as a timedelta.
+_TIMES = (
+    "transaction_start_time_ms",
+    "issue_timestamp_ms",
+    "expiry_timestamp_ms",
+    "max_timestamp_ms",
+)
+_DURATIONS = (
+    "session_lifetime_ms",
+    "retention_time_ms",
+    "max_lifetime_ms",
+    "renew_period_ms",
+    "expiry_time_period_ms",
+)
+
+
 def _value(field: Field, version: int) -> st.SearchStrategy[Any]:
     if field.name in ("error_code", "partition_error_code"):
         return st.sampled_from(ErrorCode).map(int)
     if field.name == "log_append_time_ms":  # kio decodes these fields as a datetime
         return st.one_of(st.just(-1), st.integers(0, 1 << 42))
-    if field.name in _TIMES:  # kio decodes these, too, and refuses -1
+    if field.name in _TIMES:
         return st.integers(0, 1 << 42)
-    if field.name in _DURATIONS:
-        # kio decodes these fields as a timedelta, which has limits and rounds
+    if field.name in _DURATIONS:  # kio decodes these fields as a timedelta, which has limits
         return st.integers(-(1 << 42), 1 << 42)
     if field.kind == "array":
         item = field.item

@@ -21,7 +21,7 @@ from metaquorum.client.groups.explanation.activity import (
 )
 from metaquorum.client.groups.explanation.unread import Unread, describe_unread
 from metaquorum.client.groups.offsets import committed_offsets
-from metaquorum.client.quota_use import QuotaClient, QuotaUse, describe_quota_use
+from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse, describe_quota_use
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from wire.primitives.frozen import frozen
 

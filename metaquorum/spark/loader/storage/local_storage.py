@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -14,6 +15,7 @@ from metaquorum.spark.loader.errors import OutputError
 from wire.primitives.types import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
+_RESTORE: Final = "restore it from a backup, or load into another folder"
 _WHAT_TO_DO: Final[Mapping[int, str]] = {
     errno.ENOSPC: "free some space, and run the load again: it continues where it stopped",
     errno.EDQUOT: "raise the quota, and run the load again: it continues where it stopped",
@@ -98,10 +100,12 @@ class LocalStorage:
 
     def read(self, path: str, max_bytes: int) -> bytes:
         target = self.local_path(path)
-        with _explained(target), open(target, "rb") as file:
+        with _explained(target), open(target, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OutputError(f"{target} is not a file: {_RESTORE}")
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
-            raise OutputError(f"{target} has more than {max_bytes} bytes: it is damaged")
+            raise OutputError(f"{target} has more than {max_bytes} bytes: {_RESTORE}")
         return data
 
     def list_files(self, folder: str) -> Mapping[str, int]:
@@ -198,6 +202,11 @@ class LocalStorage:
                 ) as error:  # on a file system where folders cannot be created
                     raise _output_error(each, error) from None
             _sync_folder(os.path.dirname(each))
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open the path, which may be a pipe without a writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _raise_unless_missing(error: OSError) -> None:

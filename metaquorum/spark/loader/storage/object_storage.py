@@ -63,7 +63,10 @@ class ObjectStorage:
         with _explained(f"{self.url}/{path}"):
             data: bytes = self._files.cat_file(self._full(path), start=0, end=max_bytes + 1)
         if len(data) > max_bytes:
-            raise OutputError(f"{self.url}/{path} has more than {max_bytes} bytes: it is damaged")
+            raise OutputError(
+                f"{self.url}/{path} has more than {max_bytes} bytes: restore it from a backup, or "
+                "load into another folder"
+            )
         return data
 
     def list_files(self, folder: str) -> Mapping[str, int]:

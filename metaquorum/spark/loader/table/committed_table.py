@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from metaquorum.spark.loader.errors import OutputError
+from metaquorum.spark.loader.errors import OutputError, RefusedError
 from metaquorum.spark.loader.storage.interface import Storage
-from metaquorum.spark.loader.table.json_fields import NewerFormatError, check_format, decode, encode
+from metaquorum.spark.loader.table.json_fields import (
+    NewerFormatError,
+    check_format,
+    check_names,
+    decode,
+    encode,
+)
 from metaquorum.spark.loader.table.layout import (
     FORMAT_FILE,
     LOADING_FOLDER,
@@ -21,8 +27,15 @@ from metaquorum.spark.loader.table.layout import (
     result_path,
     staging_folder,
 )
-from metaquorum.spark.loader.table.load_plan import MAX_PLAN_BYTES, LoadPlan
-from metaquorum.spark.loader.table.manifest import MAX_MANIFEST_BYTES, CommittedFile, Manifest
+from metaquorum.spark.loader.table.load_plan import MAX_PLAN_BYTES, MAX_RANGES, LoadPlan
+from metaquorum.spark.loader.table.manifest import (
+    MAX_MANIFEST_BYTES,
+    CommittedFile,
+    Manifest,
+    check_follows,
+    check_of_manifest,
+    check_of_plan,
+)
 from metaquorum.spark.loader.table.range_result import MAX_RESULT_BYTES, RangeResult
 from metaquorum.spark.loader.table.recovery import Listing, check_is_ours, listing_of
 
@@ -83,7 +96,9 @@ class Table:
 
     @staticmethod
     def _check_format(data: bytes) -> None:
-        check_format(decode(data), FORMAT_KIND, FORMAT)
+        found = decode(data)
+        check_format(found, FORMAT_KIND, FORMAT)
+        check_names(found, "it", "kind", "format")
 
     def listing(self) -> Listing:
         paths = [*self.storage.list_files(META_FOLDER), *self.storage.list_files(LOADING_FOLDER)]
@@ -98,7 +113,22 @@ class Table:
         return found
 
     def newest(self, listing: Listing) -> Manifest | None:
-        return self.manifest(listing.newest) if listing.newest else None
+        """Return the newest manifest, after a check against its plan and the one before it.
+
+        Raises OutputError if they contradict each other: loads would continue at other offsets.
+        """
+        if not listing.newest:
+            return None
+        found = self.manifest(listing.newest)
+        previous = self.manifest(found.version - 1) if found.version > 1 else None
+        self._check_continues(previous, found)
+        if found.version in listing.plans:
+            plan = self.plan(found.version)
+            self._judge(manifest_path(found.version), lambda: check_of_plan(found, plan))
+        return found
+
+    def _check_continues(self, previous: Manifest | None, found: Manifest) -> None:
+        self._judge(manifest_path(found.version), lambda: check_follows(previous, found))
 
     def commit(self, manifest: Manifest) -> None:
         """Create the manifest. Raises FileExistsError if this version is already committed."""
@@ -118,6 +148,11 @@ class Table:
 
     def create_plan(self, plan: LoadPlan) -> None:
         """Create the plan. Raises FileExistsError if this version already has a plan."""
+        if len(plan.read_plan.ranges) > MAX_RANGES:
+            raise RefusedError(
+                f"the load would have {len(plan.read_plan.ranges)} ranges, more than {MAX_RANGES}: "
+                "use a larger --max-records-per-range, or an earlier --to"
+            )
         self.storage.create(plan_path(plan.version), plan.to_bytes())
 
     def discard_plan(self, plan: LoadPlan) -> None:
@@ -181,14 +216,26 @@ class Table:
         path = manifest.report
 
         def parse(data: bytes) -> list[RangeResult]:
-            return [RangeResult.from_bytes(line) for line in data.splitlines()]
+            found = [RangeResult.from_bytes(line) for line in data.splitlines()]
+            check_of_manifest(found, manifest)
+            return found
 
         return self._read(path, MAX_REPORT_BYTES, parse)
 
     # Committed files
 
     def publish(self, manifest: Manifest) -> None:
-        """Move each committed file to its path, and delete the staging folder of the load."""
+        """Move each committed file to its path, and delete the staging folder of the load.
+
+        Raises OutputError if a staged file has another size than in the manifest.
+        """
+        staging = staging_folder(manifest.version, manifest.plan_id)
+        sizes = self.storage.list_files(staging)
+        for file in manifest.files:
+            if sizes.get(file.staged, file.bytes) != file.bytes:
+                raise self._damaged(
+                    file.staged, f"it has {sizes[file.staged]} bytes, not {file.bytes}"
+                )
         if self.storage.is_local:
             for file in manifest.files:
                 self.storage.publish(file.staged, file.path)
@@ -196,7 +243,7 @@ class Table:
             with ThreadPoolExecutor(MAX_COPIES) as pool:
                 for _ in pool.map(self._publish, manifest.files):
                     pass
-        self.storage.delete_folder(staging_folder(manifest.version, manifest.plan_id))
+        self.storage.delete_folder(staging)
 
     def _publish(self, file: CommittedFile) -> None:
         self.storage.publish(file.staged, file.path)
@@ -206,8 +253,11 @@ class Table:
         listing = self.listing()
         staged: Mapping[str, int] = {}
         found = []
+        previous = None
         for version in listing.manifests:
             manifest = self.manifest(version)
+            self._check_continues(previous, manifest)
+            previous = manifest
             if (version, manifest.plan_id) in listing.staging:
                 staged = self.storage.list_files(staging_folder(version, manifest.plan_id))
             for each in manifest.ranges:
@@ -221,8 +271,11 @@ class Table:
         return self._parsed(path, self.storage.read(path, max_bytes), parse)
 
     def _parsed(self, path: str, data: bytes, parse: Callable[[bytes], T]) -> T:
+        return self._judge(path, lambda: parse(data))
+
+    def _judge(self, path: str, check: Callable[[], T]) -> T:
         try:
-            return parse(data)
+            return check()
         except NewerFormatError as error:
             raise OutputError(f"{self.storage.url}/{path} cannot be used: {error}") from None
         except ValueError as error:

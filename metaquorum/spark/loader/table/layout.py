@@ -38,9 +38,10 @@ REPORTS_FOLDER: Final = f"{META_FOLDER}/reports"
 
 # Most file systems limit file names to 255 bytes; a topic name may have 249.
 _MAX_TOPIC_CHARS: Final = 120
-_VERSION_FILE: Final = re.compile(r"(\d{20})\.json")
-_STAGING_FOLDER: Final = re.compile(r"(\d{20})-([0-9a-f]{16})")
-_RESULT_FILE: Final = re.compile(r"(\d{8})\.json")
+_VERSION_FILE: Final = re.compile(r"([0-9]{20})\.json")
+_STAGING_FOLDER: Final = re.compile(r"([0-9]{20})-([0-9a-f]{16})")
+_RESULT_FILE: Final = re.compile(r"([0-9]{8})\.json")
+_STAGED_FILE: Final = re.compile(r"([0-9]{8})-[0-9a-f]+(?:-rejected)?\.staged")
 
 
 def plan_path(version: int) -> str:
@@ -107,3 +108,11 @@ def staging_of(path: str) -> tuple[int, str] | None:
 def result_index(path: str) -> int | None:
     found = _RESULT_FILE.fullmatch(path.rpartition("/")[2])
     return int(found[1]) if found else None
+
+
+def staged_index(path: str) -> int | None:
+    """Return the index of the range of a staged file; None: the path is not of one."""
+    folder, _, name = path.rpartition("/")
+    found = _STAGED_FILE.fullmatch(name)
+    is_staged = found is not None and staging_of(path) is not None and folder.count("/") == 1
+    return int(found[1]) if found is not None and is_staged else None

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from metaquorum.spark.loader.table.json_fields import (
     check_format,
+    check_names,
     decode,
     encode,
     flag,
     mapping,
+    random_id,
     sequence,
     text,
     whole,
@@ -26,6 +28,12 @@ from wire.primitives.frozen import frozen
 KIND: Final = "load plan"
 FORMAT: Final = 1
 MAX_PLAN_BYTES: Final = 256 << 20
+# Ranges of one load: a manifest of them has at most MAX_MANIFEST_BYTES.
+MAX_RANGES: Final = 100_000
+_FIELDS: Final = (
+    *("kind", "format", "version", "plan_id", "request", "settings", "client_id"),
+    "read_plan",
+)
 FILE_COLUMNS: Final = ("key", "value", "offset", "timestamp", "timestampType")
 PATH_COLUMNS: Final = ("topic", "partition")
 HEADERS: Final = "headers"
@@ -68,6 +76,8 @@ class TableSettings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSettings:
+        names = "columns", "include_headers", "compression", "value_schema"
+        check_names(data, "settings", *names)
         columns = None
         if data.get("columns") is not None:
             columns = tuple(sequence(data, "columns"))
@@ -122,9 +132,10 @@ class LoadPlan:
         """Return the plan of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
+        check_names(found, "it", *_FIELDS)
         plan = cls(
             whole(found, "version", least=1),
-            text(found, "plan_id"),
+            random_id(found, "plan_id"),
             mapping(found.get("request"), "request"),
             TableSettings.from_json(mapping(found.get("settings"), "settings")),
             ReadPlan.from_json(found.get("read_plan")),
@@ -132,4 +143,6 @@ class LoadPlan:
         )
         if not plan.read_plan.ranges:
             raise ValueError("it has no ranges")
+        if len(plan.read_plan.ranges) > MAX_RANGES:
+            raise ValueError(f"it has more than {MAX_RANGES} ranges")
         return plan

@@ -14,18 +14,35 @@ from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.errors import RefusedError
 from metaquorum.spark.loader.table.json_fields import (
     check_format,
+    check_names,
     decode,
     encode,
     mapping,
+    random_id,
     sequence,
     text,
     text_or_none,
     whole,
     whole_or_none,
 )
-from metaquorum.spark.loader.table.layout import data_path, rejected_path
+from metaquorum.spark.loader.table.layout import (
+    data_path,
+    manifest_path,
+    rejected_path,
+    report_path,
+    staged_index,
+    staging_folder,
+)
 from metaquorum.spark.loader.table.load_plan import LoadPlan, TableSettings
-from metaquorum.spark.loader.table.range_result import RangeResult, StagedFile, checksum, reason
+from metaquorum.spark.loader.table.range_result import (
+    RangeResult,
+    StagedFile,
+    check_counts,
+    check_missing,
+    check_rows,
+    checksum,
+    reason,
+)
 from metaquorum.spark.offset_ranges import OffsetRange
 from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID
@@ -33,6 +50,14 @@ from wire.primitives.types import ZERO_UUID
 KIND: Final = "load manifest"
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
+_FIELDS: Final = (
+    *("kind", "format", "version", "plan_id", "driver_id", "cluster_id", "topics", "loaded"),
+    *("ranges", "settings", "report", "began_ms", "committed_ms"),
+)
+_RANGE_FIELDS: Final = (
+    *("topic", "partition", "start", "end", "records", "first_offset", "last_offset"),
+    *("missing", "file", "rejected"),
+)
 
 
 @frozen
@@ -139,11 +164,12 @@ class Manifest:
         """Return the manifest of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
+        check_names(found, "it", *_FIELDS)
         topics = mapping(found.get("topics"), "topics")
-        return cls(
+        manifest = cls(
             version=whole(found, "version", least=1),
-            plan_id=text(found, "plan_id"),
-            driver_id=text(found, "driver_id"),
+            plan_id=random_id(found, "plan_id"),
+            driver_id=random_id(found, "driver_id"),
             cluster_id=text_or_none(found, "cluster_id"),
             topic_ids={name: _topic_id(topics, name) for name in topics},
             loaded=[_loaded(mapping(one, "loaded")) for one in sequence(found, "loaded")],
@@ -153,6 +179,8 @@ class Manifest:
             began_ms=whole(found, "began_ms"),
             committed_ms=whole(found, "committed_ms"),
         )
+        _check_manifest(manifest)
+        return manifest
 
 
 def safe_path(path: str) -> str:
@@ -178,6 +206,7 @@ def _topic_id(topics: Mapping[str, Any], name: str) -> bytes:
 
 
 def _loaded(data: Mapping[str, Any]) -> Loaded:
+    check_names(data, "loaded", "topic", "partition", "start", "end")
     return Loaded(
         text(data, "topic"), whole(data, "partition"), whole(data, "start"), whole(data, "end")
     )
@@ -199,6 +228,7 @@ def _range_to_json(each: CommittedRange) -> dict[str, Any]:
 
 
 def _range(data: Mapping[str, Any]) -> CommittedRange:
+    check_names(data, "a range", *_RANGE_FIELDS)
     missing = mapping(data.get("missing"), "missing")
     return CommittedRange(
         text(data, "topic"),
@@ -218,6 +248,7 @@ def _file(data: Any) -> CommittedFile | None:
     if data is None:
         return None
     found = mapping(data, "file")
+    check_names(found, "a file", "path", "staged", "bytes", "rows", "crc32c")
     return CommittedFile(
         safe_path(text(found, "path")),
         safe_path(text(found, "staged")),
@@ -225,6 +256,108 @@ def _file(data: Any) -> CommittedFile | None:
         whole(found, "rows"),
         checksum(found),
     )
+
+
+# Rules for one manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Raise ValueError unless paths, counts and offsets of the manifest agree with each other."""
+    if manifest.report != report_path(manifest.version, manifest.plan_id):
+        raise ValueError(f"{manifest.report[:300]!r} is not the path of its report")
+    positions = manifest.positions
+    if len(positions) != len(manifest.loaded):
+        raise ValueError("it has a partition twice")
+    for each in manifest.loaded:
+        OffsetRange(each.topic, each.partition, each.start, each.end)  # raises if it is invalid
+        if each.topic not in manifest.topic_ids:
+            raise ValueError(f"it has no id of topic {each.topic}")
+    if not manifest.ranges:
+        raise ValueError("it has no ranges")
+    before: dict[tuple[str, int], int] = {}
+    for index, one in enumerate(manifest.ranges):
+        where = one.topic, one.partition
+        range_ = OffsetRange(*where, one.start, one.end)
+        if before.get(where, one.start) != one.start or one.end == one.start:
+            raise ValueError(f"{range_.name} does not begin where the range before it ends")
+        before[where] = one.end
+        check_counts(range_, one.records, one.first_offset, one.last_offset)
+        check_missing(range_, one.missing)
+        check_rows(one.records, (one.file, one.rejected))
+        _check_file(manifest, index, one.file, data_path(range_))
+        _check_file(manifest, index, one.rejected, rejected_path(range_))
+    for where, end in before.items():
+        if where not in positions or positions[where].end != end:
+            raise ValueError(f"{where[0]}-{where[1]} is not loaded up to the end of its ranges")
+
+
+def _check_file(manifest: Manifest, index: int, file: CommittedFile | None, path: str) -> None:
+    if file is None:
+        return
+    staging = staging_folder(manifest.version, manifest.plan_id)
+    if not file.staged.startswith(f"{staging}/") or staged_index(file.staged) != index:
+        raise ValueError(f"{file.staged[:300]!r} is not a staged file of range {index}")
+    if file.path != path:
+        raise ValueError(f"{file.path[:300]!r} is not the path of the range, {path}")
+
+
+def check_of_plan(manifest: Manifest, plan: LoadPlan) -> None:
+    """Raise ValueError unless the manifest commits the plan."""
+    if manifest.plan_id != plan.plan_id:
+        raise ValueError("it commits another plan than the one that is stored")
+    if manifest.cluster_id != plan.read_plan.cluster_id:
+        raise ValueError(
+            f"its cluster id is {manifest.cluster_id}, but its plan is of cluster "
+            f"{plan.read_plan.cluster_id}"
+        )
+    for name, facts in plan.read_plan.topics.items():
+        if manifest.topic_ids.get(name) != facts.topic_id:
+            raise ValueError(f"its id of topic {name} is not that of its plan")
+    ranges = [(each.topic, each.partition, each.start, each.end) for each in manifest.ranges]
+    planned = [(each.topic, each.partition, each.start, each.end) for each in plan.read_plan.ranges]
+    if ranges != planned or manifest.settings != plan.settings:
+        raise ValueError("its ranges or settings are not those of its plan")
+
+
+def check_of_manifest(results: Sequence[RangeResult], manifest: Manifest) -> None:
+    """Raise ValueError unless the results of a report are those that the manifest commits."""
+    committed = [_facts(one, one.records) for one in manifest.ranges]
+    if [_facts(one, one.report.records) for one in results] != committed:
+        raise ValueError(f"its ranges are not those of {manifest_path(manifest.version)}")
+
+
+def _facts(one: CommittedRange | RangeResult, records: int) -> tuple[object, ...]:
+    rows = [None if file is None else file.rows for file in (one.file, one.rejected)]
+    return one.topic, one.partition, one.start, one.end, records, *rows
+
+
+def check_follows(previous: Manifest | None, found: Manifest) -> None:
+    """Raise ValueError unless the manifest continues the table where the previous one ends."""
+    before = {} if previous is None else previous.positions
+    starts: dict[tuple[str, int], int] = {}
+    for each in found.ranges:
+        starts.setdefault((each.topic, each.partition), each.start)
+    for where, one in found.positions.items():
+        known = before.get(where)
+        start, end = (one.start, one.start) if known is None else (known.start, known.end)
+        if one.start != start or starts.get(where, one.end) != end:
+            raise ValueError(
+                f"it does not continue {where[0]}-{where[1]}, which was loaded up to offset {end}"
+            )
+    if previous is None:
+        return
+    if lost := sorted(before.keys() - found.positions.keys()):
+        raise ValueError(f"it does not have {lost[0][0]}-{lost[0][1]}, which was loaded before")
+    if None not in (previous.cluster_id, found.cluster_id) and (
+        previous.cluster_id != found.cluster_id
+    ):
+        raise ValueError(
+            f"its cluster id is {found.cluster_id}, but that of the load before is "
+            f"{previous.cluster_id}"
+        )
+    for name, topic_id in previous.topic_ids.items():
+        if ZERO_UUID not in (topic_id, other := found.topic_ids.get(name)) and topic_id != other:
+            raise ValueError(f"its id of topic {name} is not that of the load before")
 
 
 # Rules for consecutive manifests
@@ -350,12 +483,12 @@ def _published(file: StagedFile | None, path: str) -> CommittedFile | None:
 
 def check_chain(manifests: Iterable[Manifest]) -> None:
     """Raise ValueError, with its number, for the first manifest that does not continue the last."""
-    ends: dict[tuple[str, int], int] = {}
+    previous: Manifest | None = None
     for number, each in enumerate(manifests, 1):
         if each.version != number:
             raise ValueError(f"manifest {number} is missing")
-        for one in each.ranges:
-            where = one.topic, one.partition
-            if ends.get(where, one.start) != one.start:
-                raise ValueError(f"manifest {number} does not continue {one.topic}-{one.partition}")
-            ends[where] = one.end
+        try:
+            check_follows(previous, each)
+        except ValueError as error:
+            raise ValueError(f"manifest {number}: {error}") from None
+        previous = each

@@ -5,12 +5,13 @@ A task writes the result after the data, so the files of a result are complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
 
 from metaquorum.spark.gaps import Gap, GapReason, RangeReport
 from metaquorum.spark.loader.table.json_fields import (
     check_format,
+    check_names,
     decode,
     encode,
     mapping,
@@ -19,6 +20,7 @@ from metaquorum.spark.loader.table.json_fields import (
     whole,
     whole_or_none,
 )
+from metaquorum.spark.loader.table.layout import staged_index
 from metaquorum.spark.offset_ranges import OffsetRange
 from wire.primitives.frozen import frozen
 
@@ -26,6 +28,14 @@ KIND: Final = "range result"
 FORMAT: Final = 1
 MAX_RESULT_BYTES: Final = 16 << 20
 _LEAST_TIMESTAMP: Final = -(2**63)
+_FIELDS: Final = (
+    *("kind", "format", "index", "topic", "partition", "start", "end", "file", "rejected"),
+    *("report", "elapsed_ms"),
+)
+_REPORT_FIELDS: Final = (
+    *("records", "bytes", "first_offset", "last_offset", "min_timestamp_ms", "max_timestamp_ms"),
+    *("missing", "gaps", "gap_count", "fetches", "fetched_bytes", "throttled_ms"),
+)
 
 
 @frozen
@@ -86,7 +96,8 @@ class RangeResult:
         """Return the result of a file's content. Raises ValueError if it is invalid."""
         found = decode(data)
         check_format(found, KIND, FORMAT)
-        return cls(
+        check_names(found, "it", *_FIELDS)
+        result = cls(
             index=whole(found, "index"),
             topic=text(found, "topic"),
             partition=whole(found, "partition"),
@@ -97,12 +108,54 @@ class RangeResult:
             report=report_from_json(mapping(found.get("report"), "report")),
             elapsed_ms=whole(found, "elapsed_ms"),
         )
+        report = result.report
+        range_ = OffsetRange(result.topic, result.partition, result.start, result.end)
+        check_counts(range_, report.records, report.first_offset, report.last_offset)
+        check_missing(range_, report.missing)
+        check_rows(report.records, (result.file, result.rejected))
+        for file in (result.file, result.rejected):
+            if file is not None and staged_index(file.path) != result.index:
+                raise ValueError(f"{file.path[:300]!r} is not a staged file of the range")
+        return result
+
+
+class Counted(Protocol):
+    """A file with a known number of rows."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+def check_counts(range_: OffsetRange, records: int, first: int | None, last: int | None) -> None:
+    """Raise ValueError unless the range can have the records, from offset `first` to `last`."""
+    if records > range_.offsets:
+        raise ValueError(f"{range_.name} has {records} records, more than its offsets")
+    if not records and (first, last) == (None, None):
+        return
+    if first is None or last is None or not range_.start <= first <= last < range_.end:
+        raise ValueError(f"{range_.name} has records from offset {first} to {last}")
+    if not 0 < records <= last - first + 1:
+        raise ValueError(f"{range_.name} has {records} records from offset {first} to {last}")
+
+
+def check_missing(range_: OffsetRange, missing: Mapping[GapReason, int]) -> None:
+    """Raise ValueError if more offsets are without a record than the range has."""
+    if sum(missing.values()) > range_.offsets:
+        raise ValueError(f"{range_.name} misses more records than it has offsets")
+
+
+def check_rows(records: int, files: Iterable[Counted | None]) -> None:
+    """Raise ValueError unless the files have as many rows as there are records."""
+    rows = [file.rows for file in files if file is not None]
+    if 0 in rows or sum(rows) != records:
+        raise ValueError(f"there are {records} records, but its files have {sum(rows)} rows")
 
 
 def _staged_file(data: Any) -> StagedFile | None:
     if data is None:
         return None
     found = mapping(data, "file")
+    check_names(found, "a file", "path", "bytes", "rows", "crc32c")
     return StagedFile(
         text(found, "path"), whole(found, "bytes"), whole(found, "rows"), checksum(found)
     )
@@ -138,6 +191,7 @@ def gap_to_json(gap: Gap) -> dict[str, Any]:
 
 
 def report_from_json(data: Mapping[str, Any]) -> RangeReport:
+    check_names(data, "report", *_REPORT_FIELDS)
     missing = mapping(data.get("missing"), "missing")
     return RangeReport(
         records=whole(data, "records"),
@@ -156,6 +210,8 @@ def report_from_json(data: Mapping[str, Any]) -> RangeReport:
 
 
 def _gap(data: Mapping[str, Any]) -> Gap:
+    optional = ("detail",) if "detail" in data else ()
+    check_names(data, "a gap", "start", "end", "reason", *optional)
     return Gap(
         whole(data, "start"),
         whole(data, "end"),

@@ -26,6 +26,7 @@ from metaquorum.spark.loader.table.layout import (
     META_FOLDER,
     PLANS_FOLDER,
     REJECTED_FOLDER,
+    manifest_path,
     staging_folder,
     staging_of,
     version_of,
@@ -88,12 +89,12 @@ def listing_of(paths: Collection[str]) -> Listing:
         elif (found := staging_of(path)) is not None:
             staging[found] = staging.get(found, 0) + 1
     manifests.sort()
-    if manifests != list(range(1, len(manifests) + 1)):
-        missing = min(set(range(1, manifests[-1])) - set(manifests), default=0)
-        raise OutputError(
-            f"manifest {missing} is missing, although later ones exist; restore "
-            f"{MANIFESTS_FOLDER} from a backup, or load into another folder"
-        )
+    for expected, version in enumerate(manifests, 1):
+        if version != expected:
+            raise OutputError(
+                f"manifest {expected} is missing, although there is {manifest_path(version)}; "
+                f"restore {MANIFESTS_FOLDER} from a backup, or load into another folder"
+            )
     if plans and max(plans) > len(manifests) + 1:
         raise OutputError(
             f"there is a plan of load {max(plans)}, although only {len(manifests)} loads are "

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROW_GROUP_ROWS: Final = 1 << 20
 ROW_GROUP_BYTES: Final = 128 << 20
 
+_LEVEL_BYTES: Final = 4  # a definition and a repetition level of 16 bits
+_ARRAY_BYTES: Final = 256
+
 # Differences of consecutive offsets and timestamps are small, so delta encoding suits them. Most
 # keys and values are distinct, so a dictionary would not make them smaller.
 _DELTA_COLUMNS: Final = ("offset", "timestamp")
@@ -108,7 +111,7 @@ class ParquetFile:
     def write(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
         self._batch_rows += batch.num_rows
-        self._batch_bytes += batch.nbytes
+        self._batch_bytes += held_bytes(batch)
         if self._batch_rows >= ROW_GROUP_ROWS or self._batch_bytes >= ROW_GROUP_BYTES:
             self._write_row_group()
 
@@ -134,6 +137,29 @@ class ParquetFile:
         self._rows += table.num_rows
         self._batches.clear()
         self._batch_rows = self._batch_bytes = 0
+
+
+def held_bytes(batch: pa.RecordBatch) -> int:
+    """Return the memory of the batch, with what the writer needs for a row group of it.
+
+    A column may have no bytes (nulls), or a bit for each item, but the writer makes two levels for
+    each item of a list, and an array has a size of its own.
+    """
+    from pyarrow import types as pa_types
+
+    waiting, items, arrays = list(batch.columns), 0, 0
+    while waiting:
+        array = waiting.pop()
+        arrays += 1
+        items += len(array)
+        kind = array.type
+        if pa_types.is_struct(kind):
+            waiting += [array.field(at) for at in range(kind.num_fields)]
+        elif pa_types.is_map(kind):
+            waiting += [array.keys, array.items]
+        elif pa_types.is_list(kind):
+            waiting.append(array.values)
+    return int(batch.nbytes) + _LEVEL_BYTES * items + _ARRAY_BYTES * arrays
 
 
 def _present(schema: pa.Schema, names: tuple[str, ...]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from metaquorum.spark.loader.storage.interface import Storage
@@ -36,9 +36,9 @@ def write_range(
             if decoder is None:
                 rows.write(batch)
             else:
-                kept, rejected = split_batch(batch, decoder, context)
-                rows.write(kept)
-                side.write(rejected)
+                for kept, rejected in split_batch(batch, decoder, context):
+                    rows.write(kept)
+                    side.write(rejected)
         return rows.close(), side.close()
     except BaseException:
         rows.discard()
@@ -48,12 +48,12 @@ def write_range(
 
 def split_batch(
     batch: pa.RecordBatch, decoder: ValueDecoder, context: TaskContext
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return decoded and rejected records; columns read only for the latter are dropped."""
-    kept, rejected = split(batch, decoder)
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield decoded and rejected records; columns read only for the latter are dropped."""
     settings = context.settings
     unwanted = set(settings.read_columns) - set(settings.file_columns)
-    return kept.select([name for name in kept.schema.names if name not in unwanted]), rejected
+    for kept, rejected in split(batch, decoder):
+        yield kept.select([name for name in kept.schema.names if name not in unwanted]), rejected
 
 
 class LazyFile:

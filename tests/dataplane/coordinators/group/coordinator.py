@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Any
 
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.group.group_shard import (
     CommitRequest,
     GroupConfigs,
     GroupShard,
     OffsetToCommit,
 )
-from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.requests import (
     JoinAnswer,
     JoinRequest,
@@ -53,7 +53,8 @@ class Coordinator:
         self.now = 100.0
         self.topic_ids: dict[str, bytes] = {"t": TOPIC_ID}
         self._ids = count(1)
-        self.memory = GroupMemory(lambda: 1 << 20)
+        self.budget = ClientBudget("group.memory.max.bytes", lambda: 1 << 20)
+        self.offsets_budget = ClientBudget("offsets.memory.max.bytes", lambda: 1 << 30)
         self.shard = self.new_shard()
         at_once(self.shard.restore(self.now))
         self.shard.loaded(self.now, self.now_ms)
@@ -62,7 +63,8 @@ class Coordinator:
         return GroupShard(
             0,
             self.configs,
-            self.memory,
+            self.budget,
+            self.offsets_budget,
             lambda topic: self.topic_ids.get(topic, ZERO_UUID),
             lambda: self.now_ms,
             lambda: str(next(self._ids)),
@@ -125,7 +127,8 @@ class Coordinator:
         """Let another worker load the shard; what is not committed is lost."""
         at_once(self.shard.unload())
         self.uncommitted.clear()
-        self.memory = GroupMemory(lambda: 1 << 20)
+        self.budget = ClientBudget("group.memory.max.bytes", lambda: 1 << 20)
+        self.offsets_budget = ClientBudget("offsets.memory.max.bytes", lambda: 1 << 30)
         self.shard = self.new_shard()
         for record in self.log:
             self.shard.replay(CoordinatorRecord(record.key, record.value), self.now)

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
 from dataplane.coordinators.group.committed_offsets import (
     MAX_PENDING_OFFSETS,
+    OFFSET_BYTES,
     PIECE_OFFSETS,
+    USUAL_VALUE_BYTES,
     CommittedOffsets,
     ExpiredOffsets,
+    group_bytes,
 )
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.record_formats import (
@@ -29,6 +33,10 @@ from wire.primitives.types import ZERO_UUID
 
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
 KEY = OffsetKey("g", "t", 0)
+
+
+def unlimited() -> ClientBudget:
+    return ClientBudget("offsets.memory.max.bytes", lambda: 1 << 60)
 
 
 def value(offset: int = 5, **more: Any) -> bytes:
@@ -48,6 +56,7 @@ def keys(tombstones: list[bytes]) -> set[OffsetKey]:
 GROUPS = st.sampled_from(["g", "h"])
 TOPICS = st.sampled_from(["t", "u"])
 PARTITIONS = st.integers(0, 2)
+CLIENTS = st.sampled_from([UNKNOWN, "a", "b"])
 IDS = st.sampled_from([ZERO_UUID, FIRST_ID, SECOND_ID])
 TIMES = st.integers(0, 40)
 KEYS = st.builds(OffsetKey, GROUPS, TOPICS, PARTITIONS)
@@ -73,7 +82,10 @@ class OffsetsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.offsets = CommittedOffsets(max_pending=20)
+        self.budget = unlimited()
+        self.offsets = CommittedOffsets(self.budget, max_pending=20)
+        self.owners: dict[OffsetKey, str] = {}  # clients of committed offsets
+        self.payers: dict[str, str] = {}  # clients of groups
         self.committed: dict[OffsetKey, OffsetValue] = {}
         self.log: list[tuple[OffsetKey, OffsetValue | None]] = []
 
@@ -97,25 +109,45 @@ class OffsetsModel(RuleBasedStateMachine):
     def commit(self, key: OffsetKey, decoded: OffsetValue) -> None:
         self.append(key, decoded)
 
-    @rule(key=KEYS, decoded=st.none() | VALUES | EXPIRING)
+    @rule(key=KEYS, decoded=st.none() | VALUES | EXPIRING, client=CLIENTS)
     @precondition(lambda self: not self.log)
-    def load(self, key: OffsetKey, decoded: OffsetValue | None) -> None:
+    def load(self, key: OffsetKey, decoded: OffsetValue | None, client: str) -> None:
         """Replay a record that an earlier leader appended."""
-        self.offsets.replay(key, None if decoded is None else encode_offset_value(decoded))
-        self.apply(key, decoded)
+        encoded = None if decoded is None else encode_offset_value(decoded)
+        self.offsets.replay(key, encoded, client)
+        self.apply(key, decoded, client)
 
-    @rule(count=st.integers(1, 4))
-    def replay(self, count: int) -> None:
+    @rule(count=st.integers(1, 4), client=CLIENTS)
+    def replay(self, count: int, client: str) -> None:
         for _ in range(min(count, len(self.log))):
             key, decoded = self.log.pop(0)
-            self.offsets.replay(key, None if decoded is None else encode_offset_value(decoded))
-            self.apply(key, decoded)
+            encoded = None if decoded is None else encode_offset_value(decoded)
+            self.offsets.replay(key, encoded, client)
+            self.apply(key, decoded, client)
 
-    def apply(self, key: OffsetKey, decoded: OffsetValue | None) -> None:
+    def apply(self, key: OffsetKey, decoded: OffsetValue | None, client: str) -> None:
         if decoded is None:
             self.committed.pop(key, None)
+            self.owners.pop(key, None)
+            if not any(each.group == key.group for each in self.committed):
+                self.payers.pop(key.group, None)
         else:
             self.committed[key] = decoded
+            self.owners[key] = self.owners.get(key) or client
+            self.payers[key.group] = self.payers.get(key.group) or client
+
+    @invariant()
+    def memory_is_that_of_the_clients_that_have_created_the_offsets(self) -> None:
+        counted = dict.fromkeys(("", "a", "b"), (0, 0))
+        for key, decoded in self.committed.items():
+            admitted, grown = counted[self.owners[key]]
+            excess = max(0, len(encode_offset_value(decoded)) - USUAL_VALUE_BYTES)
+            counted[self.owners[key]] = admitted + OFFSET_BYTES, grown + excess
+        for group, client in self.payers.items():
+            admitted, grown = counted[client]
+            counted[client] = admitted + group_bytes(group), grown
+        for client, use in counted.items():
+            assert self.budget.use_of(client) == (client, *use)
 
     @rule(group=GROUPS, is_appended=st.booleans())
     def delete_group(self, group: str, is_appended: bool) -> None:
@@ -231,7 +263,7 @@ TestOffsetsModel = OffsetsModel.TestCase
 
 
 def test_an_offset_is_fetched_only_after_its_record_is_committed() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.appended(KEY, value(5))
     assert offsets.fetch(*KEY, ZERO_UUID) is None
     assert offsets.fetch_group("g", lambda _: ZERO_UUID) == {}
@@ -240,7 +272,7 @@ def test_an_offset_is_fetched_only_after_its_record_is_committed() -> None:
 
 
 def test_an_offset_of_a_recreated_topic_is_not_fetched() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value(topic_id=FIRST_ID))
     offsets.replay(KEY._replace(partition=1), value(6))
     assert offsets.fetch(*KEY, FIRST_ID) is not None
@@ -250,7 +282,7 @@ def test_an_offset_of_a_recreated_topic_is_not_fetched() -> None:
 
 
 def test_a_deleted_topic_keeps_the_offsets_of_its_successor() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value(topic_id=FIRST_ID))
     offsets.appended(KEY, value(topic_id=SECOND_ID))
     assert offsets.delete_topic("g", "t", FIRST_ID) == []
@@ -258,7 +290,7 @@ def test_a_deleted_topic_keeps_the_offsets_of_its_successor() -> None:
 
 
 def test_the_places_of_a_group_are_listed_in_pieces_while_offsets_change() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     for partition in range(2 * PIECE_OFFSETS):
         offsets.replay(KEY._replace(partition=partition), value())
     pending = [KEY._replace(topic="u", partition=partition) for partition in range(10)]
@@ -279,7 +311,7 @@ def test_the_places_of_a_group_are_listed_in_pieces_while_offsets_change() -> No
 
 
 def test_a_pending_commit_does_not_expire_and_keeps_its_group() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value())
     offsets.appended(KEY, value())
     found = offsets.expire("g", OffsetRetention(), now_ms=10**9, retention_ms=1)
@@ -290,7 +322,7 @@ def test_a_pending_commit_does_not_expire_and_keeps_its_group() -> None:
 
 
 def test_a_malformed_value_changes_nothing() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value(5))
     for malformed in (b"", value(6)[:-1], b"\0\5" + value(6)[2:]):
         with pytest.raises(MalformedRecordError):
@@ -304,7 +336,7 @@ def test_a_malformed_value_changes_nothing() -> None:
 
 
 def test_pending_commits_are_bounded() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     assert offsets.has_room(MAX_PENDING_OFFSETS)
     offsets.appended(KEY, value())
     assert not offsets.has_room(MAX_PENDING_OFFSETS)
@@ -313,7 +345,7 @@ def test_pending_commits_are_bounded() -> None:
 
 
 def test_a_tombstone_of_an_absent_offset_changes_nothing() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value())
     for key in (KEY._replace(group="x"), KEY._replace(topic="x"), KEY._replace(partition=9)):
         offsets.replay(key, None)
@@ -323,7 +355,7 @@ def test_a_tombstone_of_an_absent_offset_changes_nothing() -> None:
 
 
 def test_the_groups_are_listed_in_short_pieces_also_while_offsets_are_committed() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     groups = [f"group-{number}" for number in range(20_000)]
     for group in groups:
         offsets.replay(OffsetKey(group, "t", 0), value())
@@ -344,7 +376,7 @@ def test_the_groups_are_listed_in_short_pieces_also_while_offsets_are_committed(
     ("groups", "topics", "partitions"), [(5000, 1, 1), (5, 900, 1), (2, 2, 3000)]
 )
 def test_offsets_are_freed_in_short_pieces(groups: int, topics: int, partitions: int) -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     for group, topic, partition in product(range(groups), range(topics), range(partitions)):
         offsets.replay(OffsetKey(f"g{group}", f"t{topic}", partition), value())
     gc.collect()

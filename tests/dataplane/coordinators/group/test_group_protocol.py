@@ -246,7 +246,7 @@ class GroupProtocol(RuleBasedStateMachine):
         used_bytes = group_bytes("g") + sum(map(pending_bytes, group.pending))
         used_bytes += sum(each.size_bytes for each in members)
         used_bytes += sum(each.size_bytes for each in group.history.rebalances)
-        assert self.coordinator.memory.used_bytes == used_bytes
+        assert self.coordinator.budget.used_bytes == used_bytes
         assert set(members.static_ids.values()) <= members.by_id.keys()
         assert (members.leader in members.by_id) == bool(len(members))
         if group.state.value == "Empty":

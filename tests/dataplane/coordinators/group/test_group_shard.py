@@ -130,7 +130,7 @@ def test_metadata_of_an_offset_is_bounded() -> None:
 
 def test_a_commit_is_refused_while_too_many_others_are_not_committed() -> None:
     coordinator = Coordinator()
-    coordinator.shard.offsets = CommittedOffsets(max_pending=1)
+    coordinator.shard.offsets = CommittedOffsets(coordinator.offsets_budget, max_pending=1)
     coordinator.commits_at_once = False
     first = coordinator.commit(5)
     assert coordinator.commit(6).one == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
@@ -246,7 +246,7 @@ def test_a_deleted_group_has_no_pending_members() -> None:
     assert coordinator.do(coordinator.shard.delete_group(GROUP)).one is ErrorCode.NONE
     assert coordinator.group_ids == []
     assert coordinator.join(old).one.code is ErrorCode.UNKNOWN_MEMBER_ID
-    assert coordinator.memory.used_bytes == 0
+    assert coordinator.budget.used_bytes == 0
 
 
 def test_a_deletion_covers_offsets_that_are_not_committed_yet() -> None:
@@ -405,7 +405,7 @@ def test_a_deletion_in_parts_that_does_not_begin_leaves_the_group_as_it_is() -> 
     assert isinstance(outcome, Write)
     assert outcome.on_failed is not None
     large.shard.refused(outcome.records, large.coordinator.now)
-    outcome.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    outcome.on_failed(ErrorCode.COORDINATOR_NOT_AVAILABLE, large.coordinator.now)
     assert large.answers.one is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert not large.shard.being_deleted
     assert large.coordinator.commit(6).one == ALL
@@ -662,7 +662,7 @@ def test_groups_are_restored_and_closed_one_by_one() -> None:
     counts = [len(shard.groups) for _ in shard.unload()]
     assert counts[:10] == list(reversed(range(10)))
     assert shard.next_due == inf
-    assert coordinator.memory.used_bytes == 0
+    assert coordinator.budget.used_bytes == 0
 
 
 def test_the_sessions_of_restored_members_begin_when_requests_are_handled() -> None:
@@ -741,7 +741,7 @@ def test_a_record_that_no_coordinator_wrote_does_not_end_the_worker(
     assert joined.one.code is ErrorCode.NONE
     coordinator.wait(70)
     at_once(coordinator.shard.unload())
-    assert coordinator.memory.used_bytes == 0
+    assert coordinator.budget.used_bytes == 0
 
 
 def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from dataplane.coordinators.group.group_shard import (
     CommitRequest,
@@ -19,7 +20,6 @@ from dataplane.coordinators.group.group_shard import (
     GroupShard,
     OffsetToCommit,
 )
-from dataplane.coordinators.group.members import GroupMemory
 from dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -125,7 +125,7 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
                 for index in range(batch_records)
             ]
             append_unvalidated(partition, encode_batch(records))
-        memory, ids = GroupMemory(1 << 30), count()
+        memory, ids = ClientBudget("group.memory.max.bytes", lambda: 1 << 30), count()
         runtime = CoordinatorRuntime(
             TOPIC,
             worker,
@@ -133,6 +133,7 @@ async def test_a_large_shard_is_loaded_and_unloaded_in_slices(
             lambda index: GroupShard(
                 index,
                 GroupConfigs(),
+                memory,
                 memory,
                 lambda topic: ZERO_UUID,
                 worker.clock.now_ms,

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dataplane.coordinators.group import committed_offsets
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.group.committed_offsets import (
-    MAX_TRANSACTIONAL_OFFSETS,
+    OFFSET_BYTES,
     CommittedOffsets,
     ExpiredOffsets,
+    group_bytes,
 )
 from dataplane.coordinators.group.offset_retention import OffsetRetention
 from dataplane.coordinators.group.record_formats import (
@@ -20,7 +21,7 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     encode_offset_value,
 )
-from dataplane.coordinators.group.transactional_offsets import ENDED_AT_ONCE
+from dataplane.coordinators.group.transactional_offsets import ENDED_AT_ONCE, waiting_bytes
 from dataplane.scheduling.time_slices import at_once
 from tests.examples import examples
 from wire.primitives.types import ZERO_UUID
@@ -31,6 +32,10 @@ KEYS = st.builds(
     OffsetKey, st.sampled_from(["g", "h"]), st.sampled_from(["t", "u"]), st.integers(0, 1)
 )
 PRODUCERS = st.integers(1, 3)
+
+
+def unlimited() -> ClientBudget:
+    return ClientBudget("offsets.memory.max.bytes", lambda: 1 << 60)
 
 
 def value(offset: int = 5, **more: Any) -> bytes:
@@ -48,7 +53,8 @@ class TransactionsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.offsets = CommittedOffsets()
+        self.budget = unlimited()
+        self.offsets = CommittedOffsets(self.budget)
         self.committed: dict[OffsetKey, tuple[int, int]] = {}  # record offset, committed offset
         self.open: dict[int, dict[OffsetKey, tuple[int, int]]] = {}
         self.end_offset = 0
@@ -99,8 +105,12 @@ class TransactionsModel(RuleBasedStateMachine):
         offsets = [each for waiting in self.offsets._waiting.values() for each in waiting.values()]
         values = [one.value for each in offsets for one in each.values()]
         assert sum(map(len, self.open.values())) == len(values)
-        of_groups = sum(len(key.group) for of_producer in self.open.values() for key in of_producer)
-        return of_groups + sum(len(each) for each in values if each is not None)
+        waiting = sum(
+            waiting_bytes(key.group, 0) for of_producer in self.open.values() for key in of_producer
+        )
+        waiting += sum(len(each) for each in values if each is not None)
+        groups = {key.group for key in self.committed}
+        return waiting + len(self.committed) * OFFSET_BYTES + sum(map(group_bytes, groups))
 
     @invariant()
     def offsets_are_those_of_kafka(self) -> None:
@@ -108,7 +118,7 @@ class TransactionsModel(RuleBasedStateMachine):
         found = self.offsets
         assert found.offset_count == len(self.committed)
         assert found.transactional.count == len(waiting)
-        assert found.transactional.used_bytes == self.used_bytes()
+        assert self.budget.used_bytes == self.used_bytes()
         assert found.pending_count == 0
         existing = {*self.committed, *waiting}
         listed = [group for groups in found.groups() for group in groups]
@@ -146,7 +156,7 @@ TestTransactionsModel = TransactionsModel.TestCase
 
 
 def test_a_commit_after_the_transactional_one_wins_over_the_marker() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay_transactional(KEY, value(5), 1)
     offsets.replay(KEY, value(7))
     assert offsets.is_unstable(*KEY)
@@ -158,7 +168,7 @@ def test_a_commit_after_the_transactional_one_wins_over_the_marker() -> None:
 
 
 def test_a_transactional_commit_is_unstable_before_it_is_replicated() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.appended(KEY, value())
     assert offsets.is_unstable(*KEY)
     assert offsets.pending_count == 1
@@ -170,14 +180,14 @@ def test_a_transactional_commit_is_unstable_before_it_is_replicated() -> None:
 
 
 def test_a_group_of_only_transactional_offsets_does_not_expire() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay_transactional(KEY, value(), 1)
     found = offsets.expire("g", OffsetRetention(), now_ms=10**9, retention_ms=1)
     assert found == ExpiredOffsets([], is_all=False)
 
 
 def test_a_deleted_topic_takes_the_offsets_of_open_transactions_along() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     offsets.replay(KEY, value(topic_id=FIRST_ID))
     offsets.replay_transactional(KEY, value(topic_id=FIRST_ID), 1)
     assert offsets.delete_stale("g", lambda _: FIRST_ID) == []
@@ -187,7 +197,7 @@ def test_a_deleted_topic_takes_the_offsets_of_open_transactions_along() -> None:
 
 
 def test_a_long_transaction_ends_in_short_pieces() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     keys = [KEY._replace(partition=index) for index in range(3 * ENDED_AT_ONCE)]
     for key in keys:
         offsets.replay_transactional(key, value(), 1)
@@ -200,50 +210,39 @@ def test_a_long_transaction_ends_in_short_pieces() -> None:
     assert offsets.replay_marker(1, is_commit=True) is None
 
 
-def test_transactional_offsets_are_bounded_apart_from_others() -> None:
-    offsets = CommittedOffsets(max_pending=10, max_transactional=3)
-    for partition in range(2):
-        offsets.replay_transactional(KEY._replace(partition=partition), value(), 1)
-    assert offsets.has_transactional_room(1)
-    assert not offsets.has_transactional_room(2)
-    assert offsets.has_room(10)
-    offsets.appended(KEY, value())
-    assert not offsets.has_transactional_room(1)
-    assert CommittedOffsets().has_transactional_room(MAX_TRANSACTIONAL_OFFSETS)
-
-
-def test_long_values_and_group_ids_of_open_transactions_are_bounded_in_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(committed_offsets, "MAX_TRANSACTIONAL_BYTES", 1000)
-    offsets = CommittedOffsets()
+def test_offsets_of_open_transactions_count_until_their_end() -> None:
+    budget = unlimited()
+    offsets = CommittedOffsets(budget, max_pending=10)
     long = value(metadata="x" * 900)
-    offsets.replay_transactional(KEY, long, 1)
-    offsets.replay_transactional(KEY, long, 1)
-    assert offsets.has_transactional_room(1)
-    offsets.replay_transactional(KEY, long, 2)
-    assert not offsets.has_transactional_room(1)
-    offsets.replay(KEY, value())
-    assert offsets.has_transactional_room(1), "the long values are overtaken"
+    offsets.replay_transactional(KEY, long, 1, "a")
+    offsets.replay_transactional(KEY, long, 1, "a")
+    once = budget.use_of("a").admitted_bytes
+    assert once > 900
+    offsets.replay_transactional(KEY, long, 2, "b")
+    assert budget.use_of("b").admitted_bytes == once
+    offsets.replay(KEY, value(), "c")
+    assert budget.use_of("a").admitted_bytes < once - 900, "the long values are overtaken"
     other = KEY._replace(group="g" * 1000)
-    offsets.replay_transactional(other, long, 2)
-    assert not offsets.has_transactional_room(1)
+    offsets.replay_transactional(other, long, 2, "b")
+    assert budget.use_of("b").admitted_bytes > once + 1000
     offsets.replay(other, None)
     for producer_id in (1, 2):
         offsets.replay_marker(producer_id, is_commit=True)
-    assert offsets.transactional.used_bytes == 0
+    assert budget.clients() == ["c"]
+    assert offsets.has_room(10)
 
 
 def test_a_malformed_transactional_value_changes_nothing() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     with pytest.raises(MalformedRecordError):
         offsets.replay_transactional(KEY, b"", 1)
     assert not offsets.has_group("g")
 
 
 def test_all_is_freed() -> None:
-    offsets = CommittedOffsets()
+    offsets = CommittedOffsets(unlimited())
     for partition in range(5000):
         offsets.replay_transactional(KEY._replace(partition=partition), value(), partition % 3)
     assert len(list(offsets.emptied())) > 3
     assert not offsets.has_group("g")
+    assert not offsets._budget.used_bytes

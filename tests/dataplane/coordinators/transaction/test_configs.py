@@ -60,6 +60,7 @@ def test_the_coordinator_has_the_values_of_the_worker() -> None:
         transaction_abort_timed_out_transaction_cleanup_interval_ms="3000",
         transaction_remove_expired_transaction_cleanup_interval_ms="4000",
         transaction_state_log_load_buffer_size="5000",
+        transaction_memory_max_bytes="6000000",
         transaction_partition_verification_enable="false",
     )
     assert vars(configs) == {
@@ -68,5 +69,6 @@ def test_the_coordinator_has_the_values_of_the_worker() -> None:
         "timeout_check_s": 3.0,
         "expiry_check_s": 4.0,
         "load_bytes": 5000,
+        "memory_bytes": 6_000_000,
         "verifies_partitions": False,
     }

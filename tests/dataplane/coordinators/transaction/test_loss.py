@@ -230,7 +230,7 @@ def test_a_transaction_that_was_verified_before_the_loss_does_not_begin_after_it
     async def scenario(cluster: Together) -> None:
         lost = await Producing.create(cluster)
         producers = lost.log.producers
-        verified = producers.verifications.begin(lost.producer_id, lost.epoch, 0, 1)
+        verified = producers.verifications.begin(lost.producer_id)
         producers.check_verified(lost.header, verified)
         lost.lose_states()
         await cluster.until(lambda: lost.log.log_end_offset == 1)  # the marker

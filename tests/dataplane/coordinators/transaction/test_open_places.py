@@ -113,7 +113,7 @@ def test_open_transactions_and_verifications_of_partitions_led_here_are_found() 
     node = Node(0)
     node.partitions = [led(0), led(1, 5, 6), led(2, 5, is_served=False), led(3, 5), led(4)]
     for each in node.partitions[:4]:
-        each.log.producers.verifications.begin(5, 0, 0, 1)
+        each.log.producers.verifications.begin(5)
     answers = node.ask()
     node.finish()
     assert answers == [{5: [("t", 0), ("t", 1), ("t", 3)], 6: [("t", 1)]}]

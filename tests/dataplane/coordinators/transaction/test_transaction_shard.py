@@ -1,7 +1,11 @@
 """The operations on transactional ids: worked examples of KIP-98, KIP-360, KIP-588 and KIP-890."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from dataplane.coordinators.client_budget import ClientBudget
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
@@ -10,7 +14,6 @@ from dataplane.coordinators.transaction.transaction_shard import (
     MAX_TOPICS,
     Expected,
     Outcome,
-    TransactionMemory,
     TransactionShard,
 )
 from dataplane.scheduling.time_slices import at_once
@@ -28,7 +31,7 @@ class Coordinator:
         self.now_ms = 1000
         self.log: list[CoordinatorRecord] = []
         self.prepared: list[Transaction] = []
-        self.memory = TransactionMemory(1 << 20)
+        self.budget = ClientBudget("transaction.budget.max.bytes", lambda: 1 << 20)
         self.new_ids = iter(range(100, 200))
         self.left_open: dict[int, list[Place]] = {}
         self.certain_from = 0  # records of the log before this one are doubtful
@@ -38,7 +41,7 @@ class Coordinator:
         self.shard = TransactionShard(
             0,
             5,
-            self.memory,
+            self.budget,
             lambda: self.version,
             lambda _, __, each: self.prepared.append(each),
             find_open=lambda shard: shard.found_open(self.left_open),
@@ -61,7 +64,7 @@ class Coordinator:
 
     def fail_over(self, *, is_resumed: bool = True) -> None:
         at_once(self.shard.unload())
-        assert self.memory.used_bytes == 0
+        assert self.budget.used_bytes == 0
         self.prepared.clear()
         self.load()
         if is_resumed:
@@ -84,9 +87,11 @@ class Coordinator:
         outcome = run(None)
         return run(next(self.new_ids)) if outcome.needs_id else outcome
 
-    def add(self, producer: Outcome, version: int = 0) -> ErrorCode:
+    def add(
+        self, producer: Outcome, version: int = 0, places: Sequence[Place] = (PLACE,)
+    ) -> ErrorCode:
         code: ErrorCode = self.take(
-            self.shard.add_partitions(ID, producer_of(producer), [PLACE], version, self.now_ms)
+            self.shard.add_partitions(ID, producer_of(producer), places, version, self.now_ms)
         )
         return code
 
@@ -153,6 +158,21 @@ def test_nothing_is_prepared_before_the_record_is_committed() -> None:
     assert coordinator.add(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.shard.refused(write.records, 0.0)
     assert coordinator.add(producer) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_id_whose_first_record_is_not_committed_yet_is_not_unknown(version: int) -> None:
+    """An earlier attempt of the client may have begun it: an unknown id would be fatal to it."""
+    coordinator = Coordinator(version)
+    write = coordinator.shard.init_producer_id(ID, 60_000, None, 1, 100)
+    assert isinstance(write, Write)
+    coordinator.shard.appended(write.records)
+    producer = Outcome(ErrorCode.NONE, 100, 0)
+    assert coordinator.end(producer, version=version).code is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert coordinator.add(producer, version) is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.shard.refused(write.records, 0.0)
+    code = coordinator.end(producer, version=version).code
+    assert code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 def test_every_end_raises_the_epoch_in_version_2() -> None:
@@ -271,6 +291,23 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted() -> None:
     assert at_once(coordinator.shard.timed_out(1011)) == []
 
 
+def test_added_partitions_do_not_extend_the_time_of_a_transaction() -> None:
+    coordinator = Coordinator(version=0)
+    producer = coordinator.init(timeout_ms=10)
+    coordinator.add(producer)
+    coordinator.now_ms = 1008
+    coordinator.add(producer, places=[("t", 1)])
+    assert coordinator.shard.transactions[ID].partitions == {("t", 0), ("t", 1)}
+    assert at_once(coordinator.shard.timed_out(1010)) == []
+    assert at_once(coordinator.shard.timed_out(1011)) == [ID]
+    # The next transaction has a time of its own.
+    coordinator.end(producer)
+    coordinator.complete()
+    coordinator.add(producer)
+    assert at_once(coordinator.shard.timed_out(1018)) == []
+    assert at_once(coordinator.shard.timed_out(1019)) == [ID]
+
+
 def test_the_clock_of_an_earlier_coordinator_does_not_keep_a_transaction_open() -> None:
     """It was five minutes ahead (transactions 770008)."""
     coordinator = Coordinator(version=0)
@@ -290,7 +327,7 @@ def test_an_id_expires_unless_its_transaction_is_open() -> None:
     assert at_once(coordinator.shard.expired(1010, 10)) == [ID]
     coordinator.take(coordinator.shard.remove_expired([ID], 1010, 10))
     assert ID not in coordinator.shard.transactions
-    assert coordinator.memory.used_bytes == 0
+    assert coordinator.budget.used_bytes == 0
     assert coordinator.add(producer) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     producer = coordinator.init()
     coordinator.add(producer)
@@ -357,7 +394,7 @@ def test_prepared_transactions_are_resumed_in_pieces_after_a_load() -> None:
         )
     resumed: list[str] = []
     shard = TransactionShard(
-        0, 5, coordinator.memory, lambda: 2, lambda _, name, __: resumed.append(name)
+        0, 5, coordinator.budget, lambda: 2, lambda _, name, __: resumed.append(name)
     )
     for record in coordinator.log:
         shard.replay(record, 0.0)
@@ -390,7 +427,7 @@ def test_nothing_is_resumed_after_the_end_of_the_leadership() -> None:
     prepared = Transaction(7, 0, 1000, 0).prepared(State.PREPARE_ABORT, 2, 0)
     resumed: list[str] = []
     shard = TransactionShard(
-        0, 5, coordinator.memory, lambda: 2, lambda _, name, __: resumed.append(name)
+        0, 5, coordinator.budget, lambda: 2, lambda _, name, __: resumed.append(name)
     )
     shard.replay(CoordinatorRecord(encode_key(ID), encode_value(prepared, 1)), 0.0)
     at_once(shard.restore(0.0))
@@ -409,7 +446,7 @@ def test_a_transaction_has_a_limited_number_of_topics_and_partitions() -> None:
     def add(places: list[Place]) -> object:
         return coordinator.take(coordinator.shard.add_partitions(ID, producer, places, 0, 1000))
 
-    coordinator.memory.limit_bytes = 1 << 30
+    coordinator.budget.limit_bytes = lambda: 1 << 30
     too_many_topics = [(f"t-{number}", 0) for number in range(MAX_TOPICS + 1)]
     assert add(too_many_topics) is ErrorCode.INVALID_REQUEST
     assert add([("t", index) for index in range(MAX_PARTITIONS + 1)]) is ErrorCode.INVALID_REQUEST

@@ -75,9 +75,11 @@ class GroupClient:
         self.call = client.call
 
     @classmethod
-    async def connect(cls, node: Simulated, group_id: str = "g") -> "GroupClient":
+    async def connect(
+        cls, node: Simulated, group_id: str = "g", host: str | None = None
+    ) -> "GroupClient":
         """Connect, and wait until the coordinator of the group has loaded."""
-        client = cls(await node.connect())
+        client = cls(await node.connect(host))
         await client.find(group_id)
         while node.worker.groups.is_loading:
             await trio.sleep(0.01)

@@ -55,8 +55,8 @@ class Producer:
         self.producer_id = self.epoch = -1
 
     @classmethod
-    async def create(cls, node: Simulated, name: str = "tx") -> "Producer":
-        producer = cls(await GroupClient.connect(node), name)
+    async def create(cls, node: Simulated, name: str = "tx", host: str | None = None) -> "Producer":
+        producer = cls(await GroupClient.connect(node, host=host), name)
         asked = FindCoordinatorRequest(coordinator_keys=[name], key_type=TRANSACTIONS)
         await producer.client.call(ApiKey.FIND_COORDINATOR, asked)
         await producer.init()
@@ -307,18 +307,18 @@ def test_each_row_has_its_own_error() -> None:
     transactions(scenario)
 
 
-def test_too_many_offsets_of_open_transactions_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_many_offsets_of_open_transactions_are_refused() -> None:
     async def scenario(node: Simulated, producer: Producer) -> None:
-        shard = node.worker.groups.shard("g")
-        monkeypatch.setattr(shard.offsets, "_max_transactional", 1)
+        budget = node.worker.groups.offsets_budget
+        assert await producer.client.commit(1, partitions=[1]) == [NONE]
         await producer.add_offsets()
         assert await producer.commit(1) == [NONE]
+        limit_bytes, budget.limit_bytes = budget.limit_bytes, lambda: budget.counted_bytes
         refused = await producer.commit(1, partitions=[1])
-        assert refused == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-        assert await producer.client.commit(1, partitions=[1]) == [NONE]
+        assert refused == [ErrorCode.POLICY_VIOLATION]
+        assert await producer.client.commit(2, partitions=[1]) == [NONE]
         await producer.end()
+        budget.limit_bytes = limit_bytes
         await producer.add_offsets()
         assert await producer.commit(2, partitions=[1]) == [NONE]
 

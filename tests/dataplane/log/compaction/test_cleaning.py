@@ -17,7 +17,14 @@ from dataplane.log.compaction.cleaning import (
     CleaningOrder,
     UncleanableError,
 )
-from dataplane.log.compaction.compaction import CompactionLimits, SegmentAges, cleanable
+from dataplane.log.compaction.compaction import (
+    MAX_GROUP_SEGMENTS,
+    CompactionLimits,
+    SegmentAges,
+    SegmentSizes,
+    cleanable,
+    groups,
+)
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.names import DELETED
 from metaquorum.runtime.interfaces import StorageError
@@ -500,3 +507,38 @@ def test_only_what_is_stable_and_old_enough_may_be_cleaned() -> None:
     part = cleanable(segments, 10, 25, 2000, limits)
     assert (part.first_dirty, part.end) == (10, 20)
     assert (part.clean_bytes, part.dirty_bytes) == (100, 100)
+
+
+def test_segments_are_merged_within_the_limits_of_one_segment() -> None:
+    def merged(*segments: SegmentSizes) -> list[list[int]]:
+        return list(groups(segments, max_log_bytes=100, max_index_bytes=40))
+
+    def sizes(base: int, end: int, log: int = 1, index: int = 1, times: int = 1) -> SegmentSizes:
+        return SegmentSizes(base, end, log, index, times)
+
+    assert merged() == []
+    assert merged(sizes(0, 5), sizes(5, 9)) == [[0, 1]]
+    assert merged(sizes(0, 5, 50), sizes(5, 9, 50), sizes(9, 12, 1)) == [[0, 1], [2]]
+    assert merged(sizes(0, 5, 1, 20), sizes(5, 9, 1, 20), sizes(9, 12)) == [[0, 1], [2]]
+    assert merged(sizes(0, 5, 1, 1, 20), sizes(5, 9, 1, 1, 20), sizes(9, 12)) == [[0, 1], [2]]
+    assert merged(sizes(0, 5, 200), sizes(5, 9, 200)) == [[0], [1]]
+    many = [sizes(base, base + 1, 0, 0, 0) for base in range(2 * MAX_GROUP_SEGMENTS + 1)]
+    assert [len(each) for each in merged(*many)] == [MAX_GROUP_SEGMENTS, MAX_GROUP_SEGMENTS, 1]
+
+
+@pytest.mark.parametrize("base", [0, 7_000_000_000])
+def test_merged_segments_have_offsets_of_31_bits(base: int) -> None:
+    """Indexes and batches hold offsets relative to the base of their segment, as int32."""
+
+    def merged(*ends: int) -> list[list[int]]:
+        starts = (0, *ends)
+        segments = [
+            SegmentSizes(base + start, base + end, 1, 1, 1)
+            for start, end in zip(starts, ends, strict=False)
+        ]
+        return list(groups(segments, max_log_bytes=100, max_index_bytes=40))
+
+    assert merged(10, 2**31) == [[0, 1]]
+    assert merged(10, 2**31 + 1) == [[0], [1]]
+    # The next group has its own base.
+    assert merged(10, 2**31 + 1, 2**31 + 10, 2**32) == [[0], [1, 2], [3]]

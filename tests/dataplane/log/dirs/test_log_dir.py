@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from metaquorum.storage.data_dir import open_storage
 from simulations.kernel.machine import Machine
 from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
+from tests.dataplane.serving import FaultyDisk
 
 TOPIC_ID = bytes(range(16))
 MARK = ".kafka_cleanshutdown"
@@ -177,6 +179,82 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
             log_dir.expire_strays(NOW_MS + days * DAY_MS)
             await log_dir.remove(log_dir.take_deleted())
             assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == left
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_log_behind_a_symbolic_link_goes_with_the_link(tmp_path: Path) -> None:
+    """An operator may have moved the folder to another disk."""
+    data, other = tmp_path / "data", tmp_path / "other"
+
+    async def main() -> None:
+        other.mkdir()
+        (other / "full").mkdir()
+        log_dir = await opened(data)
+        await create(log_dir, ("a", 0), ("a", 1), ("b", 0))
+        for log in log_dir.partitions.values():
+            append_many(log, 1)
+        await log_dir.close({})
+        for name, target in (("a-0", other / "a-0"), ("a-1", other / "full")):
+            (data / name).rename(other / "moved")
+            if target.exists():
+                target.rename(other / "moved/sub")
+            (other / "moved").rename(target)
+            (data / name).symlink_to(target)
+        log_dir = await opened(data)
+        assert len(log_dir.partitions) == 3
+        for at in list(log_dir.partitions):
+            log_dir.delete(*at, random.Random(f"{at}"))
+        assert await log_dir.remove(log_dir.take_deleted()) == {}
+        assert not [name for name in os.listdir(data) if name.endswith("-delete")]
+        assert os.listdir(other) == ["full"]  # it has a folder that is not the log's
+        assert os.listdir(other / "full") == ["sub"]
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_what_is_not_a_deleted_folder_is_passed_over(tmp_path: Path) -> None:
+    unique = "0123456789abcdef" * 2
+    file, link = tmp_path / f"x-0.{unique}-delete", tmp_path / f"y-0.{unique}-delete"
+    own = tmp_path / "do-not-delete"
+
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        assert await log_dir.remove(log_dir.take_deleted()) == {}
+        assert await log_dir.remove([file.name, link.name]) == {}
+        log_dir.abandon()
+        assert file.exists()
+        assert link.is_symlink()
+        assert own.is_dir()
+
+    file.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    own.mkdir()
+    run(main)
+
+
+def test_a_folder_that_cannot_be_removed_holds_up_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = FaultyDisk()
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        await create(log_dir, ("a", 0), ("b", 0), ("c", 0))
+        for log in list(log_dir.partitions.values()):
+            append_many(log, 1)
+        for at in ("a", "b", "c"):
+            log_dir.delete(at, 0, random.Random(at))
+        disk.fail("remove_tree", "/b-0.", errno.EBUSY)
+        names = log_dir.take_deleted()
+        ((failed, error),) = (await log_dir.remove(names)).items()
+        assert failed.startswith("b-0.")
+        assert "unmount" in str(error)
+        assert not isinstance(error, DirectoryFailedError)
+        assert [name for name in names if (tmp_path / name).exists()] == [failed]
+        disk.fail("remove_tree", "/b-0.", errno.EIO)
+        with pytest.raises(DirectoryFailedError):
+            await log_dir.remove([failed])
         log_dir.abandon()
 
     run(main)

@@ -3,6 +3,7 @@
 import errno
 import logging
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -517,3 +518,118 @@ def test_directories_that_a_killed_process_noted_are_known_after_a_loss_of_power
     world = World(seed)
     world.run(check)
     assert not world.violations
+
+
+async def _stop_cleanly(data: Path, *paths: Path, epoch: int, partitions: int) -> None:
+    """Start with these directories as the process with this broker epoch, and stop cleanly.
+
+    Partitions of topic t without a folder, as they have no records, are created again.
+    """
+    with opened(data, *paths) as dirs:
+        await load(dirs)
+        dirs.note_start(epoch)
+        for index in range(partitions):
+            if dirs.dir_of(("t", index)) is None:
+                log_dir = dirs.online[index % len(dirs.online)]
+                await log_dir.create([NewPartition("t", index, TOPIC_ID, SMALL)], 0)
+        dirs.settle_doubts()
+        await dirs.settle()
+        await dirs.close({}, broker_epoch=epoch)
+
+
+def _doubtful(dirs: LogDirs, *partitions: tuple[str, int]) -> list[bool]:
+    return [dirs.is_doubtful(partition) for partition in partitions]
+
+
+@in_trio
+async def test_a_directory_with_an_older_mark_says_nothing_about_the_others(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    with opened(data, a, b) as dirs:
+        await load(dirs)
+        dirs.note_start(3)
+        await create(dirs, "t", 4)
+        for index in (0, 1):
+            log = dirs.log(("t", index))
+            assert log is not None
+            append_many(log, 2)
+        await dirs.settle()
+        await dirs.close({}, broker_epoch=3)
+    image = image_of(b)
+    await _stop_cleanly(data, a, b, epoch=5, partitions=4)
+    shutil.rmtree(b)
+    image.rename(b)  # as of an older image of that disk
+    for _ in range(2):  # the mark stays until the controller has recorded the doubt
+        with opened(data, a, b) as dirs:
+            assert (dirs.newest_broker_epoch, dirs.previous_broker_epoch) == (5, -1)
+            await load(dirs)
+            dirs.note_start(5)
+            assert dirs.doubtful_paths == (str(b),)
+            # Those in b: t-3 has no records, but the image of b does not prove it.
+            assert _doubtful(dirs, *[("t", index) for index in range(4)]) == [
+                False,
+                True,
+                False,
+                True,
+            ]
+            assert dirs.is_doubtful(("other", 0)), "it may have been in b after the image"
+    with opened(data, a, b) as dirs:
+        await load(dirs)
+        dirs.note_start(7)
+        dirs.settle_doubts()
+        assert not any(_doubtful(dirs, ("t", 1), ("other", 0)))
+    with opened(data, a, b) as dirs:
+        assert (dirs.newest_broker_epoch, dirs.previous_broker_epoch) == (7, 7)
+        assert dirs.doubtful_paths == ()
+
+
+@in_trio
+async def test_an_empty_directory_that_returns_makes_no_log_doubtful(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    with opened(data, a) as dirs:
+        await load(dirs)
+        dirs.note_start(3)
+        await create(dirs, "t", 2)
+        log = dirs.log(("t", 0))
+        assert log is not None
+        append_many(log, 2)
+        await dirs.close({}, broker_epoch=3)
+    await _stop_cleanly(data, a, b, epoch=4, partitions=2)
+    await _stop_cleanly(data, a, epoch=5, partitions=2)
+    with opened(data, a, b) as dirs:
+        await load(dirs)
+        assert dirs.doubtful_paths == (str(b),)
+        assert _doubtful(dirs, ("t", 0), ("t", 1)) == [False, False]
+
+
+def image_of(folder: Path) -> Path:
+    copy = folder.with_name(f"{folder.name}-image")
+    shutil.copytree(folder, copy)
+    return copy
+
+
+@in_trio
+async def test_a_full_directory_is_probed_again_and_holds_up_no_other(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    disk = FaultyDisk()
+    with opened(data, a, b, disk=disk) as dirs:
+        await load(dirs)
+        for log_dir in dirs:
+            dirs.failed_in(log_dir, UnreadableError("cannot read"))
+        disk.fail("create", f"{a}/", errno.ENOSPC)
+        with pytest.raises(StorageError, match=str(a)):
+            await dirs.probe()
+        assert (b / "recovery-point-offset-checkpoint").exists()
+        disk.refused.clear()
+        with pytest.raises(StorageError, match=str(a)):
+            await dirs.probe()
+        assert len(disk.refused) == 1
+        disk.faults.clear()
+        await dirs.probe()
+        assert (a / "recovery-point-offset-checkpoint").exists()
+        assert not dirs.failed

@@ -40,7 +40,8 @@ def settle(
     """`in_doubt`: names of directories of which a sync may have failed."""
     paths = [str(path / name) for name in ("a", "b") if (path / name).is_dir()]
     doubtful = [str(path / name) for name in in_doubt]
-    return settle_moves(disk or RealDisk(), paths, are_all=are_all, rng=RNG, in_doubt=doubtful)
+    settled = settle_moves(disk or RealDisk(), paths, are_all=are_all, rng=RNG, in_doubt=doubtful)
+    return settled.unfinished
 
 
 def unfinished(path: Path) -> list[UnfinishedMove]:
@@ -159,6 +160,59 @@ def test_a_copy_that_may_not_be_on_the_device_is_not_continued(
         assert log.exists() == (in_doubt == "a")
     assert settle(tmp_path) == unfinished(tmp_path)
     assert log.exists() == (in_doubt == "a")
+
+
+class UnreadableDisk(RealDisk):
+    """A disk on which reads of paths with `part` fail."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+
+    def read_file(self, path: str) -> bytes:
+        self._check(path)
+        return super().read_file(path)
+
+    def list(self, path: str) -> list[str]:
+        self._check(path)
+        return super().list(path)
+
+    def _check(self, path: str) -> None:
+        if self._part in path:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+
+@pytest.mark.parametrize("failing", ["b/t-0.", "a/t-0."])
+def test_a_folder_that_cannot_be_read_holds_up_the_moves_of_no_other_partition(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    only_former_renamed(tmp_path)
+    make(tmp_path / "a/z-0", LogId("z"))
+    make(tmp_path / "b/z-0", LogId("z").successor("later z"))
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    settled = settle_moves(UnreadableDisk(failing), paths, are_all=True, rng=RNG)
+    assert settled.unfinished == []
+    assert list(settled.failed) == [("t", 0)]  # it is not created again, empty
+    assert names(tmp_path) == {"a": ["deleted", STRAY], "b": [FUTURE, "z-0"]}
+    assert f"moves between log directories of {tmp_path / failing}" in caplog.text
+    assert settle(tmp_path) == []
+    assert names(tmp_path) == {"a": ["deleted", "deleted"], "b": ["t-0", "z-0"]}
+
+
+def test_a_directory_that_cannot_be_read_counts_as_absent(tmp_path: Path) -> None:
+    only_former_renamed(tmp_path)
+    (tmp_path / "b/z-0").mkdir()
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    settled = settle_moves(UnreadableDisk(paths[0]), paths, are_all=True, rng=RNG)
+    assert list(settled.failed) == [("t", 0)]
+    assert names(tmp_path) == {"a": [STRAY], "b": [FUTURE, "z-0"]}
+
+
+def test_files_with_the_names_of_folders_are_passed_over(tmp_path: Path) -> None:
+    nothing_renamed(tmp_path)
+    (tmp_path / "a" / STRAY.replace("t-0", "t-1")).touch()
+    (tmp_path / "b/t-0").touch()
+    (tmp_path / "b" / FUTURE.replace("t-0", "t-2")).symlink_to(tmp_path / "nowhere")
+    assert settle(tmp_path) == unfinished(tmp_path)
 
 
 class FullDisk(RealDisk):

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments import producers
 from dataplane.log.segments.aborted import CompletedTransaction
 from dataplane.log.segments.markers import marker_at
 from dataplane.log.segments.producers import BatchMetadata, ProducerEntry, ProducerStateTable
@@ -119,14 +118,17 @@ def test_idle_producers_expire_but_not_in_a_transaction() -> None:
     assert sorted(table.entries) == [2, 3]
 
 
-def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "MAX_PRODUCERS", 200)
+def test_no_number_of_other_producers_removes_a_producer_before_its_expiry() -> None:
     table = ProducerStateTable()
-    for number in range(1000):
-        table.update(header(0, producer_id=number), number, 0, now_ms=number)
-    assert len(table) <= 200
-    assert 999 in table.entries
-    assert 0 not in table.entries
+    take(table, header(0))
+    count = 200_000  # above the limit that once evicted the longest idle
+    for number in range(1, count + 1):
+        table.entries[1000 + number] = ProducerEntry(1000 + number, 0, last_seen_ms=number)
+    table.update(header(0, producer_id=5), 1, 0, now_ms=1)
+    assert table.check(header(0)) is not None  # a retry is a duplicate
+    data = encode_snapshot(table.entries.values())
+    assert len(decode_snapshot(data)) == count + 2
+    assert table.expire(count + 1000, 1000) == count + 2
 
 
 marks = st.builds(

@@ -2,13 +2,7 @@
 
 import pytest
 
-from dataplane.log.segments.verification import (
-    FORGOTTEN_AFTER_MS,
-    MAX_VERIFICATIONS,
-    NOT_REQUIRED,
-    Verification,
-    Verifications,
-)
+from dataplane.log.segments.verification import NOT_REQUIRED, Verification, Verifications
 from tests.dataplane.serving import batch_of
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.records import BatchHeader, parse_header
@@ -34,37 +28,46 @@ def refusal(table: Verifications, one: BatchHeader, given: Verification | None) 
     return refused.value.code
 
 
-def test_only_the_verification_in_progress_counts() -> None:
+def test_only_a_verification_in_progress_counts() -> None:
     table = Verifications()
-    first = table.begin(PRODUCER, 0, 0, 0)
-    assert table.begin(PRODUCER, 0, 1, 0) is first
+    first = table.begin(PRODUCER)
     table.check(header(0), first)
     assert refusal(table, header(0), None) is ErrorCode.INVALID_TXN_STATE
     table.end(PRODUCER)
     assert refusal(table, header(0), first) is ErrorCode.INVALID_TXN_STATE
-    second = table.begin(PRODUCER, 0, 0, 0)
+    second = table.begin(PRODUCER)
     assert refusal(table, header(0), first) is ErrorCode.INVALID_TXN_STATE
-    newer = table.begin(PRODUCER, 1, 0, 0)
-    assert refusal(table, header(0), second) is ErrorCode.INVALID_TXN_STATE
-    table.check(header(0, epoch=1), newer)
+    table.check(header(0), second)
     table.check(header(5), NOT_REQUIRED)
 
 
-def test_the_earliest_batch_that_asked_is_appended_first() -> None:
+def test_a_batch_or_a_marker_ends_those_of_all_requests_of_the_producer() -> None:
     table = Verifications()
-    given = table.begin(PRODUCER, 0, 3, 0)
-    table.begin(PRODUCER, 0, 2**31 - 1, 0)
-    assert refusal(table, header(3), given) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    table.check(header(2**31 - 1), given)
+    both = [table.begin(PRODUCER), table.begin(PRODUCER)]
+    other = table.begin(PRODUCER + 1)
+    table.end(PRODUCER)
+    assert not any(table.is_pending(PRODUCER, one) for one in both)
+    assert table.is_pending(PRODUCER + 1, other)
 
 
-def test_verifications_are_limited_and_the_oldest_is_forgotten_after_a_while() -> None:
+def test_a_request_that_is_over_ends_its_own_alone() -> None:
+    """A forged request cannot end the verification of the producer whose id it has."""
     table = Verifications()
-    for producer_id in range(MAX_VERIFICATIONS):
-        table.begin(producer_id, 0, 0, 0)
-    with pytest.raises(KafkaError) as refused:
-        table.begin(-1, 0, 0, FORGOTTEN_AFTER_MS - 1)
-    assert refused.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
-    table.begin(-1, 0, 0, FORGOTTEN_AFTER_MS)
-    assert len(table.pending) == MAX_VERIFICATIONS
-    assert 0 not in table.pending
+    given, forged = table.begin(PRODUCER), table.begin(PRODUCER)
+    table.cancel(PRODUCER, forged)
+    table.cancel(PRODUCER, forged)
+    table.check(header(3), given)
+    table.cancel(PRODUCER, given)
+    assert refusal(table, header(3), given) is ErrorCode.INVALID_TXN_STATE
+    assert not table.pending
+
+
+def test_the_transaction_has_its_own_epoch_if_the_append_relied_on_such_a_verification() -> None:
+    table = Verifications()
+    given = table.begin(PRODUCER)
+    table.begin(PRODUCER, has_own_epoch=True)
+    table.check(header(0), given)
+    assert not table.end(PRODUCER)
+    given = table.begin(PRODUCER, has_own_epoch=True)
+    table.check(header(0), given)
+    assert table.end(PRODUCER)

@@ -285,6 +285,23 @@ def test_values_that_are_not_of_the_schema_go_to_a_side_table(node: Peer, tmp_pa
         load(node.bootstrap, name, output, columns=["value", "offset"], value_schema=other)
 
 
+@pytest.mark.parametrize("schema", [None, ValueSchemaSpec("json", "id BIGINT")])
+def test_a_timestamp_out_of_range_does_not_stop_a_load(
+    either: Peer, tmp_path: Path, schema: ValueSchemaSpec | None
+) -> None:
+    """A broker accepts it by default: message.timestamp.before.max.ms has no limit."""
+    times = [BEGAN_MS, -(10**16), BEGAN_MS + 1]
+    sent = (ProducerRecord(b'{"id": 1}', None, (), time) for time in times)
+    name = filled_topic(either.bootstrap, sent)
+    report = load(either.bootstrap, name, tmp_path / "out", value_schema=schema)
+    assert (report.records, report.missing, report.rejected) == (3, {}, 0)
+    rows = rows_of(tmp_path / "out")
+    assert [row["offset"] for row in rows] == [0, 1, 2]
+    assert [row["timestamp"] is None for row in rows] == [False, True, False]
+    found = report.rows[0].result.report
+    assert (found.min_timestamp_ms, found.max_timestamp_ms) == (BEGAN_MS, BEGAN_MS + 1)
+
+
 def send_more(bootstrap: str, name: str) -> None:
     with connect(bootstrap, timeout_s=PATIENCE_S) as cluster:
         send(cluster, name, [record(0)])

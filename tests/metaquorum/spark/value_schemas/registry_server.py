@@ -44,7 +44,8 @@ class Registry:
             schema_id = self.versions[subject, version]
             where = {"subject": subject, "version": version, "id": schema_id}
             return 200, {**where, **self.schemas[schema_id]}
-        if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
+        found = re.fullmatch(r"/schemas/ids/(\d+)", path)
+        if found and int(found[1]) < 1 << 31:  # a path with any other number does not exist
             if int(found[1]) not in self.schemas:
                 return 404, {"error_code": 40403, "message": "Schema not found"}
             return 200, self.schemas[int(found[1])]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from metaquorum.spark.value_schemas import Decoded, ValueSchemaSpec, open_decoder, split
 from metaquorum.spark.value_schemas.decoded import MAX_REASON_CHARACTERS
+from tests.metaquorum.spark.value_schemas.pieces import decode_all
 
 USER = "id BIGINT NOT NULL, name STRING, user STRUCT<id: BIGINT, tags: ARRAY<STRING>>"
 MAX = 2**63 - 1
@@ -17,15 +18,7 @@ MAX = 2**63 - 1
 
 def decode(schema: str, *values: bytes | str | None) -> Decoded:
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
-    decoder = open_decoder(ValueSchemaSpec("json", schema))
-    decoded = decoder.decode(pa.array(encoded, pa.binary()))
-    decoded.columns.validate(full=True)
-    assert decoded.columns.schema == decoder.arrow_schema
-    assert decoded.columns.num_rows == len(decoded.kept)
-    assert len(decoded.rejected) == len(decoded.reasons)
-    indices = [*decoded.kept.to_pylist(), *decoded.rejected.to_pylist()]
-    assert sorted(indices) == list(range(len(values)))
-    return decoded
+    return decode_all(open_decoder(ValueSchemaSpec("json", schema)), encoded)
 
 
 def rows(schema: str, *values: bytes | str | None) -> list[dict[str, Any]]:
@@ -223,7 +216,7 @@ def test_nulls_that_the_schema_excludes_are_rejected() -> None:
 def test_values_of_confluents_serializer_have_a_schema_id_in_front() -> None:
     decoder = open_decoder(ValueSchemaSpec("json", "id INT", framing="confluent"))
     values = [b'\0\0\0\0\x07{"id": 1}', b'{"id": 1}', b"\0\0"]
-    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded = decode_all(decoder, values)
     assert decoded.columns.to_pylist() == [{"id": 1}]
     assert decoded.reasons.to_pylist() == [
         "$: the magic byte is 123, not 0: no schema id follows it",
@@ -349,7 +342,9 @@ def test_a_batch_is_split_into_rows_and_a_side_table() -> None:
             "timestampType": pa.array([0] * 3, pa.int32()),
         }
     )
-    decoded, rejected = split(batch, open_decoder(ValueSchemaSpec("json", "id INT, key STRING")))
+    ((decoded, rejected),) = split(
+        batch, open_decoder(ValueSchemaSpec("json", "id INT, key STRING"))
+    )
     decoded.validate(full=True)
     rejected.validate(full=True)
     names = ["key", "id", "value_key", *batch.schema.names[2:]]

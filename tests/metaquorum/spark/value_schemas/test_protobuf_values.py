@@ -2,7 +2,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.spark.value_schemas import Decoded, SchemaError, ValueSchemaSpec, open_decoder
-from metaquorum.spark.value_schemas.decoded import MAX_REASON_CHARACTERS
+from tests.metaquorum.spark.value_schemas.pieces import decode_all
 from tests.metaquorum.spark.value_schemas.registry_server import running_registry
 
 F = descriptor_pb2.FieldDescriptorProto
@@ -84,13 +83,7 @@ Order = class_of("shop.Order", order_file())
 
 
 def decode(decoder: Any, *values: bytes | None) -> Decoded:
-    decoded: Decoded = decoder.decode(pa.array(values, pa.binary()))
-    decoded.columns.validate(full=True)
-    assert decoded.columns.schema == decoder.arrow_schema
-    assert all(len(each.as_py()) <= MAX_REASON_CHARACTERS for each in decoded.reasons)
-    indices = [*decoded.kept.to_pylist(), *decoded.rejected.to_pylist()]
-    assert sorted(indices) == list(range(len(values)))
-    return decoded
+    return decode_all(decoder, values)
 
 
 def opened(schema: bytes = ORDER, message: str = "shop.Order", framing: str = "") -> Any:

@@ -24,8 +24,8 @@ from metaquorum.client.groups.explanation.facts import (
 from metaquorum.client.groups.explanation.sentences import Finding, explain
 from metaquorum.client.groups.explanation.unread import Unread
 from metaquorum.client.groups.explanation.words import duration, ranges
-from metaquorum.client.quota_use import QuotaUse
 from metaquorum.client.topic_survival import Level
+from metaquorum.client.usage.quota_use import QuotaUse
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

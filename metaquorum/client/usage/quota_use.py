@@ -50,8 +50,12 @@ class QuotaUse:
 
     @property
     def utilization(self) -> float:
-        """Rate divided by quota; above 1 the client violates the quota."""
-        return self.rate / self.quota
+        """Rate divided by quota; above 1 the client violates the quota.
+
+        A delay means that it does, by its earlier use, also if nothing is left in the window.
+        """
+        least = 1 + self.delay_s / self.window_s if self.delay_s > 0 else 0.0
+        return max(self.rate / self.quota, least)
 
 
 @frozen
