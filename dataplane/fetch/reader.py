@@ -39,6 +39,7 @@ _LEADER_ELSEWHERE: Final = frozenset(
 )
 # Errors that do not end the wait of a long poll: a client that does not know yet that a topic was
 # deleted would otherwise fetch without a pause.
+_UNKNOWN: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _UNHURRIED: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
 
 
@@ -196,7 +197,7 @@ class FetchReader:
             partition_index=asked.partition,
             error_code=code,
             high_watermark=-1,
-            aborted_transactions=None,
+            aborted_transactions=[] if code in _UNKNOWN else None,  # as in Kafka
             records=b"",
         )
         if known is not None and code in _LEADER_ELSEWHERE:

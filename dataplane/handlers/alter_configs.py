@@ -11,6 +11,7 @@ from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
 from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
 from dataplane.worker.capabilities import AsksController, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
+from metaquorum.config.absent import refuse_change
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
@@ -167,6 +168,7 @@ async def _change(
 def _spec(worker: HasWorkerId, asked: _RequestedResource) -> ResourceChange:
     if len(asked.changes) > MAX_SPECS:
         raise TOO_MANY
+    refuse_change(asked.resource_type)
     scope = config_scope(asked.resource_type)
     name = asked.resource_name
     if scope is Scope.WORKER and name != ALL_WORKERS:

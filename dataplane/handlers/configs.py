@@ -9,6 +9,12 @@ from dataplane.quotas.replication_quota import PlanLimits
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker.capabilities import HasImage, HasLayers, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
+from metaquorum.config.absent import (
+    ABSENT_CONFIGS,
+    AbsentConfig,
+    AbsentKind,
+    absent_configs,
+)
 from metaquorum.config.definition import ConfigType, Scope, to_text
 from metaquorum.config.plan_limit import FOLLOWER, LEADER, plan_limit
 from metaquorum.config.registry import is_of_listener, shown_keys
@@ -33,9 +39,9 @@ from wire.messages.list_config_resources import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
-_CLIENT_METRICS: Final = 16
-# Resource types without resources here: loggers, client metrics, groups.
-_OTHER_RESOURCE_TYPES: Final = frozenset((8, _CLIENT_METRICS, 32))
+_LOGGERS: Final = 8
+# Resource types without resources here.
+_OTHER_RESOURCE_TYPES: Final = frozenset((_LOGGERS, *AbsentKind))
 _TYPES_SINCE: Final = 1
 PIECE_CONFIGS: Final = 16  # about 10 µs each
 
@@ -66,7 +72,7 @@ def handle_describe_configs(
     asked: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResource] = {}
     for number, resource in enumerate(message.resources, 1):
         wanted: frozenset[str] | None = None
-        if (keys := resource.configuration_keys) is not None:
+        if keys := resource.configuration_keys:  # empty means all, as in Kafka
             names: set[str] = set()
             yield from in_pieces(keys, names.add)
             wanted = frozenset(names)
@@ -93,6 +99,14 @@ def _describe(
         resource_type=resource.resource_type, resource_name=resource.resource_name
     )
     try:
+        if resource.resource_type in ABSENT_CONFIGS:
+            kind = AbsentKind(resource.resource_type)
+            result.configs = [
+                _absent_entry(config, message)
+                for config in absent_configs(kind, resource.resource_name)
+                if wanted is None or config.name in wanted
+            ]
+            return result
         configs = _resolved(worker, resource)
     except KafkaError as error:
         result.error_code = error.code
@@ -104,6 +118,25 @@ def _describe(
         if number % PIECE_CONFIGS == 0:
             yield
     return result
+
+
+def _absent_entry(
+    config: AbsentConfig, message: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    default = ConfigSource.DEFAULT
+    entry = DescribeConfigsResourceResult(
+        name=config.name,
+        value=config.text,
+        read_only=True,
+        config_source=default,
+        config_type=config.type,
+    )
+    if message.include_synonyms and config.worker is not None:
+        synonym = DescribeConfigsSynonym(name=config.worker, value=config.text, source=default)
+        entry.synonyms = [synonym]
+    if message.include_documentation:
+        entry.documentation = config.doc
+    return entry
 
 
 def _resolved(worker: DescribesConfigs, resource: DescribeConfigsResource) -> Iterator[Resolved]:

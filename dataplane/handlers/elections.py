@@ -28,20 +28,19 @@ async def handle_elect_leaders(
     worker: ElectsLeaders, request: Request, message: ElectLeadersRequest
 ) -> ElectLeadersResponse:
     kind = message.election_type
-    if kind not in _TYPES:
-        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     asked = message.topic_partitions
     specs: list[ElectionSpec] = []
     answers: list[KafkaError | None] = []
     slicer = worker.slicer
+    is_known = kind in _TYPES
     try:
-        if asked is None:
+        if asked is None and is_known:
             topics = list(worker.image.topics.values())
             await slicer.do(
                 in_pieces(topics, lambda topic: specs.extend(specs_of(topic, kind))),
                 row_count(topics, lambda topic: topic.partitions),
             )
-        else:
+        elif asked is not None:
             await slicer.do(
                 for_each_of(
                     asked,
@@ -49,6 +48,13 @@ async def handle_elect_leaders(
                     lambda topic, index: specs.append(ElectionSpec(topic.topic, index, kind)),
                 ),
                 row_count(asked, lambda topic: topic.partitions),
+            )
+        if not is_known:
+            refusal = KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}")
+            work = _by_topic(specs, [refusal] * len(specs), hears_all=True)
+            return ElectLeadersResponse(
+                error_code=refusal.code,
+                replica_election_results=await slicer.do(work, len(specs)),
             )
         answers = await worker.controller_client.change_each(
             ELECT_LEADERS,

@@ -52,6 +52,7 @@ _SINCE: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _READ_COMMITTED: Final = 1
+_ISOLATION_LEVELS: Final = (0, _READ_COMMITTED)
 _CONSUMER: Final = -1  # replica id
 
 
@@ -107,6 +108,7 @@ class _Lookup:
         is_proven = not claim_error(request.client, message.replica_id)
         self._replica_id = message.replica_id if is_proven else _CONSUMER
         self._committed = message.isolation_level == _READ_COMMITTED
+        self._is_unknown_level = message.isolation_level not in _ISOLATION_LEVELS
 
     def row(
         self, topic: ListOffsetsTopic, data: ListOffsetsPartition
@@ -114,7 +116,7 @@ class _Lookup:
         answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
         timestamp = data.timestamp
         try:
-            if (topic.name, data.partition_index) in self.twice:
+            if self._is_unknown_level or (topic.name, data.partition_index) in self.twice:
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             partition = self._partition(topic.name, data)
             end = _end_for(partition, self._replica_id, committed=self._committed)

@@ -72,6 +72,8 @@ def change_quotas(image: MetadataImage, change: QuotaChange) -> Decision[KafkaEr
     try:
         entity = checked_entity(change.parts)
         values = IP_QUOTAS if entity.parts()[0].type == IP else CLIENT_QUOTAS
+        if len({op.key for op in change.ops}) < len(change.ops):
+            raise _invalid("Each quota of an entity must appear at most once")
         for op in change.ops:
             if op.value is not None:
                 _check_value(values, op.key, op.value)

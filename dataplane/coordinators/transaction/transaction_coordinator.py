@@ -364,7 +364,7 @@ class TransactionCoordinator:
             return error.code
 
     async def add_partitions(
-        self, request: AddPartitionsToTxnRequest, version: int = 5
+        self, request: AddPartitionsToTxnRequest
     ) -> AddPartitionsToTxnResponse:
         """Answer a request of a worker: add partitions to transactions, or verify them.
 
@@ -413,12 +413,13 @@ class TransactionCoordinator:
         self, asked: AddPartitionsToTxnTransaction, result: AddPartitionsToTxnResult
     ) -> None:
         producer = Expected(asked.producer_id, asked.producer_epoch)
-        codes = self._verified(asked.transactional_id, producer, _places(asked))
+        codes = self.verified(asked.transactional_id, producer, _places(asked))
         _answer(asked, result, codes)
 
-    def _verified(
+    def verified(
         self, transactional_id: str, producer: Expected, places: Collection[Place]
     ) -> Mapping[Place, ErrorCode]:
+        """Return for each existing partition whether it is part of the transaction."""
         try:
             shard = self.shard(transactional_id)
         except KafkaError as error:

@@ -28,6 +28,7 @@ from wire.messages.fetch import (
 from wire.primitives.errors import ErrorCode
 
 _TOPIC_IDS_SINCE: Final = 13
+_ISOLATION_LEVELS: Final = (0, 1)  # read_uncommitted, read_committed
 # An unauthenticated replica with more partitions gets one error for the whole request.
 MAX_REFUSED_ROWS: Final = 1000
 
@@ -59,11 +60,13 @@ class Fetches(LimitsFetches, KeepsSessions, Protocol):
 
 
 def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
+    if message.isolation_level not in _ISOLATION_LEVELS:
+        return _refuse(message, ErrorCode.INVALID_REQUEST)
     replication_quotas = None
     if (replica_id := replica_of(message)) >= 0:
         image, followers = worker.loader.image, worker.isr_manager
         if error := fetch_claim_error(request.client, message, image, followers.earlier_followers):
-            return _refuse_claim(message, error)
+            return _refuse(message, error)
         followers.heard_from(replica_id)
         replication_quotas = followers.quotas
     allowed = FetchAllowance(worker, request, message, replication_quotas)
@@ -77,8 +80,8 @@ def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> An
     return FullFetch(worker, message, has_topic_ids, allowed).answer()
 
 
-def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
-    """Return the error for a client that may not fetch as the replica that it names."""
+def _refuse(message: FetchRequest, error: ErrorCode) -> FetchResponse:
+    """Return the error of all partitions, or of the request if it names too many."""
     row_count = sum(len(topic.partitions) for topic in message.topics)
     if error is ErrorCode.STALE_BROKER_EPOCH or row_count > MAX_REFUSED_ROWS:
         return FetchResponse(error_code=error)

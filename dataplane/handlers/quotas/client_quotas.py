@@ -1,6 +1,7 @@
 """AlterClientQuotas and DescribeClientQuotas."""
 
-from collections.abc import Coroutine, Iterator
+from collections import Counter
+from collections.abc import Coroutine, Hashable, Iterator
 from typing import Any, Final
 
 import trio
@@ -8,7 +9,13 @@ import trio
 from dataplane.scheduling.time_slices import in_pieces
 from dataplane.worker.capabilities import AsksController, HasImage
 from dataplane.worker.context import Request
-from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
+from metaquorum.controller.quota_changes import (
+    FilterPart,
+    QuotaChange,
+    QuotaFilter,
+    QuotaOp,
+    checked_entity,
+)
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import EntityPart
@@ -29,6 +36,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 CHANGE_S: Final = 25.0
 # A longer filter is invalid in any case: there are three entity types, each allowed once.
 MAX_COMPONENTS: Final = 10
+_TWICE: Final = KafkaError(ErrorCode.INVALID_REQUEST, "Each entity must appear at most once.")
 SLICE_ENTITIES: Final = 1000  # entities checked before other tasks run
 
 
@@ -36,25 +44,45 @@ async def handle_alter_client_quotas(
     worker: AsksController, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
     slicer, entries = worker.slicer, message.entries
-    changes: list[QuotaChange] = []
+    changes: dict[int, QuotaChange] = {}  # by the row of the request
     errors: list[KafkaError | None] = []
+    named: Counter[Hashable] = Counter()
+
     try:
         if any(await slicer.each(entries, _is_too_long)):
             errors = [TOO_MANY] * len(entries)
         else:
-            for entry in entries:
-                changes.append(_change(entry))
+            for row, entry in enumerate(entries):
+                changes[row] = _change(entry)
+                named[_entity_of(changes[row])] += 1
+                errors.append(None)
                 await slicer.pause()
-            errors = await worker.controller_client.change_each(
+            for row in range(len(entries)):
+                if named[_entity_of(changes[row])] > 1:
+                    errors[row] = _TWICE
+                    del changes[row]
+                await slicer.pause()
+            answers = await worker.controller_client.change_each(
                 CHANGE_QUOTAS,
-                changes,
+                list(changes.values()),
                 lambda part: ChangeQuotas(request.context, part, message.validate_only),
                 timeout_s=CHANGE_S,
             )
+            for row, error in zip(changes, answers, strict=True):
+                errors[row] = error
+                await slicer.pause()
         work = in_pieces(zip(entries, errors, strict=True), _altered)
         return AlterClientQuotasResponse(entries=await slicer.do(work, len(entries)))
     finally:
-        slicer.discard(changes)
+        slicer.discard(changes, named)
+
+
+def _entity_of(change: QuotaChange) -> Hashable:
+    """Return what two rows of the request have in common if they are about one entity."""
+    try:
+        return checked_entity(change.parts)
+    except KafkaError:
+        return change.parts
 
 
 def _is_too_long(entry: alter_client_quotas.EntryData) -> bool:

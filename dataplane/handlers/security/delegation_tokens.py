@@ -31,7 +31,11 @@ from wire.messages.renew_delegation_token import (
 from wire.primitives.errors import ErrorCode
 
 _USER: Final = "User"  # the one type of a principal
-_NO_TIME: Final = -1
+
+
+def _no_time(code: ErrorCode) -> int:
+    """Return what Kafka answers for a time: a controller that gives no tokens leaves it 0."""
+    return 0 if code is ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED else -1
 
 
 def _refusal(request: Request) -> ErrorCode:
@@ -59,22 +63,24 @@ def handle_create_delegation_token(
         principal_name=owner,
         token_requester_principal_type=requester_type,
         token_requester_principal_name=requester,
-        issue_timestamp_ms=_NO_TIME,
-        expiry_timestamp_ms=_NO_TIME,
-        max_timestamp_ms=_NO_TIME,
+        issue_timestamp_ms=_no_time(code),
+        expiry_timestamp_ms=_no_time(code),
+        max_timestamp_ms=_no_time(code),
     )
 
 
 def handle_renew_delegation_token(
     worker: object, request: Request, message: RenewDelegationTokenRequest
 ) -> RenewDelegationTokenResponse:
-    return RenewDelegationTokenResponse(error_code=_refusal(request), expiry_timestamp_ms=_NO_TIME)
+    code = _refusal(request)
+    return RenewDelegationTokenResponse(error_code=code, expiry_timestamp_ms=_no_time(code))
 
 
 def handle_expire_delegation_token(
     worker: object, request: Request, message: ExpireDelegationTokenRequest
 ) -> ExpireDelegationTokenResponse:
-    return ExpireDelegationTokenResponse(error_code=_refusal(request), expiry_timestamp_ms=_NO_TIME)
+    code = _refusal(request)
+    return ExpireDelegationTokenResponse(error_code=code, expiry_timestamp_ms=_no_time(code))
 
 
 def handle_describe_delegation_token(

@@ -5,10 +5,11 @@ three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
 """
 
 from collections.abc import Awaitable, Coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dataplane.coordinators.asked import Asked
 from dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from dataplane.coordinators.transaction.transaction import Place
 from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
 from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected, Outcome
 from dataplane.network.client import NO_WORKER
@@ -24,8 +25,10 @@ from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
 )
 from wire.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -42,7 +45,9 @@ from wire.messages.remove_transactional_ids import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-_BATCHED_SINCE: Final = 4  # AddPartitionsToTxn of workers
+_BATCHED_SINCE: Final = 4  # AddPartitionsToTxn for several transactions, of workers and clients
+# transaction.version of a client that sends it. Source: TransactionVersion of Kafka 4.3.
+_VERSION_OF_BATCHES: Final = 2
 _FENCED_SINCE: Final = 2  # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn
 _EPOCH_BUMP_SINCE: Final = 5  # EndTxn of clients with transaction.version 2
 # Constants, because Python 3.11 looks up members of an enum slowly.
@@ -81,29 +86,129 @@ def fenced(code: ErrorCode, version: int, since: int = _FENCED_SINCE) -> ErrorCo
     return code
 
 
+class _Begun(NamedTuple):
+    """Partitions that cannot be added, with their errors, and the error of all others."""
+
+    refused: dict[Place, ErrorCode]
+    code: ErrorCode | Asked[ErrorCode]
+
+
 def handle_add_partitions_to_txn(
     worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
 ) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     if request.version < _BATCHED_SINCE:
-        return (yield from _add_for_client(worker, request.version, message))
+        return (yield from _add_to_one(worker, request.version, message))
     if request.client.replica.worker_id == NO_WORKER:
-        return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return worker.transactions.add_partitions(message, request.version)
+        # A Kafka without an authorizer serves clients that choose the highest version.
+        return (yield from _add_to_each(worker, message.transactions))
+    return worker.transactions.add_partitions(message)
 
 
-def _add_for_client(
+def _add_to_one(
     worker: CoordinatesTransactions, version: int, message: AddPartitionsToTxnRequest
 ) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
-    # Plain loops: `for_each_of` and `each_of` take twice the time for a few partitions.
     topics = message.v3_and_below_topics
-    places: list[tuple[str, int]] = []
-    refused: dict[tuple[str, int], ErrorCode] = {}
+    begun = yield from _begin(
+        worker,
+        message.v3_and_below_transactional_id,
+        _new_tuple(
+            Expected, (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        ),
+        topics,
+    )
+    if isinstance(begun.code, Asked):
+        return _added_later(worker, topics, begun.code, version)
+    results = yield from _added(topics, begun.refused, fenced(begun.code, version))
+    worker.slicer.discard(begun.refused)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+
+
+async def _added_later(
+    worker: CoordinatesTransactions,
+    topics: list[AddPartitionsToTxnTopic],
+    asked: Asked[ErrorCode],
+    version: int,
+) -> AddPartitionsToTxnResponse:
+    work = _added(topics, {}, fenced(await asked.wait(), version))
+    results = await worker.slicer.do(work, row_count(topics, _partitions_of))
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+
+
+def _add_to_each(
+    worker: CoordinatesTransactions, transactions: list[AddPartitionsToTxnTransaction]
+) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
+    all_begun: list[_Begun] = []
+    waits = False
+    for asked in transactions:
+        begun = yield from _begin(
+            worker,
+            asked.transactional_id,
+            Expected(asked.producer_id, asked.producer_epoch),
+            asked.topics,
+            client_version=_VERSION_OF_BATCHES,
+            verify_only=asked.verify_only,
+        )
+        all_begun.append(begun)
+        waits |= isinstance(begun.code, Asked)
+        yield
+    if waits:
+        return _added_to_each_later(worker, transactions, all_begun)
+    return (yield from _added_to_each(worker, transactions, all_begun))
+
+
+async def _added_to_each_later(
+    worker: CoordinatesTransactions,
+    transactions: list[AddPartitionsToTxnTransaction],
+    all_begun: list[_Begun],
+) -> AddPartitionsToTxnResponse:
+    for number, begun in enumerate(all_begun):
+        if isinstance(begun.code, Asked):
+            all_begun[number] = begun._replace(code=await begun.code.wait())
+            await worker.slicer.pause()
+    return await worker.slicer.finish(_added_to_each(worker, transactions, all_begun), 0)
+
+
+def _added_to_each(
+    worker: CoordinatesTransactions,
+    transactions: list[AddPartitionsToTxnTransaction],
+    all_begun: list[_Begun],
+) -> Work[AddPartitionsToTxnResponse]:
+    results: list[AddPartitionsToTxnResult] = []
+    for asked, (refused, code) in zip(transactions, all_begun, strict=True):
+        assert not isinstance(code, Asked)
+        rows = yield from _added(asked.topics, refused, code)
+        results.append(
+            AddPartitionsToTxnResult(transactional_id=asked.transactional_id, topic_results=rows)
+        )
+        if refused:
+            worker.slicer.discard(refused)
+        yield
+    worker.slicer.discard(all_begun)
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+def _begin(
+    worker: CoordinatesTransactions,
+    transactional_id: str,
+    producer: Expected,
+    topics: list[AddPartitionsToTxnTopic],
+    *,
+    client_version: int = 0,
+    verify_only: bool = False,
+) -> Work[_Begun]:
+    """Begin to add the partitions for a client, or look whether the transaction has them.
+
+    Nothing is added if one of them cannot be.
+    """
+    # Plain loops: `for_each_of` and `each_of` take twice the time for a few partitions.
+    places: list[Place] = []
+    refused: dict[Place, ErrorCode] = {}
     left, image = PIECE_ROWS, worker.image
     for topic in topics:
         name, count, problem = topic.name, 0, _UNKNOWN_TOPIC_OR_PARTITION
         if is_internal(name):
-            # As in Kafka. AddOffsetsToTxn adds the partition of a group; no markers end
-            # transactions in partitions of `__transaction_state`.
+            # As in Kafka before version 4. AddOffsetsToTxn adds the partition of a group; no
+            # markers end transactions in partitions of `__transaction_state`.
             problem = _TOPIC_AUTHORIZATION_FAILED
         elif (known := image.topic(name)) is not None:
             # Its own name is in memory already, that of the request would be kept.
@@ -121,44 +226,28 @@ def _add_for_client(
         if left <= 0:
             left = PIECE_ROWS
             yield
-    code, named = None, refused
+    code = None
     if not has_level(image, TRANSACTIONS_LEVEL):
-        code, named = ErrorCode.UNSUPPORTED_VERSION, {}
+        code, refused = ErrorCode.UNSUPPORTED_VERSION, {}
     elif refused:  # nothing is added
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif len(places) > MAX_PARTITIONS:
         code = ErrorCode.INVALID_REQUEST
     if code is not None:
-        response = yield from _added(topics, named, code)
-        worker.slicer.discard(places, refused)
-        return response
-    asked = worker.transactions.begin_add(
-        message.v3_and_below_transactional_id,
-        _new_tuple(
-            Expected, (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
-        ),
-        places,
-    )
-    if isinstance(asked, Asked):
-        return _added_later(worker, topics, asked, version)
-    return (yield from _added(topics, {}, fenced(asked, version)))
-
-
-async def _added_later(
-    worker: CoordinatesTransactions,
-    topics: list[AddPartitionsToTxnTopic],
-    asked: Asked[ErrorCode],
-    version: int,
-) -> AddPartitionsToTxnResponse:
-    code = fenced(await asked.wait(), version)
-    return await worker.slicer.do(_added(topics, {}, code), row_count(topics, _partitions_of))
+        worker.slicer.discard(places)
+        return _Begun(refused, code)
+    transactions = worker.transactions
+    if verify_only:
+        codes = transactions.verified(transactional_id, producer, places)
+        return _Begun(dict(codes), ErrorCode.NONE)
+    return _Begun({}, transactions.begin_add(transactional_id, producer, places, client_version))
 
 
 def _added(
     topics: list[AddPartitionsToTxnTopic],
     refused: dict[tuple[str, int], ErrorCode],
     otherwise: ErrorCode,
-) -> Work[AddPartitionsToTxnResponse]:
+) -> Work[list[AddPartitionsToTxnTopicResult]]:
     results: list[AddPartitionsToTxnTopicResult] = []
     left = PIECE_ROWS
     for topic in topics:
@@ -178,7 +267,7 @@ def _added(
         if left <= 0:
             left = PIECE_ROWS
             yield
-    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+    return results
 
 
 def _partitions_of(topic: AddPartitionsToTxnTopic) -> list[int]:

@@ -63,9 +63,9 @@ def response_type(request: Message) -> type[Message]:
 class Connection:
     """A blocking connection to one node."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, limit_s: float = LIMIT_S) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), LIMIT_S)
+        self._socket = socket.create_connection((host, int(port)), limit_s)
         self._sent: tuple[type[Message], int, bool] | None = None
         self._correlation_id = 0
 

@@ -243,9 +243,9 @@ async def test_absurd_waits_and_least_bytes_do_no_harm(tmp_path: Path) -> None:
             assert row.error_code == 0
         row = await client.fetch("t", 1, max_wait_ms=2**31 - 1, min_bytes=-(2**31))
         assert row.error_code == 0
-        for level in (-128, 1, 2, 127):
+        for level in (-128, 2, 127):
             row = await client.fetch("t", isolation_level=level)
-            assert len(records_of(row)) == 1
+            assert row.error_code == ErrorCode.INVALID_REQUEST
         row = await client.fetch("t", isolation_level=1)
         assert (row.last_stable_offset, row.aborted_transactions) == (1, [])
 

@@ -62,21 +62,33 @@ def test_a_client_cannot_add_partitions_of_internal_topics() -> None:
             topics=[CreatableTopic(name="known", num_partitions=1, replication_factor=1)]
         )
         await producer.client.call(ApiKey.CREATE_TOPICS, created)
-        asked = AddPartitionsToTxnRequest(
+        topics = [
+            AddPartitionsToTxnTopic(name=name, partitions=[0])
+            for name in ("known", "__consumer_offsets", "__transaction_state", "unknown")
+        ]
+        for_one = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=producer.name,
             v3_and_below_producer_id=producer.producer_id,
             v3_and_below_producer_epoch=producer.epoch,
-            v3_and_below_topics=[
-                AddPartitionsToTxnTopic(name=name, partitions=[0])
-                for name in ("known", "__consumer_offsets", "__transaction_state", "unknown")
-            ],
+            v3_and_below_topics=topics,
         )
-        for version in (0, 3):
+        for_each = AddPartitionsToTxnRequest(
+            transactions=[
+                AddPartitionsToTxnTransaction(
+                    transactional_id=producer.name,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    topics=topics,
+                )
+            ]
+        )
+        for version, asked in ((0, for_one), (3, for_one), (4, for_each), (5, for_each)):
             answer = await producer.client.call(ApiKey.ADD_PARTITIONS_TO_TXN, asked, version)
+            results = answer.results_by_topic_v3_and_below
+            if version >= 4:
+                results = answer.results_by_transaction[0].topic_results
             assert [
-                row.partition_error_code
-                for topic in answer.results_by_topic_v3_and_below
-                for row in topic.results_by_partition
+                row.partition_error_code for topic in results for row in topic.results_by_partition
             ] == [
                 ErrorCode.OPERATION_NOT_ATTEMPTED,
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED,

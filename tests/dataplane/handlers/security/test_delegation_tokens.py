@@ -39,6 +39,7 @@ def test_who_has_authenticated_is_told_that_there_are_no_tokens() -> None:
         for key, asked_for in REQUESTS:
             answer = await client.call(key, asked_for())
             assert answer.error_code == ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+            assert getattr(answer, "expiry_timestamp_ms", 0) == 0
         asked = CreateDelegationTokenRequest(owner_principal_name="bob")
         answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
         assert (answer.principal_type, answer.principal_name) == ("User", "bob")
@@ -47,5 +48,6 @@ def test_who_has_authenticated_is_told_that_there_are_no_tokens() -> None:
         asked.renewers = [CreatableRenewers(principal_type="Group", principal_name="g")]
         answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
         assert answer.error_code == ErrorCode.INVALID_PRINCIPAL_TYPE
+        assert answer.expiry_timestamp_ms == -1
 
     secured(scenario)

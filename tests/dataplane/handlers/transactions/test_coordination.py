@@ -17,7 +17,13 @@ from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from tests.dataplane.handlers.groups.clients import GroupClient, versions
 from tests.dataplane.handlers.transactions.test_offsets import Producer, transactions
 from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import Simulated
+from tests.dataplane.serving import (
+    PRODUCE_VERSION,
+    Simulated,
+    batch_of,
+    produce_message,
+    records_of,
+)
 from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -32,7 +38,7 @@ from wire.protocol.apis import ApiKey
 
 NONE = ErrorCode.NONE
 LONGEST = "x" * 32_767  # a request and a key of `__transaction_state` have room for it
-OF_CLIENTS = range(4)  # versions of AddPartitionsToTxn
+BATCHED = 4  # the first version of AddPartitionsToTxn for several transactions
 
 Asks = Callable[..., Awaitable[int]]
 
@@ -46,14 +52,34 @@ async def add(
     **other: Any,
 ) -> int:
     """Add partitions; return the error of the first, which is that of all."""
-    asked = AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=other.get("name", producer.name),
-        v3_and_below_producer_id=other.get("producer_id", producer.producer_id),
-        v3_and_below_producer_epoch=other.get("epoch", producer.epoch),
-        v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))],
-    )
+    name = other.get("name", producer.name)
+    producer_id = other.get("producer_id", producer.producer_id)
+    epoch = other.get("epoch", producer.epoch)
+    topics = [AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))]
+    if version < BATCHED:
+        asked = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=topics,
+        )
+    else:
+        transaction = AddPartitionsToTxnTransaction(
+            transactional_id=name,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            verify_only=other.get("verify_only", False),
+            topics=topics,
+        )
+        asked = AddPartitionsToTxnRequest(transactions=[transaction])
     answer = await producer.client.call(ApiKey.ADD_PARTITIONS_TO_TXN, asked, version)
-    (row,) = answer.results_by_topic_v3_and_below
+    if version < BATCHED:
+        (row,) = answer.results_by_topic_v3_and_below
+    else:
+        assert answer.error_code == NONE
+        (result,) = answer.results_by_transaction
+        assert result.transactional_id == name
+        (row,) = result.topic_results
     codes = [each.partition_error_code for each in row.results_by_partition]
     assert [each.partition_index for each in row.results_by_partition] == list(partitions)
     assert len(set(codes)) == 1
@@ -118,7 +144,7 @@ OPERATIONS = [
         (ApiKey.ADD_OFFSETS_TO_TXN, add_offsets),
         (ApiKey.END_TXN, end),
     )
-    for version in (OF_CLIENTS if api is ApiKey.ADD_PARTITIONS_TO_TXN else versions(api))
+    for version in versions(api)
 ]
 
 
@@ -189,7 +215,7 @@ def test_a_new_instance_of_the_client_fences_the_last_one() -> None:
 # AddPartitionsToTxn
 
 
-@pytest.mark.parametrize("version", OF_CLIENTS)
+@pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN))
 def test_partitions_are_added_once_and_only_all_together(version: int) -> None:
     async def scenario(node: Simulated, producer: Producer) -> None:
         assert await state_of(producer) == "Empty"
@@ -223,27 +249,115 @@ def test_the_partitions_of_a_request_are_limited() -> None:
     transactions(scenario)
 
 
-@pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN, 4))
-@pytest.mark.parametrize("verify_only", [False, True])
-def test_requests_of_workers_are_refused_to_clients(version: int, verify_only: bool) -> None:
-    """Also if the client knows producer id and epoch."""
+@pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN, BATCHED))
+def test_partitions_are_verified_without_being_added(version: int) -> None:
+    async def scenario(node: Simulated, producer: Producer) -> None:
+        async def verify(partitions: Sequence[int], **other: Any) -> int:
+            return await add(producer, partitions, version=version, verify_only=True, **other)
+
+        assert await verify([0]) == ErrorCode.TRANSACTION_ABORTABLE
+        assert await state_of(producer) == "Empty"
+        assert await add(producer, [0], version=version) == NONE
+        assert await verify([0, 0]) == NONE
+        assert await verify([1]) == ErrorCode.TRANSACTION_ABORTABLE
+        assert await verify([2]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await verify([0], epoch=producer.epoch + 1) == ErrorCode.PRODUCER_FENCED
+        assert await verify([0], name="other") == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert await verify([0], name="") == ErrorCode.INVALID_REQUEST
+        (topic,) = (await described(producer)).topics
+        assert topic.partitions == [0]
+        async with held(node, producer):
+            assert await end(producer) == NONE
+            assert await verify([0]) == ErrorCode.CONCURRENT_TRANSACTIONS
+        await complete(producer)
+
+    transactions(scenario)
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN, BATCHED))
+def test_partitions_are_added_to_several_transactions(version: int) -> None:
+    async def scenario(node: Simulated, producer: Producer) -> None:
+        other = await Producer.create(node, "other")
+
+        def row(of: Producer, *partitions: int, **more: Any) -> AddPartitionsToTxnTransaction:
+            return AddPartitionsToTxnTransaction(
+                transactional_id=of.name,
+                producer_id=of.producer_id,
+                producer_epoch=of.epoch,
+                topics=[AddPartitionsToTxnTopic(name="t", partitions=list(partitions))],
+                **more,
+            )
+
+        async def call(*rows: AddPartitionsToTxnTransaction) -> list[tuple[str, list[int]]]:
+            asked = AddPartitionsToTxnRequest(transactions=list(rows))
+            answer = await producer.client.call(ApiKey.ADD_PARTITIONS_TO_TXN, asked, version)
+            assert answer.error_code == NONE
+            return [
+                (
+                    each.transactional_id,
+                    [
+                        found.partition_error_code
+                        for topic in each.topic_results
+                        for found in topic.results_by_partition
+                    ],
+                )
+                for each in answer.results_by_transaction
+            ]
+
+        assert await call() == []
+        unknown = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        refused = [int(ErrorCode.OPERATION_NOT_ATTEMPTED), unknown]
+        assert await call(row(producer, 0, 1), row(other, 0, 2)) == [
+            ("tx", [NONE, NONE]),
+            ("other", refused),
+        ]
+        assert (await state_of(producer), await state_of(other)) == ("Ongoing", "Empty")
+        again = row(producer, 1, verify_only=True)
+        assert await call(row(other, 0), again) == [("other", [NONE]), ("tx", [NONE])]
+        assert (await end(producer), await end(other)) == (NONE, NONE)
+        await complete(producer)
+        await complete(other)
+
+    transactions(scenario)
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN, BATCHED))
+def test_a_client_of_the_highest_versions_runs_transactions(version: int) -> None:
+    """`@platformatic/kafka` takes the highest version of each API, also of those of brokers."""
 
     async def scenario(node: Simulated, producer: Producer) -> None:
-        asked = AddPartitionsToTxnRequest(
-            transactions=[
-                AddPartitionsToTxnTransaction(
-                    transactional_id="tx",
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    verify_only=verify_only,
-                    topics=[AddPartitionsToTxnTopic(name="t", partitions=[0])],
-                )
-            ]
-        )
-        answer = await producer.client.call(ApiKey.ADD_PARTITIONS_TO_TXN, asked, version)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        assert not answer.results_by_transaction
-        assert await state_of(producer) == "Empty"
+        client = producer.client.client
+
+        async def read() -> list[bytes | None]:
+            row = await client.fetch("t", isolation_level=1)
+            return [record.value for record in records_of(row) if record.value in (b"a", b"c")]
+
+        for value, commit in ((b"a", False), (b"c", True)):
+            assert await add(producer, [0], version=version) == NONE
+            batch = batch_of(
+                value,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0,
+                transactional=True,
+            )
+            asked = produce_message("t", batch)
+            asked.transactional_id = producer.name
+            answer = await client.call(ApiKey.PRODUCE, asked, PRODUCE_VERSION)
+            assert answer.responses[0].partition_responses[0].error_code == NONE
+            assert value not in await read()
+            answer = await ended(producer, version=5, commit=commit)
+            assert answer.error_code == NONE
+            assert (answer.producer_id, answer.producer_epoch) == (
+                producer.producer_id,
+                producer.epoch + 1,
+            )
+            producer.epoch = answer.producer_epoch
+            await complete(producer)
+        assert (await client.fetch("t")).high_watermark == 4  # two batches, two markers
+        row = await client.fetch("t", isolation_level=1)
+        aborted = [each.first_offset for each in row.aborted_transactions]
+        assert (row.last_stable_offset, aborted) == (4, [0])
 
     transactions(scenario)
 
