@@ -83,11 +83,12 @@ def eventually(check: Callable[[], T]) -> T:
 
 
 def heed_interrupts() -> None:
-    """Let SIGINT end a command again; a `preexec_fn`.
+    """Let SIGINT and SIGHUP end a command again; a `preexec_fn`.
 
-    A test run in the background has SIGINT ignored, and its commands would inherit that.
+    A test run in the background, or by nohup, ignores them, and its commands would inherit that.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes import PATIENCE_S, ROOT, free_port, needs_ipv6, wait_until
+from tests.nodes import PATIENCE_S, ROOT, free_port, heed_interrupts, needs_ipv6, wait_until
 
 LIMIT_S = PATIENCE_S
 SETTLED_S = 0.5
@@ -44,6 +44,7 @@ class Running:
                 stderr=err,
                 text=True,
                 cwd=ROOT,
+                preexec_fn=heed_interrupts,
             )
 
     @property

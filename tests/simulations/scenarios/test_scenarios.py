@@ -104,8 +104,7 @@ def test_a_seed_is_clean_and_one_of_each_scenario_repeats_in_another_process(
     counts = outcome.counts
     assert [name for name in HAPPENS.get((scenario, seed), ()) if not counts.get(name)] == []
     if REPEATED[scenario] == seed:
-        happened = ("acknowledged records", "records read", "commits")
-        assert any(counts.get(name) for name in happened)
+        assert counts.get("acknowledged records", 0) + counts.get("commits", 0) > 0
         assert elsewhere.play(scenario, seed).digest == outcome.digest
 
 
