@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -199,7 +200,9 @@ def test_ci_plays_committed_and_fresh_seeds_and_first_ones_for_gates(tmp_path: P
     assert totals["twice"] > 0
     assert totals["missed_gates"] == []
     assert all(str(seed) in done.stdout for seed in known)
-    assert "5000000-5000003" in done.stdout
+    fresh = re.search(r"5000000-(\d+)", done.stdout)  # a fast machine plays more
+    assert fresh is not None
+    assert int(fresh[1]) >= 5000000 + FRESH_AT_LEAST - 1
     assert "clean: 1 scenarios" in done.stdout
 
 
