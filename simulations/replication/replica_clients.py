@@ -5,10 +5,10 @@ Produce version that has no topic ids), so that checkers find a record in the wr
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from metaquorum.controller.features import UpgradeType
 from metaquorum.metadata.records import ELIGIBLE_LEADERS
@@ -291,6 +291,13 @@ class Batch:
     contents: list[Content] = field(default_factory=list)  # empty if records have no keys
 
 
+class SentBatch(NamedTuple):
+    batch: Batch
+    crc: int
+    size: int
+    at_s: float
+
+
 class ReplicaProducer(ReplicaClient):
     """Producer with several batches in flight to one partition for a while, then to another."""
 
@@ -418,14 +425,23 @@ class ReplicaProducer(ReplicaClient):
 
     async def _send_all(self, connection: ClientConnection, name: str, place: Place) -> None:
         """Send all queued batches, and remove the acknowledged ones from the queue."""
-        crcs: list[int] = []
-        sizes: list[int] = []
-        asked_at: list[float] = []
+        sent = await self._send_queued(connection, name, place)
+        if self._acks == 0:
+            self.cluster_state.world.count(
+                "records sent with acks=0", sum(len(b.values) for b in self._queue)
+            )
+            self._queue.clear()
+            return
+        await self._answers(connection, place, sent)
+
+    async def _send_queued(
+        self, connection: ClientConnection, name: str, place: Place
+    ) -> list[SentBatch]:
+        sent: list[SentBatch] = []
         for batch in self._queue:
             data = self._encoded(batch, place)
-            sizes.append(len(data))
-            crcs.append(parse_header(memoryview(data), 0).crc)
-            known_as = {identity.crc for identity in self._identities(batch, crcs[-1])}
+            crc = parse_header(memoryview(data), 0).crc
+            known_as = {identity.crc for identity in self._identities(batch, crc)}
             if self._by_name:
                 self.cluster_state.checker(TopicsAreTheirOwn).by_name |= known_as
             self.cluster_state.world.count("batches sent again", batch.times_sent > 0)
@@ -440,23 +456,20 @@ class ReplicaProducer(ReplicaClient):
                 timeout_ms=self.timeout_ms,
                 topic_data=[topic],
             )
-            asked_at.append(self.cluster_state.world.now)
+            sent.append(SentBatch(batch, crc, len(data), self.cluster_state.world.now))
             await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
-        if self._acks == 0:
-            self.cluster_state.world.count(
-                "records sent with acks=0", sum(len(b.values) for b in self._queue)
-            )
-            self._queue.clear()
-            return
+        return sent
+
+    async def _answers(
+        self, connection: ClientConnection, place: Place, sent: Sequence[SentBatch]
+    ) -> None:
         failed: ErrorCode | None = None
-        for number, (batch, crc) in enumerate(zip(list(self._queue), crcs, strict=True)):
+        for number, (batch, crc, size, asked_at) in enumerate(sent):
             response = await connection.receive()
             answer = response.responses[0].partition_responses[0]
             code = ErrorCode(answer.error_code)
             self.cluster_state.world.count(f"produce: {code.name}")
-            self.throttled(
-                ApiKey.PRODUCE, sizes[number], response.throttle_time_ms, asked_at[number]
-            )
+            self.throttled(ApiKey.PRODUCE, size, response.throttle_time_ms, asked_at)
             if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
                 self.cluster_state.world.count("acknowledged with acks=all, and throttled")
             if failed is not None:
@@ -466,7 +479,7 @@ class ReplicaProducer(ReplicaClient):
                 self._acknowledged(place, batch, crc, int(answer.base_offset))
             else:
                 failed = code
-                self.say(f"{self._where}: {number} of {len(crcs)}: {code.name}")
+                self.say(f"{self._where}: {number} of {len(sent)}: {code.name}")
                 if code not in RETRIABLE and code not in _LOST_TRACK:
                     # The error is final, and later batches may have been appended: this producer's
                     # sequences cannot be used again, for any content of the other responses.

@@ -31,6 +31,7 @@ from simulations.replication.replica_clients import (
     TOPIC_IDS_SINCE,
     ReplicaClient,
     ReplicaProducer,
+    SentBatch,
 )
 from simulations.replication.replicas import Place
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
@@ -71,6 +72,8 @@ UNUSED: Final = range(500, BLOCK)
 MADE_UP: Final = 10**6
 KINDS: Final = ("kill", "kill", "resets", "cut pair", "pause", "slow links", "restart")
 FEW_FAULTS: Final = 6
+LOST_ANSWERS: Final = 0.2  # share of an idempotent producer's answers
+LOST_FOR_S: Final = 0.3
 ELSEWHERE: Final = 0.2  # share of the floods
 NOT_NEXT: Final = 10**6  # first sequence that no producer of a run comes to
 FORGED: Final = ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -270,6 +273,15 @@ class IdempotentProducer(ReplicaProducer):
     async def _work(self, runtime: Runtime) -> None:
         self._runtime = runtime
         await super()._work(runtime)
+
+    async def _answers(
+        self, connection: ClientConnection, place: Place, sent: Sequence[SentBatch]
+    ) -> None:
+        """Read the answers, or have them lost: all are sent again when many others have sent."""
+        if self._draw.random() < LOST_ANSWERS:
+            await sleep(self._runtime.clock, LOST_FOR_S)
+            raise EOFError("the answers are lost")
+        await super()._answers(connection, place, sent)
 
     def _refused(self, place: Place, code: ErrorCode) -> None:
         checker = self.cluster_state.checker(ForgedIdsAreRefused)
