@@ -9,7 +9,7 @@ from simulations.kernel.mutation import Mutant, mutated
 from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 
-# Seeds of which one finds a mutant, whatever worlds they are. It takes some that few seeds find.
+# Seeds of which one finds a mutant in any case: some mutants need a rare world.
 SEEDS: Final = range(48)
 
 
