@@ -11,6 +11,7 @@ import pytest
 
 from tests.nodes import ROOT, free_ports
 
+WITHIN_S = 240  # it waits for what other processes do, which may end
 PROFILE = ROOT / "tests" / "peers" / "profile"
 
 pytestmark = [
@@ -29,6 +30,7 @@ def profile(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

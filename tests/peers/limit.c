@@ -352,7 +352,13 @@ int main(int count, char **arguments) {
     pace_ns = atol(arguments[6]);
     others = count - 7;
     if (getenv("LIMIT_ANSWERS")) load_answers(getenv("LIMIT_ANSWERS"));
+    /* The signal comes while the program waits, never between its look at is_over and the wait. */
     struct sigaction action = {.sa_handler = end};
+    sigset_t blocked, before;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGTERM);
+    sigprocmask(SIG_BLOCK, &blocked, &before);
+    sigdelset(&before, SIGTERM);
     sigaction(SIGTERM, &action, NULL);
     if (chdir(arguments[2])) fail(arguments[2]);
     for (int leader = 0; leader <= others; leader++)
@@ -371,7 +377,7 @@ int main(int count, char **arguments) {
     epoll_ctl(poller, EPOLL_CTL_ADD, listener, &event);
     for (int leader = 1; leader <= others; leader++) follow(atoi(arguments[6 + leader]), leader);
     while (!is_over) {
-        int got = epoll_wait(poller, ready, TURN, -1);
+        int got = epoll_pwait(poller, ready, TURN, -1, &before);
         turns++;
         for (int i = 0; i < got; i++) {
             int fd = ready[i].data.fd;
