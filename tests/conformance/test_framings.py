@@ -3,7 +3,8 @@
 `REFUSED` are those that a client does not read. Found with Apache Kafka 4.3.1, which accepts all
 but three of them: librdkafka 2.16.1 reads the first gzip member alone, or aborts if it is empty,
 and refuses lz4 with bytes after the frame; kafka-python 3.0 and aiokafka 0.14 refuse bytes after
-a gzip member, and two snappy headers; Java's clients refuse linked lz4 blocks.
+a gzip member, and two snappy headers, as do franz-go 1.20 and sarama 1.45, which also refuse zeros
+after a gzip member; Java's clients refuse linked lz4 blocks.
 """
 
 import time
@@ -11,6 +12,8 @@ import time
 import pytest
 
 from tests.conformance.clients import CLIENTS, Client, create
+from tests.conformance.other_languages.programs import go_program
+from tests.conformance.other_languages.test_admin import seen_by
 from tests.conformance.test_java import consumed
 from tests.conformance.test_validation import produced
 from tests.conftest import KafkaTool
@@ -66,3 +69,10 @@ def test_clients_read_what_was_acknowledged(node: Peer, topic: str, client: Clie
 def test_java_reads_what_was_acknowledged(node: Peer, topic: str, kafka_tool: KafkaTool) -> None:
     lines = consumed(kafka_tool, node, topic, len(EXPECTED))
     assert lines[: len(EXPECTED)] == [value.decode() for value in EXPECTED]
+
+
+@pytest.mark.parametrize("client", ["franz-go", "sarama"])
+def test_go_clients_read_what_was_acknowledged(node: Peer, topic: str, client: str) -> None:
+    program = go_program(client, "reader")
+    found = seen_by([program, node.bootstrap, topic, str(len(EXPECTED))])
+    assert found == {"values": [value.decode() for value in EXPECTED]}
