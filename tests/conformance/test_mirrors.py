@@ -15,7 +15,7 @@ from tests.conformance.clients import Librdkafka, Record, admin, create
 from tests.nodes import KAFKA, PATIENCE_S, Peer, elsewhere, unique, wait_until
 
 EACH = 200  # records of a topic before MirrorMaker is killed, and again after
-READ = 50  # of them read by a group
+READ = 50  # of these records, read by a group
 RETENTION = {"retention.ms": "7200000", "cleanup.policy": "compact,delete", "preallocate": "false"}
 SETTINGS = {
     "refresh.topics.interval.seconds": 1,
@@ -153,7 +153,7 @@ def copy_of(clusters: dict[str, Peer], source: str, prefix: str) -> tuple[Peer, 
 
 
 def copied_records(clusters: dict[str, Peer], source: str, prefix: str, count: int) -> list[Record]:
-    """Return the copied records, without their timestamps, when there are so many."""
+    """Return the first `count` copied records, without their timestamps."""
     target, topic = copy_of(clusters, source, prefix)
     known = admin(target.bootstrap)
     wait_until(lambda: topic in known.list_topics(timeout=PATIENCE_S).topics, what=topic)
