@@ -41,8 +41,6 @@ from simulations.groups.hoarders import (
     MOST_HOARDERS,
     OFFSETS_MEMORY_BYTES,
     RETENTION_MS,
-    BudgetsCountAll,
-    BudgetsHaveRoom,
     Hoarded,
     Hoarder,
     Newcomer,
@@ -52,6 +50,7 @@ from simulations.groups.waiting_members import WaitingMembersStay, watched_waits
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
+from simulations.replication.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
 from simulations.replication.cleanup_clients import CleanupProducer
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings

@@ -4,11 +4,9 @@ The budgets of these worlds are small, so that two or three hoarders use nearly 
 members of large subscriptions, and with offsets of groups of their own.
 """
 
-from collections.abc import Iterator
 from random import Random
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
 from dataplane.coordinators.group.committed_offsets import (
     OFFSET_BYTES,
     USUAL_VALUE_BYTES,
@@ -22,7 +20,11 @@ from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.groups.group_clients import PROTOCOL, PROTOCOL_TYPE, GroupClient
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_checkers import WatchingChecker
+from simulations.replication.budget_checkers import (
+    BudgetsCountAll,
+    BudgetsHaveRoom,
+    settled_worker,
+)
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from wire.messages.offset_commit import (
@@ -57,87 +59,6 @@ _REFUSED: Final = (ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.COORDINATOR_NOT_A
 
 # Hoarder, group, member id, and bytes of the subscription of a member.
 Hoarded: TypeAlias = tuple[str, str, str, int]
-
-
-class BudgetsHaveRoom(WatchingChecker):
-    """A client without state is not refused, and a known member may grow, in any budget."""
-
-    invariant = "B1"
-
-    def joined(self, name: str, budget: ClientBudget, code: ErrorCode) -> None:
-        """Take the answer to the JoinGroup of a client without state, and the budget after it.
-
-        Loaded state is never refused, and may fill a budget after a failover: not compared.
-        """
-        limit_bytes = budget.limit_bytes()
-        is_loaded = budget.use_of(UNKNOWN).counted_bytes * 10 > limit_bytes
-        if is_loaded or budget.counted_bytes * 2 < limit_bytes:
-            return
-        self.compare(
-            code not in _REFUSED,
-            "{} has no state and is refused: {}; {} of {} bytes are used by {} clients",
-            name,
-            code.name,
-            budget.counted_bytes,
-            limit_bytes,
-            budget.client_count,
-        )
-
-    def look(self, budget: ClientBudget) -> None:
-        """Compare what each client has: at most half, by creation, growth and taking over."""
-        for client in budget.clients():
-            used_bytes = budget.use_of(client).counted_bytes
-            self.compare(
-                client == UNKNOWN or 2 * used_bytes <= budget.limit_bytes(),
-                "{} has {} of {} bytes of {}",
-                client,
-                used_bytes,
-                budget.limit_bytes(),
-                budget.name,
-            )
-
-    def grown(self, name: str, code: ErrorCode) -> None:
-        """Take the answer to the JoinGroup of a known member with a longer subscription."""
-        self.compare(
-            code not in _REFUSED,
-            "{} is a member, and is refused a longer subscription: {}",
-            name,
-            code.name,
-        )
-
-
-class BudgetsCountAll(WatchingChecker):
-    """The memory that a budget has counted is that of the state which its worker has."""
-
-    invariant = "B2"
-
-    def look(self, worker_id: int, groups: GroupCoordinator) -> None:
-        """Compare both budgets of a worker whose shards are all active."""
-        shards = groups.shards.values()
-        for budget, used_bytes in (
-            (groups.budget, sum(map(_members_bytes, shards))),
-            (groups.offsets_budget, sum(_offsets_bytes(each.offsets) for each in shards)),
-        ):
-            self.compare(
-                budget.used_bytes == used_bytes,
-                "worker {} counts {} bytes for {}, its state has {}",
-                worker_id,
-                budget.used_bytes,
-                budget.name,
-                used_bytes,
-            )
-            self.compare(
-                budget.counted_bytes == sum(_counted_bytes(budget)),
-                "worker {} counts {} bytes against {}, its clients have others",
-                worker_id,
-                budget.counted_bytes,
-                budget.name,
-            )
-
-
-def _counted_bytes(budget: ClientBudget) -> Iterator[int]:
-    for client in budget.clients():
-        yield budget.use_of(client).counted_bytes
 
 
 def _members_bytes(shard: GroupShard) -> int:
@@ -263,25 +184,24 @@ class Hoarder(GroupClient):
 
     def _coordinator(self) -> GroupCoordinator | None:
         """Return the coordinator of the worker of the last connection, if it has settled."""
-        for member in self.cluster_state.workers:
-            node = member.running
-            if (
-                member.config.node_id == self.worker_id
-                and node is not None
-                and node.worker is not None
-                and not node.worker.groups.is_loading
-                and not node.worker.slicer.has_background_work
-                and len(node.worker.groups.shards) == node.worker.groups.runtime.hosted_count
-            ):
-                return node.worker.groups
-        return None
+        worker = settled_worker(self.cluster_state, self.worker_id)
+        if worker is None or worker.groups.is_loading:
+            return None
+        groups = worker.groups
+        return groups if len(groups.shards) == groups.runtime.hosted_count else None
 
     def _look(self) -> None:
         groups = self._coordinator()
-        if groups is not None:
-            self.cluster_state.checker(BudgetsCountAll).look(self.worker_id, groups)
-            for budget in (groups.budget, groups.offsets_budget):
-                self.cluster_state.checker(BudgetsHaveRoom).look(budget)
+        if groups is None:
+            return
+        shards = groups.shards.values()
+        for budget, used_bytes in (
+            (groups.budget, sum(map(_members_bytes, shards))),
+            (groups.offsets_budget, sum(_offsets_bytes(each.offsets) for each in shards)),
+        ):
+            checker = self.cluster_state.checker(BudgetsCountAll)
+            checker.look(self.worker_id, budget, used_bytes)
+            self.cluster_state.checker(BudgetsHaveRoom).look(budget)
 
 
 class Newcomer(Hoarder):
@@ -297,9 +217,9 @@ class Newcomer(Hoarder):
         )
         groups = self._coordinator()
         if is_new and groups is before and groups is not None:
-            checker.joined(self.name, groups.budget, code)
+            checker.created(self.name, groups.budget, code, is_refused=code in _REFUSED)
         if code is ErrorCode.NONE:
             code, _ = await self.join(
                 connection, group_id, _GROWN_BYTES, member_id, _SHORT_SESSION_MS
             )
-            checker.grown(self.name, code)
+            checker.known(self.name, code, is_refused=code in _REFUSED)

@@ -25,7 +25,7 @@ from simulations.kernel.mutation import Mutant, all_of, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 
 
-def _budgets_without_shares() -> AbstractContextManager[None]:
+def budgets_without_shares() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def _refusal(self: Any, client: str, admitted: int, grown: int, counted: int) -> Any:
             before = self.use_of(client)
@@ -592,7 +592,7 @@ GROUP_MUTANTS: Final = tuple(
             "budgets-without-shares",
             "one client may use a whole budget",
             ("B1",),
-            _budgets_without_shares,
+            budgets_without_shares,
         ),
         (
             "known-members-may-not-grow",

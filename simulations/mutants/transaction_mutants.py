@@ -21,6 +21,7 @@ from dataplane.log.segments.verification import Verifications
 from dataplane.worker.context import Worker
 from dataplane.worker.transaction_states import TransactionStates
 from simulations.kernel.mutation import Mutant, all_of, swapped
+from simulations.mutants.group_mutants import budgets_without_shares
 from wire.primitives.errors import ErrorCode
 
 # Logs
@@ -276,6 +277,18 @@ def _verified_without_look() -> AbstractContextManager[None]:
     return swapped(TransactionShard, "verify_partitions", wrong)
 
 
+def _removed_counted() -> AbstractContextManager[None]:
+    """Count ids in the budget also after they are removed or belong to another worker."""
+
+    def wrong(_: Any) -> Any:
+        def _uncount(self: Any, transactional_id: str) -> None:
+            self._clients.pop(transactional_id, None)
+
+        return _uncount
+
+    return swapped(TransactionShard, "_uncount", wrong)
+
+
 # Groups
 
 
@@ -460,6 +473,18 @@ TRANSACTION_MUTANTS: Final = tuple(
             "a committed offset is returned that an open transaction may still change",
             ("T6",),
             _unstable_offsets_returned,
+        ),
+        (
+            "ids-without-shares",
+            "one client may use the whole budget of transactional ids",
+            ("B1",),
+            budgets_without_shares,
+        ),
+        (
+            "removed-ids-counted",
+            "ids of a partition that moves to another worker count in the budget for ever",
+            ("B2",),
+            _removed_counted,
         ),
     )
 )

@@ -21,6 +21,7 @@ from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
+from simulations.replication.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
 from simulations.replication.replica_clients import ReplicaConsumer
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
@@ -33,6 +34,12 @@ from simulations.replication.replication_scenario import (
 )
 from simulations.transactions.chains import INPUT, ChainMember
 from simulations.transactions.decision_checkers import DECISION_CHECKERS
+from simulations.transactions.id_hoarders import (
+    HOARDERS,
+    MOST_HOARDERS,
+    hoarders,
+    small_budget,
+)
 from simulations.transactions.stable_reads import StableConsumer
 from simulations.transactions.transaction_administrators import (
     COMPACTED,
@@ -54,6 +61,7 @@ from simulations.transactions.transactional_producers import (
 )
 
 ALL_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *TRANSACTION_CHECKERS, *DECISION_CHECKERS)
+WITH_BUDGETS: Final = (*ALL_CHECKERS, BudgetsHaveRoom, BudgetsCountAll)
 # Faults that lose no disk and elect no leader uncleanly: what they lose, no transaction survives.
 KINDS: Final = (
     "kill",
@@ -300,20 +308,28 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     world.say("story", f"{transactions}")
     world.count(f"worlds with {settings.workers} workers")
 
+    # A separate random stream for few worlds: the other worlds do not change.
+    draw = world.stream("hoarders of ids")
+    hoards = draw.randint(1, MOST_HOARDERS) if draw.random() < HOARDERS else 0
+
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
-        return clients_of_transactions(cluster_state, transactions)
+        clients = clients_of_transactions(cluster_state, transactions)
+        if hoards:
+            clients.others.extend(hoarders(cluster_state, hoards, clients.others))
+        return clients
 
     is_lost = any(fault.kind == VERIFIED_BEFORE_LOSS for fault in settings.faults)
     with (
         small_internal_topics(transactions, settings),
         unclean_internal_topics() if is_lost else nullcontext(),
+        small_budget() if hoards else nullcontext(),
     ):
         await play_settings(
             world,
             settings,
             fault_kinds,
             clients_of,
-            ALL_CHECKERS,
+            WITH_BUDGETS,
         )
 
 
@@ -321,7 +337,7 @@ TRANSACTIONS: Final = Scenario(
     "transactions",
     "transactions: commits, aborts, zombies, timeouts, chains of groups, coordinators that move",
     play,
-    ALL_CHECKERS,
+    WITH_BUDGETS,
     gates=(
         "acknowledged records",
         "transactions committed",
@@ -353,6 +369,9 @@ TRANSACTIONS: Final = Scenario(
         "forged marker: TRANSACTION_COORDINATOR_FENCED",
         "records compacted away",
         "worlds with 1 workers",
+        "id of a hoarder: NONE",
+        "id of a hoarder: POLICY_VIOLATION",
+        "id of a newcomer: NONE",
         *(f"narrow: {purpose}" for purpose in NARROW_WORLDS),
         f"fault: {VERIFIED_BEFORE_LOSS}",
     ),

@@ -13,6 +13,7 @@ from dataplane.coordinators.transaction import marker_sender
 from dataplane.coordinators.transaction.marker_sender import MarkerSender
 from dataplane.coordinators.transaction.transaction import State, Transaction
 from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
+from tests.dataplane.coordinators import test_client_budget as budget
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
 from tests.dataplane.coordinators.transaction import test_loss as loss
 from tests.dataplane.coordinators.transaction import test_transaction_shard as shard
@@ -122,6 +123,8 @@ FAILS: dict[str, Callable[[], None]] = {
     "unstable-offsets-returned": (
         offsets.test_a_transactional_commit_is_unstable_before_it_is_replicated
     ),
+    "ids-without-shares": budget.test_a_client_finds_room_after_any_number_of_others,
+    "removed-ids-counted": shard.test_an_id_expires_unless_its_transaction_is_open,
 }
 
 
