@@ -23,6 +23,7 @@ from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from simulations.cluster.fault_plan import draw_faults, without
+from simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.groups.group_checkers import GROUP_CHECKERS
 from simulations.groups.group_clients import (
     EventsAdministrator,
@@ -50,7 +51,6 @@ from simulations.groups.waiting_members import WaitingMembersStay, watched_waits
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
-from simulations.replication.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
 from simulations.replication.cleanup_clients import CleanupProducer
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings

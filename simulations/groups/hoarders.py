@@ -18,13 +18,13 @@ from dataplane.coordinators.group.group_shard import GroupShard
 from dataplane.coordinators.group.sessions import pending_bytes
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.group_clients import PROTOCOL, PROTOCOL_TYPE, GroupClient
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.budget_checkers import (
+from simulations.groups.budget_checkers import (
     BudgetsCountAll,
     BudgetsHaveRoom,
     settled_worker,
 )
+from simulations.groups.group_clients import PROTOCOL, PROTOCOL_TYPE, GroupClient
+from simulations.harness.client import BROKEN, ClientConnection
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from wire.messages.offset_commit import (

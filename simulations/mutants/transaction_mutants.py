@@ -482,7 +482,7 @@ TRANSACTION_MUTANTS: Final = tuple(
         ),
         (
             "removed-ids-counted",
-            "ids of a partition that moves to another worker count in the budget for ever",
+            "ids of a partition that has moved to another worker count in the budget",
             ("B2",),
             _removed_counted,
         ),

@@ -15,13 +15,13 @@ from dataplane.coordinators.transaction.transaction_coordinator import Transacti
 from dataplane.coordinators.transaction.transaction_shard import PARTITION_BYTES, id_bytes
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN
-from simulations.kernel.mutation import swapped
-from simulations.replication.budget_checkers import (
+from simulations.groups.budget_checkers import (
     BudgetsCountAll,
     BudgetsHaveRoom,
     settled_worker,
 )
+from simulations.harness.client import BROKEN
+from simulations.kernel.mutation import swapped
 from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.transactions.transactional_clients import (
     OF_TRANSACTIONS,
@@ -45,7 +45,7 @@ _REFUSED: Final = (ErrorCode.POLICY_VIOLATION, ErrorCode.COORDINATOR_NOT_AVAILAB
 
 @dataclass(slots=True)
 class Hoard:
-    """What the hoarders of a world may create together, and the ids of all clients."""
+    """Allowance of all hoarders of a world together, and the ids of all clients."""
 
     left_bytes: int = HOARD_BYTES
     ids: set[str] = field(default_factory=set)
@@ -155,7 +155,7 @@ class IdNewcomer(IdHoarder):
 def hoarders(
     cluster_state: ReplicatedClusterState, count: int, others: Sequence[object]
 ) -> list[IdHoarder]:
-    """Return hoarders, and newcomers, beside other clients."""
+    """Return hoarders and newcomers; `others` are the clients that use ids for transactions."""
     hoard, world = Hoard(), cluster_state.world
     hoard.ids.update(
         each.transactional_id for each in others if isinstance(each, TransactionalClient)

@@ -18,10 +18,10 @@ from typing import Any, Final
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.harness.scenario import Scenario
 from simulations.kernel.mutation import swapped
 from simulations.kernel.world import World
-from simulations.replication.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
 from simulations.replication.replica_clients import ReplicaConsumer
 from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings

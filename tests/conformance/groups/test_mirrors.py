@@ -15,7 +15,7 @@ from tests.conformance.clients import Librdkafka, Record, admin, create
 from tests.nodes import KAFKA, PATIENCE_S, Peer, elsewhere, unique, wait_until
 
 EACH = 200  # records of a topic before MirrorMaker is killed, and again after
-READ = 50  # of these records, read by a group
+READ = 50  # records that a group has read
 RETENTION = {"retention.ms": "7200000", "cleanup.policy": "compact,delete", "preallocate": "false"}
 SETTINGS = {
     "refresh.topics.interval.seconds": 1,
