@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -204,6 +204,14 @@ class Session:
         click.echo(f"mq-admin: {printable(_sentence(error))}", err=True)
         if step := _next_step(error):
             click.echo(f"  {step}", err=True)
+
+    def say_each(self, outcomes: Mapping[str, Exception | None], done: str) -> None:
+        """Print what is done with each item, as "orders deleted", or report its error."""
+        for item, error in outcomes.items():
+            if error is None:
+                self.say(f"{item} {done}")
+            else:
+                self.report(error)
 
     def keep(self, outcome: T | BrokerError) -> T | None:
         """Return the outcome; if it is an error, report it and return None."""

@@ -36,11 +36,7 @@ def delete_command(
         return
     many = "group" if len(groups) == 1 else f"{len(groups)} groups"
     session.ask(f"Delete {many} {', '.join(groups)} with all committed offsets?", yes)
-    for group, error in session.groups.delete_groups(groups).items():
-        if error is None:
-            session.say(f"{group} deleted")
-        else:
-            session.report(error)
+    session.say_each(session.groups.delete_groups(groups), "deleted")
 
 
 def _delete_offsets(
@@ -56,11 +52,11 @@ def _delete_offsets(
     count = sum(map(len, wanted.values()))
     session.ask(f"Delete {count} committed offset{'' if count == 1 else 's'}?", yes)
     for group, partitions in wanted.items():
-        for where, error in session.groups.delete_offsets(group, partitions).items():
-            if error is None:
-                session.say(f"{group}: committed offset of {where} deleted")
-            else:
-                session.report(error)
+        outcomes = session.groups.delete_offsets(group, partitions)
+        of_group = {
+            f"{group}: committed offset of {where}": error for where, error in outcomes.items()
+        }
+        session.say_each(of_group, "deleted")
 
 
 def _partitions(session: Session, group: str, scopes: Sequence[Scope]) -> list[TopicPartition]:

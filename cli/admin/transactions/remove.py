@@ -42,11 +42,7 @@ def remove_command(
         once = tuple(dict.fromkeys(transactional_ids))
         many = "transactional id" if len(once) == 1 else f"{len(once)} transactional ids"
         session.ask(f"Remove {many} {', '.join(once)}?", yes)
-        for name, error in session.transactions.remove_ids(once).items():
-            if error is None:
-                session.say(f"{name} removed")
-            else:
-                session.report(error)
+        session.say_each(session.transactions.remove_ids(once), "removed")
         return
     session.ask(f"Remove all transactional ids of the client {client}?", yes)
     removed = 0
