@@ -21,8 +21,9 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
 RETRY_S: Final = 0.1
-# Virtual seconds after the last fault within which all moves end.
-MOVES_LIMIT_S: Final = 30.0
+# Virtual seconds after the last fault within which all moves end: at the lowest rate of these
+# worlds, 5 kB/s, for all that their producers write.
+MOVES_LIMIT_S: Final = 120.0
 
 Place = tuple[str, bool]  # path of a log directory, and whether the replica there is a future one
 
