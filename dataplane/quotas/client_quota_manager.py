@@ -5,14 +5,19 @@ window (`dataplane.quotas.rate_window`). The rule that applies to a client is lo
 cached until a quota changes. The counted use stays when the value of a quota changes: a new value
 applies at once to earlier use, too, and shortens mutes that are longer than that value requires.
 
+Use counts also while no quota applies to a client, as in Kafka, for KEPT_S after the last quota of
+the kind was removed: a quota that is removed and set again finds it. It is counted for each set of
+clients that could share a quota, of the shapes that quotas have had (user, client id, or both).
+
 An allowance without use for a whole window is forgotten when other clients arrive, or within a
-minute. `MAX_CLIENTS` bounds the memory that clients with invented names can take; beyond it, the
-oldest allowances are forgotten.
+minute. `MAX_CLIENTS` bounds the memory that clients with invented names can take, of which each has
+a share (`dataplane.quotas.allowance_table`).
 
 Counting a request takes about 2 microseconds, a tenth of a small request. A client that sends many
 requests and is within its quotas therefore gets *credit* for some requests: they are added up and
 counted with the first request after them. The credit covers at most the requests of CREDIT_S, and
-the bytes that the client may produce in that time, which is negligible in a window of seconds.
+the bytes that the client may produce in that time, which is negligible in a window of seconds. It
+ends with each change of a quota: a client without a quota has credit for more bytes.
 
 Quotas delay responses. A produce is appended and answered, then the connection is muted. A fetch is
 checked before it reads, and the bytes of its response count afterwards, so that a batch larger than
@@ -20,15 +25,16 @@ the whole quota is still delivered, and counted. If several quotas are violated,
 throttle time applies.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from dataplane.quotas.client_state import QuotaClient, name_of
+from dataplane.quotas.allowance_table import Allowance, AllowanceTable, ThrottleStats
+from dataplane.quotas.client_state import ClientShare, QuotaClient, name_of, share_of
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
 from dataplane.quotas.muting import ClientName, Mute, throttle_ms
@@ -43,18 +49,22 @@ from metaquorum.controller.quota_changes import (
 )
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.quota_lookup import (
+    NO_CLIENT_ID,
     OBSERVED,
     QuotaEntity,
     Rule,
     Sharers,
+    SpecialName,
     applying,
     rules_for,
 )
 from metaquorum.runtime import Clock
 
 MAX_CLIENTS: Final = 100_000
-LOOKED_AT: Final = 4  # oldest allowances checked for each new one
 SLICE_ALLOWANCES: Final = 1000  # allowances checked before other tasks run
+# How long use without a quota counts after the last quota of its kind was removed, in seconds.
+# Kafka counts it until the broker stops, and forgets the counts of a client after an hour.
+KEPT_S: Final = 3600.0
 UNLIMITED: Final = 2**63 - 1  # value of the configs of defaults for "no limit"
 # Requests of this time, in seconds, may be counted together: up to MAX_CREDIT requests.
 CREDIT_S: Final = 0.02
@@ -69,60 +79,22 @@ DEFAULT_CONFIGS: Final[Mapping[str, str]] = {
 Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
 
 
-class ThrottleStats:
-    """Number and length of the delays of one allowance, in total and within the window."""
+class Shape(NamedTuple):
+    """Whether the clients that share a quota have the same user, and the same client id."""
 
-    __slots__ = (
-        "count",
-        "longest_s",
-        "recent_count",
-        "recent_s",
-        "reported_count",
-        "reported_s",
-        "total_s",
-    )
+    by_user: bool
+    by_client_id: bool
 
-    def __init__(self, samples: int, sample_s: float) -> None:
-        self.count = 0
-        self.total_s = self.longest_s = 0.0
-        self.reported_count = 0  # in the last report
-        self.reported_s = 0.0
-        self.recent_count = RateWindow(samples, sample_s)
-        self.recent_s = RateWindow(samples, sample_s)
-
-    def add(self, seconds: float, now: float) -> None:
-        self.count += 1
-        self.total_s += seconds
-        self.longest_s = max(self.longest_s, seconds)
-        self.recent_count.record(1, now)
-        self.recent_s.record(seconds, now)
-
-    def recent_mean_s(self, now: float) -> float:
-        """Return the mean of the delays within the window, in seconds; 0 if there are none."""
-        count = self.recent_count.total(now)
-        return self.recent_s.total(now) / count if count else 0.0
+    def sharers(self, name: ClientName) -> Sharers:
+        """Return the clients that would share a quota of this shape with a client."""
+        return Sharers(
+            name.user if self.by_user else None,
+            (name.client_id or NO_CLIENT_ID) if self.by_client_id else None,
+        )
 
 
-class Allowance:
-    """The use of one quota by all clients that share it. `name` is the name of one of them."""
-
-    __slots__ = ("is_forgotten", "name", "quota", "throttles", "used", "window")
-
-    def __init__(self, name: ClientName, quota: float, window: RateWindow) -> None:
-        self.quota = quota  # units per second
-        self.name = name
-        self.window = window
-        self.used = 0.0  # units since the allowance was created
-        self.throttles: ThrottleStats | None = None  # None: never throttled
-        self.is_forgotten = False
-
-    def change(self, quota: float, now: float) -> None:
-        if quota != self.quota:
-            self.window.change(quota, now)
-            self.quota = quota
-
-    def is_unused(self, now: float) -> bool:
-        return self.window.is_unused(self.quota, now)
+def _shape(entity: QuotaEntity) -> Shape:
+    return Shape(entity.user is not SpecialName.ABSENT, entity.client_id is not SpecialName.ABSENT)
 
 
 class RateQuotas:
@@ -136,44 +108,79 @@ class RateQuotas:
         samples: int,
         sample_s: float,
         *,
+        shapes: Collection[Shape] = (),
         default: float | None = None,
         most_s: float | None = None,
         max_clients: int = MAX_CLIENTS,
     ) -> None:
         """Create the counts of quota `key`.
 
-        `default` is the quota of clients without a rule, in units per second; `most_s` is the
-        longest throttle time, in seconds.
+        `shapes` are those that its quotas have had; `default` is the quota of clients without a
+        rule, in units per second; `most_s` is the longest throttle time, in seconds.
         """
         self.key = key
         self._quotas = quotas
         self.now = clock.monotonic
         self._samples = samples
         self._sample_s = sample_s
+        self._shapes = shapes
         self._default = default
         self._most_s = most_s
         self._max_clients = max_clients
-        self._allowances: dict[Sharers, Allowance] = {}
-        self._by_name: dict[ClientName, Allowance | None] = {}
+        self._allowances = AllowanceTable(max_clients)
+        self._by_name: dict[ClientName, Allowance] = {}
+        # Clients without a quota, and where their use is counted; empty: nothing is counted yet.
+        self._unlimited: dict[ClientName, tuple[Allowance, ...]] = {}
 
     def __len__(self) -> int:
         """Return the number of allowances in memory."""
         return len(self._allowances)
 
-    def use(self, name: ClientName, amount: float, now: float) -> float:
-        """Count `amount` units of the client. Return its throttle time in seconds, 0 if none."""
+    def use(
+        self, name: ClientName, amount: float, now: float, client: QuotaClient | None = None
+    ) -> float:
+        """Count `amount` units of the client. Return its throttle time in seconds, 0 if none.
+
+        Allowances that this creates are of the share of `client`.
+        """
         allowance = self._by_name.get(name)
         if allowance is None or allowance.is_forgotten:
-            allowance = self.allowance(name)
+            allowance = self.allowance(name, client)
             if allowance is None:
+                self._use_without_quota(name, amount, now, client)
                 return 0.0
         allowance.used += amount
         delay_s = allowance.window.use(amount, allowance.quota, now)
         return self._capped(delay_s) if delay_s else 0.0
 
-    def delay_s(self, name: ClientName) -> float:
+    def _use_without_quota(
+        self, name: ClientName, amount: float, now: float, client: QuotaClient | None
+    ) -> None:
+        counted = self._unlimited.get(name)
+        if not counted or any(allowance.is_forgotten for allowance in counted):
+            self._unlimited[name] = tuple(
+                self._recorded(shape.sharers(name), name, amount, now, client)
+                for shape in self._shapes
+            )
+        else:
+            for allowance in counted:
+                allowance.record(amount, now)
+
+    def _recorded(
+        self,
+        sharers: Sharers,
+        name: ClientName,
+        amount: float,
+        now: float,
+        client: QuotaClient | None,
+    ) -> Allowance:
+        allowance = self._allowance_of(sharers, name, client)
+        allowance.record(amount, now)  # at once: an unused one may be forgotten
+        return allowance
+
+    def delay_s(self, name: ClientName, client: QuotaClient | None = None) -> float:
         """Return the throttle time in seconds of the client now, without counting any use."""
-        allowance = self.allowance(name)
+        allowance = self.allowance(name, client)
         if allowance is None or allowance.quota >= allowance.window.within:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
@@ -193,15 +200,12 @@ class RateQuotas:
         allowance = self.allowance(name)
         return None if allowance is None else allowance.quota * allowance.window.least_s
 
-    def allowance(self, name: ClientName) -> Allowance | None:
+    def allowance(self, name: ClientName, client: QuotaClient | None = None) -> Allowance | None:
         """Return the allowance of the client; None if it is not limited."""
-        try:
-            allowance = self._by_name[name]
-        except KeyError:
-            return self._resolve(name)
-        if allowance is not None and allowance.is_forgotten:
-            return self._resolve(name)
-        return allowance
+        allowance = self._by_name.get(name)
+        if allowance is not None and not allowance.is_forgotten:
+            return allowance
+        return None if name in self._unlimited else self._resolve(name, client)
 
     def throttled(self, name: ClientName, seconds: float) -> None:
         """Record that the client is delayed by `seconds`."""
@@ -216,76 +220,81 @@ class RateQuotas:
         return applying(self._quotas, self.key, name.user, name.client_id, default=self._default)
 
     def in_use(self) -> Iterator[Allowance]:
-        """Yield the allowances with use within the window."""
+        """Yield the allowances of a quota with use within the window."""
         now = self.now()
-        for one in list(self._allowances.values()):
-            # Another quota may apply to that client by now.
+        for one in self._allowances:
+            # Another quota, or none, may apply to that client by now.
             if not one.is_unused(now) and self.allowance(one.name) is one:
                 yield one
 
     def throttled_ever(self) -> Iterator[Allowance]:
         """Yield the allowances in memory that have delayed a client."""
-        for one in list(self._allowances.values()):
+        for one in self._allowances:
             if one.throttles is not None:
                 yield one
 
     def change(self, quotas: Quotas) -> None:
-        """Replace the quotas; the counted use stays."""
+        """Replace the quotas; the counted use stays. There may be new shapes."""
         self._quotas = quotas
-        self._by_name.clear()
+        self._forget_names()
 
     async def forget_unused(self) -> None:
         """Forget allowances without use for a whole window."""
         count = len(self._allowances)
-        for number, sharers in enumerate(list(self._allowances)):
+        for number, allowance in enumerate(self._allowances):
             if number % SLICE_ALLOWANCES == SLICE_ALLOWANCES - 1:
                 await trio.lowlevel.checkpoint()
-            allowance = self._allowances.get(sharers)
-            if allowance is not None and allowance.is_unused(self.now()):
-                allowance.is_forgotten = True
-                del self._allowances[sharers]
+            if not allowance.is_forgotten and allowance.is_unused(self.now()):
+                self._allowances.forget(allowance)
         if len(self._allowances) < count:
-            self._by_name.clear()
+            self._forget_names()
 
-    def _resolve(self, name: ClientName) -> Allowance | None:
-        if len(self._by_name) >= self._max_clients:
-            self._by_name.clear()
+    def _forget_names(self) -> None:
+        self._by_name.clear()
+        self._unlimited.clear()
+
+    def _resolve(self, name: ClientName, client: QuotaClient | None) -> Allowance | None:
+        if len(self._by_name) + len(self._unlimited) >= self._max_clients:
+            self._forget_names()
         rule = self.rule(name)
-        allowance: Allowance | None = None
-        if rule is not None:
-            assert rule.value is not None
-            allowance = self._allowances.get(rule.sharers)
-            if allowance is None:
-                self._forget_some()
-                allowance = Allowance(name, rule.value, RateWindow(self._samples, self._sample_s))
-                self._allowances[rule.sharers] = allowance
-            allowance.change(rule.value, self.now())
+        if rule is None:
+            self._unlimited[name] = ()
+            return None
+        assert rule.value is not None
+        allowance = self._allowance_of(rule.sharers, name, client)
+        allowance.limit(rule.value, self.now())
         self._by_name[name] = allowance
         return allowance
 
-    def _forget_some(self) -> None:
-        """Check the oldest allowances; forget unused ones, and any above the maximum number."""
-        allowances = self._allowances
-        now = self.now()
-        for _ in range(min(LOOKED_AT, len(allowances))):
-            sharers = next(iter(allowances))
-            oldest = allowances.pop(sharers)
-            if oldest.is_unused(now) or len(allowances) + 1 >= self._max_clients:
-                oldest.is_forgotten = True
-            else:
-                allowances[sharers] = oldest  # becomes the newest
+    def _allowance_of(
+        self, sharers: Sharers, name: ClientName, client: QuotaClient | None
+    ) -> Allowance:
+        allowance = self._allowances.get(sharers)
+        if allowance is None:
+            share = ClientShare(name.principal, "") if client is None else share_of(client)
+            window = RateWindow(self._samples, self._sample_s)
+            allowance = Allowance(name, sharers, share, window)
+            self._allowances.add(allowance, self.now())
+        return allowance
 
 
 class ClientQuotas:
     """The client quotas of one worker; a metadata publisher that follows quota changes.
 
-    A kind is None while no entity has such a quota. `mutes` holds the muted connections; `is_on` is
-    whether any response may be delayed or must be counted.
+    A kind is None until an entity has such a quota, and again KEPT_S after none has. `mutes` holds
+    the muted connections; `is_on` is whether any response may be delayed or must be counted.
     """
 
     def __init__(
-        self, image: MetadataImage, clock: Clock, random: Random, configs: Configs
+        self,
+        image: MetadataImage,
+        clock: Clock,
+        random: Random,
+        configs: Configs,
+        *,
+        max_clients: int = MAX_CLIENTS,
     ) -> None:
+        """Create them with the quotas of the image; `max_clients`: allowances of each kind."""
         self._clock = clock
         self._random = random
         self._samples = configs.integer("quota.window.num")
@@ -297,6 +306,11 @@ class ClientQuotas:
         self.mutes: dict[Mute, None] = {}
         self._quotas = MetadataImage.empty(image.cluster_id).client_quotas
         self._counts: Counter[str] = Counter()  # entities with a quota, by its key
+        # By the key of a quota: the shapes of its entities, and since when no entity has one.
+        self._shapes: defaultdict[str, set[Shape]] = defaultdict(set)
+        self._unset_at: dict[str, float] = {}
+        self._max_clients = max_clients
+        self._change_count = 0  # changes of the quotas since the start
         self.produce: RateQuotas | None = None
         self.fetch: RateQuotas | None = None
         self.request: RateQuotas | None = None
@@ -327,16 +341,29 @@ class ClientQuotas:
         return list(rules_for(self._quotas, key, name.user, name.client_id, default=default))
 
     async def forget_unused(self) -> None:
+        """Forget use that counts no longer, and kinds of which there was no quota for KEPT_S."""
         for kind in self.kinds:
             await kind.forget_unused()
+        self._set_kinds()
 
     def _follow(self, image: MetadataImage) -> None:
         before, self._quotas = self._quotas, image.client_quotas
         for items in self._quotas.without(before):
-            self._counts.update(key for _, values in items for key in values)
+            for entity, values in items:
+                self._counts.update(values.keys())
+                for key in values:
+                    self._shapes[key].add(_shape(entity))
         for items in before.without(self._quotas):
-            self._counts.subtract(key for _, values in items for key in values)
+            for _, values in items:
+                self._counts.subtract(values.keys())
+        self._change_count += 1
         self.connections.change(self._quotas)
+        for kind in self.kinds:
+            kind.change(self._quotas)
+        self._set_kinds()
+
+    def _set_kinds(self) -> None:
+        """Create the kinds of which there is a quota; remove those that are not needed."""
         self.produce = self._kind(PRODUCER_BYTE_RATE, self.produce)
         self.fetch = self._kind(CONSUMER_BYTE_RATE, self.fetch)
         self.request = self._kind(REQUEST_PERCENTAGE, self.request)
@@ -351,12 +378,16 @@ class ClientQuotas:
         self.is_on_for_fetches = self.fetch is not None or CONSUMER_BYTE_RATE in self.observed
 
     def _kind(self, key: str, kind: RateQuotas | None) -> RateQuotas | None:
-        if not self._counts[key] and key not in self._defaults:
-            return None
+        if self._counts[key] or key in self._defaults:
+            self._unset_at.pop(key, None)
+            return kind or self._new(key)
         if kind is None:
-            return self._new(key)
-        kind.change(self._quotas)
-        return kind
+            return None
+        now = self._clock.monotonic()
+        if now - self._unset_at.setdefault(key, now) <= KEPT_S:
+            return kind
+        del self._unset_at[key], self._shapes[key]
+        return None
 
     def _new(self, key: str) -> RateQuotas:
         return RateQuotas(
@@ -365,7 +396,9 @@ class ClientQuotas:
             self._clock,
             self._samples,
             self._sample_s,
+            shapes=self._shapes[key],
             default=self._defaults.get(key),
+            max_clients=self._max_clients,
             most_s=self._sample_s if key.endswith(REQUEST_PERCENTAGE) else None,
         )
 
@@ -379,6 +412,7 @@ class ClientQuotas:
             uncounted_bytes = client.quota.uncounted_bytes + produced_bytes
             if (
                 uncounted_bytes <= client.quota.granted_bytes
+                and client.quota.granted_in == self._change_count
                 and asked_as is not None
                 and asked_as.client_id == client_id
             ):
@@ -402,11 +436,11 @@ class ClientQuotas:
         if self.meter.is_on and not client.is_follower:
             percent_s = self.meter.charge(client)
             if (request := self.request) is not None:
-                delay_s = request.use(name, percent_s, now)
+                delay_s = request.use(name, percent_s, now, client)
                 if delay_s:
                     self._throttle(client, request, name, delay_s)
             if self.observed:
-                self._observe(REQUEST_PERCENTAGE, name, percent_s, now)
+                self._observe(REQUEST_PERCENTAGE, client, percent_s, now)
         client.quota.granted = client.quota.credit = 0
         if client.quota.mute is not None:
             return throttle_ms(client.quota.mute.seconds)
@@ -427,6 +461,7 @@ class ClientQuotas:
             if kind is not None and (allowance := kind.allowance(name)) is not None:
                 may_bytes = min(may_bytes, int(allowance.quota * CREDIT_S))
         client.quota.granted_bytes = may_bytes
+        client.quota.granted_in = self._change_count
 
     def _count_bytes(self, client: QuotaClient, produced_bytes: int, now: float) -> None:
         """Count produced bytes under the name of the client's last request."""
@@ -434,11 +469,11 @@ class ClientQuotas:
         if not produced_bytes or name is None:
             return
         if (produce := self.produce) is not None:
-            delay_s = produce.use(name, produced_bytes, now)
+            delay_s = produce.use(name, produced_bytes, now, client)
             if delay_s:
                 self._throttle(client, produce, name, delay_s)
         if self.observed:
-            self._observe(PRODUCER_BYTE_RATE, name, produced_bytes, now)
+            self._observe(PRODUCER_BYTE_RATE, client, produced_bytes, now)
 
     def may_fetch(self, client: QuotaClient, client_id: str | None) -> int:
         """Return 0 if a fetch may return records now, otherwise its throttle time in milliseconds.
@@ -448,7 +483,7 @@ class ClientQuotas:
         if self.fetch is None:
             return 0
         name = name_of(client, client_id)
-        if delay_s := self.fetch.delay_s(name):
+        if delay_s := self.fetch.delay_s(name, client):
             self._throttle(client, self.fetch, name, delay_s)
         return 0 if client.quota.mute is None else throttle_ms(client.quota.mute.seconds)
 
@@ -456,9 +491,9 @@ class ClientQuotas:
         """Count the bytes of a fetch response; use above the quota delays the next fetch."""
         name, now = name_of(client, client_id), self._clock.monotonic()
         if self.fetch is not None:
-            self.fetch.use(name, size_bytes, now)
+            self.fetch.use(name, size_bytes, now, client)
         if self.observed:
-            self._observe(CONSUMER_BYTE_RATE, name, size_bytes, now)
+            self._observe(CONSUMER_BYTE_RATE, client, size_bytes, now)
 
     def fetch_bytes(self, client: QuotaClient, client_id: str | None) -> int | None:
         """Return the limit of one fetch response in bytes; None: no limit.
@@ -484,10 +519,15 @@ class ClientQuotas:
     def mute_for_mutations(self, client: QuotaClient, name: ClientName, seconds: float) -> None:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
-    def _observe(self, key: str, name: ClientName, amount: float, now: float) -> None:
-        """Count use under an observed quota, and the delay that it would have caused."""
-        kind = self.observed.get(key)
-        if kind is not None and (delay_s := kind.use(name, amount, now)):
+    def _observe(self, key: str, client: QuotaClient, amount: float, now: float) -> None:
+        """Count use under an observed quota, and the delay that it would have caused.
+
+        It counts for the name of the client's last request.
+        """
+        kind, name = self.observed.get(key), client.quota.name
+        if kind is None or name is None:
+            return
+        if delay_s := kind.use(name, amount, now, client):
             kind.throttled(name, delay_s)
 
     def _throttle(
@@ -515,9 +555,9 @@ class ClientQuotas:
             (REQUEST_PERCENTAGE, self.request, percent_s),
         ):
             if amount and kind is not None:
-                kind.use(name, amount, now)
+                kind.use(name, amount, now, client)
             if amount and (observed := self.observed.get(key)) is not None:
-                observed.use(name, amount, now)
+                observed.use(name, amount, now, client)
 
     def _delay_s(self, key: str, name: ClientName) -> float:
         for kind in self.kinds:

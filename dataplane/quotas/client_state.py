@@ -36,6 +36,7 @@ class ClientQuotaState:
         "credit",
         "granted",
         "granted_bytes",
+        "granted_in",
         "mute",
         "name",
         "uncounted_bytes",
@@ -57,6 +58,7 @@ class ClientQuotaState:
         # are counted together with the request after them.
         self.credit = self.granted = 0
         self.uncounted_bytes = self.granted_bytes = 0
+        self.granted_in = 0  # number of changes of quotas before the credit; it ends with the next
         self.counted_at = 0.0
 
     def muted_until(self, now: float) -> float:

@@ -49,7 +49,7 @@ class _SharedRates:
 
     def delay_s(self, now: float) -> float:
         """Count a connection. Return the seconds until the next one may be accepted."""
-        return 0.0 if self.most >= UNLIMITED else self.window.use(1, self.most, now)
+        return self.window.use(1, self.most, now)  # without a limit, too: one may be set
 
 
 class ConnectionRates:
@@ -153,11 +153,16 @@ class ConnectionRates:
         return min(delay_s, self._sample_s)
 
     def _forget_some(self, now: float) -> None:
-        """Check the oldest addresses; forget those unlimited, unused or above MAX_ADDRESSES."""
+        """Check the oldest addresses; forget unused ones, of MAX_ADDRESSES the least used.
+
+        An address without a quota is not forgotten early: its quota may be set again.
+        """
+        in_use: list[tuple[float, str]] = []
         for _ in range(min(LOOKED_AT, len(self._per_ip))):
             ip = next(iter(self._per_ip))
             window = self._per_ip.pop(ip)
-            quota = self.quota(ip)
-            is_unused = quota is None or window.is_unused(quota, now)
-            if not is_unused and len(self._per_ip) + 1 < MAX_ADDRESSES:
+            if not window.is_unused(self.quota(ip) or 0.0, now):
                 self._per_ip[ip] = window
+                in_use.append((window.total(now), ip))
+        if len(self._per_ip) >= MAX_ADDRESSES:
+            del self._per_ip[min(in_use)[1]]

@@ -80,8 +80,12 @@ class TokenBucket:
 
     def is_full(self, now: float) -> bool:
         """Return whether the bucket is full by its last known quota, and can be dropped."""
+        return self.missing_s(now) <= 0
+
+    def missing_s(self, now: float) -> float:
+        """Return the seconds until the bucket is full by its last known quota."""
         self._fill(self._quota, now)
-        return self._tokens >= self._quota * self._burst_s
+        return self._burst_s - self._tokens / self._quota
 
     def _fill(self, quota: float, now: float) -> None:
         self._tokens = min(
@@ -172,10 +176,21 @@ class MutationQuotas:
         bucket = self._buckets.get(sharers)
         if bucket is not None:
             return bucket
-        for _ in range(min(LOOKED_AT, len(self._buckets))):
-            oldest = next(iter(self._buckets))
-            other = self._buckets.pop(oldest)
-            if not other.is_full(now) and len(self._buckets) + 1 < MAX_BUCKETS:
-                self._buckets[oldest] = other
+        self._forget_some(now)
         bucket = self._buckets[sharers] = TokenBucket(quota, now, self._samples, self._sample_s)
         return bucket
+
+    def _forget_some(self, now: float) -> None:
+        """Check the oldest buckets; drop full ones, and of MAX_BUCKETS the fullest one.
+
+        So a client with invented client ids does not rid others, or itself, of their debts.
+        """
+        used: list[tuple[float, Sharers]] = []
+        for _ in range(min(LOOKED_AT, len(self._buckets))):
+            oldest = next(iter(self._buckets))
+            bucket = self._buckets.pop(oldest)
+            if not bucket.is_full(now):
+                self._buckets[oldest] = bucket
+                used.append((bucket.missing_s(now), oldest))
+        if len(self._buckets) >= MAX_BUCKETS:
+            del self._buckets[min(used, key=lambda one: one[0])[1]]

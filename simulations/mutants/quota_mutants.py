@@ -7,7 +7,8 @@ from dataplane.handlers.produce_outcome import Outcome
 from dataplane.network.connection import ClientConnection
 from dataplane.network.server import Server
 from dataplane.quotas import client_quota_manager
-from dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
+from dataplane.quotas.allowance_table import AllowanceTable
+from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.quotas.client_state import name_of
 from dataplane.quotas.cpu_meter import CpuMeter
 from dataplane.quotas.muting import Mute
@@ -112,15 +113,13 @@ def _ended_connections_count() -> AbstractContextManager[None]:
 
 def _dropped_allowances_used() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def _forget_some(self: Any) -> None:
-            before = list(self._allowances.values())
-            right(self)
-            for allowance in before:
-                allowance.is_forgotten = False
+        def forget(self: Any, allowance: Any) -> None:
+            right(self, allowance)
+            allowance.is_forgotten = False
 
-        return _forget_some
+        return forget
 
-    return swapped(RateQuotas, "_forget_some", wrong)
+    return swapped(AllowanceTable, "forget", wrong)
 
 
 QUOTA_MUTANTS: Final = tuple(

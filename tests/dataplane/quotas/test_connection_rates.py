@@ -187,3 +187,34 @@ def test_addresses_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(rates) == 20
 
     simulated(scenario)
+
+
+def test_an_address_with_much_use_is_not_forgotten_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor while its quota is removed and set again."""
+    monkeypatch.setattr(connection_rates, "MAX_ADDRESSES", 20)
+
+    async def scenario(node: Simulated) -> None:
+        await set_rate(node, 5.0)
+        rates = node.worker.quotas.connections
+        while rates.refusal_s("192.0.2.1") == 0:
+            pass
+        for number in range(100):
+            rates.refusal_s(f"10.0.0.{number}")
+        await set_rate(node, None)
+        assert rates.refusal_s("192.0.2.1") == 0
+        await set_rate(node, 5.0)
+        rates.refusal_s("10.0.1.1")
+        assert rates.refusal_s("192.0.2.1") > 0
+
+    simulated(scenario)
+
+
+def test_connections_before_a_limit_count_when_it_is_set() -> None:
+    async def scenario(node: Simulated) -> None:
+        await seconds_for(node, 9092, 100)
+        await configure(node, "max.connection.creation.rate", "5")
+        assert node.worker.quotas.connections.pause_s("PLAINTEXT") > 0
+
+    simulated(scenario)

@@ -30,7 +30,8 @@ def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody()
         assert 30 < use.throttle_longest_s < 40
         await set_quota(node, "observed_producer_byte_rate", None)
         assert not list(QuotaStatus(node.worker.quotas).uses())
-        assert not node.worker.quotas.is_on
+        assert await send(client, batch_of(bytes(15_000))) == 0
+        assert not list(QuotaStatus(node.worker.quotas).uses())
 
     simulated(scenario)
 
