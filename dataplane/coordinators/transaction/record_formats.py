@@ -5,7 +5,8 @@ its own format:
 
     0    every field but the tagged ones
     1    flexible: compact strings and arrays, and tagged fields. Written from transaction.version 1
-         on, because nodes before it do not know the format
+         on, and for clients of version 2: Kafka writes 0 for them once the level is lowered to 0,
+         and forgets their version and their next producer id
 
 The partitions are null in a record of state Empty. Fields with unknown tags are skipped (KIP-915).
 The epoch before the last bump is not written, as in Kafka: a client's retry of InitProducerId with

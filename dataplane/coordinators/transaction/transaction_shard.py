@@ -287,7 +287,8 @@ class TransactionShard:
         self, transactional_id: str, known: Transaction, now_ms: int, new_id: int | None
     ) -> Outcome | Write[Outcome]:
         """Abort an open transaction for another than its client, which retries meanwhile."""
-        version = self._version()
+        # Its markers are those of the version that its client has begun it with, or of a later one.
+        version = max(self._version(), known.client_version)
         if version < EPOCH_BUMP_VERSION:
             version = 0
         elif known.is_exhausted and new_id is None:
@@ -576,11 +577,19 @@ class TransactionShard:
         self._pending[transactional_id] = _DEAD if after is None else after.state
         value = None
         if after is not None:
-            value = encode_value(after, 1 if self._version() >= 1 else 0)
+            value = encode_value(after, self._value_version(after))
         transition = _new_tuple(Transition, (transactional_id, after))
         return _new_tuple(
             CoordinatorRecord, (encode_key(transactional_id), value, transition, False)
         )
+
+    def _value_version(self, after: Transaction) -> int:
+        """Return the version of a value: what a client of version 2 needs is in none but the last.
+
+        So an open transaction keeps its protocol when the cluster's level is lowered. All workers
+        that coordinate transactions read both versions.
+        """
+        return int(self._version() >= 1 or after.client_version >= EPOCH_BUMP_VERSION)
 
     # The shard's side of the runtime
 

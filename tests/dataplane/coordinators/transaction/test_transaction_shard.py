@@ -1,6 +1,7 @@
 """The operations on transactional ids: worked examples of KIP-98, KIP-360, KIP-588 and KIP-890."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,6 +212,65 @@ def test_the_last_epoch_gives_a_new_producer_id() -> None:
     assert coordinator.ids == (101, 0)
     coordinator.fail_over()
     assert coordinator.end(last, version=2) == following  # a retry after a failover
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_an_open_transaction_keeps_its_protocol_when_the_level_is_lowered(
+    level: int, is_commit: bool
+) -> None:
+    coordinator = Coordinator(version=2)
+    first = coordinator.init()
+    coordinator.add(first, version=2)
+    coordinator.version = level
+    coordinator.add(first, version=2, places=[("t", 1)])
+    second = coordinator.end(first, is_commit=is_commit, version=2)
+    assert second == Outcome(ErrorCode.NONE, 100, 1)
+    coordinator.fail_over()
+    (prepared,) = coordinator.prepared
+    # A late copy of a marker of version 0 could end the next transaction, which has its epoch.
+    assert (prepared.client_version, prepared.producer_epoch) == (2, 1)
+    assert prepared.partitions == {PLACE, ("t", 1)}
+    coordinator.complete()
+    assert coordinator.end(first, is_commit=is_commit, version=2) == second  # a retry
+    # The client learns the level, and begins its next transaction with that.
+    assert coordinator.add(second) is ErrorCode.NONE
+    assert coordinator.end(second) == second
+    coordinator.complete()
+    coordinator.fail_over()
+    assert coordinator.shard.transactions[ID].client_version == 0
+    assert not coordinator.prepared
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_next_producer_id_is_not_forgotten_when_the_level_is_lowered(level: int) -> None:
+    coordinator = Coordinator(version=2)
+    coordinator.init()
+    known = coordinator.shard.transactions[ID]
+    coordinator.shard.transactions[ID] = replace(known, producer_epoch=32_766)
+    last = Outcome(ErrorCode.NONE, 100, 32_766)
+    coordinator.add(last, version=2)
+    coordinator.version = level
+    following = coordinator.end(last, version=2)
+    assert following == Outcome(ErrorCode.NONE, 101, 0)
+    coordinator.fail_over()
+    coordinator.complete()
+    coordinator.fail_over()
+    assert coordinator.end(last, version=2) == following  # a retry after a failover
+    assert coordinator.add(following) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_transaction_that_is_aborted_after_the_level_was_lowered_keeps_its_protocol(
+    level: int,
+) -> None:
+    """Its client may take the abort for its own, and continue with the epoch of the markers."""
+    coordinator = Coordinator(version=2)
+    first = coordinator.init()
+    coordinator.add(first, version=2)
+    coordinator.version = level
+    assert coordinator.init().code is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert [each.client_version for each in coordinator.prepared] == [2]
 
 
 def test_a_new_instance_aborts_the_open_transaction_and_fences() -> None:
