@@ -35,7 +35,11 @@ class ScramUpsertion:
 
 @frozen
 class UserScramChange:
-    """Credential changes of one user in one request; either all of them are made or none."""
+    """Credential changes of one user in one request; either all of them are made or none.
+
+    Each mechanism at most once. Kafka permits one mechanism for a user, so neither its tool nor
+    any other can set both, or replace one by the other, in one request.
+    """
 
     name: str
     deletions: tuple[int, ...] = ()  # mechanisms
@@ -78,26 +82,34 @@ def scram_record(name: str, upsertion: ScramUpsertion) -> ScramCredentialRecord:
 
 
 def _check(image: MetadataImage, change: UserScramChange) -> None:
-    named = [*change.deletions, *(upsertion.mechanism for upsertion in change.upsertions)]
+    """Raise the error of the first row that has one, as Kafka does: deletions come first."""
     if not change.name:
         raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
     if len(change.name) > MAX_NAME_CHARS:
         raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username is too long")
-    if not _MECHANISMS.issuperset(named):
-        raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
-    if len(set(named)) != len(named):
-        raise KafkaError(
-            ErrorCode.DUPLICATE_RESOURCE,
-            "A user credential cannot be altered twice in the same request",
-        )
+    named: set[int] = set()
     for mechanism in change.deletions:
+        _check_mechanism(mechanism, named)
         if (change.name, mechanism) not in image.scram:
             raise KafkaError(
                 ErrorCode.RESOURCE_NOT_FOUND,
                 "Attempt to delete a user credential that does not exist",
             )
     for upsertion in change.upsertions:
+        _check_mechanism(upsertion.mechanism, named)
         check_upsertion(upsertion)
+
+
+def _check_mechanism(mechanism: int, named: set[int]) -> None:
+    """Raise KafkaError unless the mechanism is known and not in `named`; add it there."""
+    if mechanism in named:
+        raise KafkaError(
+            ErrorCode.DUPLICATE_RESOURCE,
+            "A user credential cannot be altered twice in the same request",
+        )
+    if mechanism not in _MECHANISMS:
+        raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+    named.add(mechanism)
 
 
 def check_upsertion(upsertion: ScramUpsertion) -> None:

@@ -56,6 +56,24 @@ def test_a_user_may_have_both_mechanisms_from_one_request() -> None:
     assert not changed(image, UserScramChange("alice", (SHA_512,))).scram
 
 
+def test_the_first_row_with_an_error_decides() -> None:
+    """Deletions come first. As answered by Kafka 4.3.1."""
+    few, valid = upsertion(SHA_256, 1), upsertion(SHA_256)
+    image = changed(EMPTY, UserScramChange("b", upsertions=(valid,)))
+    for name, deletions, upsertions, code in (
+        ("missing", (SHA_256,), (valid,), ErrorCode.RESOURCE_NOT_FOUND),
+        ("missing", (SHA_256, SHA_256), (), ErrorCode.RESOURCE_NOT_FOUND),
+        ("b", (SHA_256,), (valid,), ErrorCode.DUPLICATE_RESOURCE),
+        ("b", (SHA_256, SHA_256), (), ErrorCode.DUPLICATE_RESOURCE),
+        ("b", (9,), (valid,), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        ("b", (9, 9), (), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        ("e", (), (few, valid), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        ("e", (), (valid, few), ErrorCode.DUPLICATE_RESOURCE),
+        ("", (9,), (few,), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+    ):
+        assert refusal(image, UserScramChange(name, deletions, upsertions)) is code
+
+
 def test_all_of_a_user_s_changes_are_made_or_none() -> None:
     image = changed(EMPTY, UserScramChange("alice", upsertions=(upsertion(SHA_256),)))
     specs = UserScramChange("alice", (SHA_256,), (upsertion(SHA_512, 1),))
