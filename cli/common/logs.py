@@ -19,7 +19,6 @@ TRACEBACK_INDENT: Final = "  | "
 
 LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-PACKAGES: Final = ("wire", "metaquorum", "dataplane", "cli")
 
 
 # Lines of a traceback at its begin and its end; the others are left out.
@@ -135,7 +134,6 @@ def configure_logging(log_format: str, level: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    for name in PACKAGES:
-        logging.getLogger(name).setLevel(level.upper())
+    # The level of the root, as in Kafka: clients that set or unset levels later find no others.
+    root.setLevel(level.upper())
     logging.captureWarnings(True)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
+from dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
+from dataplane.instruments.log_levels import LEVELS, ROOT
 from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
-from dataplane.worker.capabilities import AsksController, HasSlicer, HasWorkerId
+from dataplane.worker.capabilities import AsksController, HasLogLevels, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from metaquorum.config.absent import refuse_change
 from metaquorum.config.definition import Scope
@@ -36,8 +37,11 @@ _Answer = TypeVar(
 CHANGE_S: Final = 25.0
 
 
-class AltersConfigs(AsksController, HasWorkerId, Protocol):
-    """Capability to ask the controller for changes; only a worker itself changes its configs."""
+class AltersConfigs(AsksController, HasWorkerId, HasLogLevels, Protocol):
+    """Capability to ask the controller for changes; only a worker itself changes its configs.
+
+    It changes the levels of its loggers itself, at once; they are not stored.
+    """
 
 
 @frozen
@@ -130,7 +134,11 @@ async def _change(
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
                 )
-            specs[number] = _spec(worker, each)
+            if each.resource_type == LOGGERS:
+                _set_log_levels(worker, request, each, validate_only=validate_only)
+                outcomes[number] = None
+            else:
+                specs[number] = _spec(worker, each)
         except KafkaError as error:
             outcomes[number] = error
 
@@ -172,14 +180,72 @@ def _spec(worker: HasWorkerId, asked: _RequestedResource) -> ResourceChange:
     scope = config_scope(asked.resource_type)
     name = asked.resource_name
     if scope is Scope.WORKER and name != ALL_WORKERS:
-        if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}"
-            )
-        if worker_id != worker.worker_id:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"Unexpected broker id, expected {worker.worker_id}, but received {name}",
-            )
+        _check_worker_id(worker, name, "broker id, expected")
         name = str(worker.worker_id)
     return ResourceChange(scope, name, asked.changes, asked.replace)
+
+
+def _check_worker_id(worker: HasWorkerId, name: str, unexpected: str) -> None:
+    """Raise KafkaError unless the name is the id of this worker; `unexpected`: Kafka's words."""
+    if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}"
+        )
+    if worker_id != worker.worker_id:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected {unexpected} {worker.worker_id}, but received {name}",
+        )
+
+
+def _set_log_levels(
+    worker: AltersConfigs, request: Request, asked: _RequestedResource, *, validate_only: bool
+) -> None:
+    """Change the levels of this worker's loggers: all of the request or none.
+
+    Raises KafkaError, with the codes and texts of Kafka 4.3.1.
+    """
+    if asked.replace:  # AlterConfigs
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {LOGGERS}")
+    if len(asked.changes) > MAX_SPECS:
+        raise TOO_MANY
+    if len({change.name for change in asked.changes}) < len(asked.changes):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    _check_worker_id(worker, asked.resource_name, "node id. Expected")
+    for change in asked.changes:
+        _check_log_level(worker, change)
+    if validate_only:
+        return
+    for change in asked.changes:
+        level = change.value if change.op == ConfigOp.SET else None
+        client = request.client
+        worker.log_levels.set(change.name, level, client.principal, client.address[0])
+
+
+def _check_log_level(worker: HasLogLevels, change: ConfigChange) -> None:
+    name, level = change.name, change.value
+    if change.op in (ConfigOp.APPEND, ConfigOp.SUBTRACT):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"{ConfigOp(change.op).name} operation is not allowed for the BROKER_LOGGER resource",
+        )
+    if change.op not in (ConfigOp.SET, ConfigOp.DELETE):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unknown operation type {change.op} is not allowed for the BROKER_LOGGER resource",
+        )
+    if change.op == ConfigOp.SET and level is None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
+    if not worker.log_levels.knows(name):
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
+    if change.op == ConfigOp.DELETE and name == ROOT:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Removing the log level of the {ROOT} logger is not allowed",
+        )
+    if change.op == ConfigOp.SET and level not in LEVELS:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Cannot set the log level of {name} to {level} as it is not a supported log level."
+            f" Valid log levels are {', '.join(LEVELS)}",
+        )

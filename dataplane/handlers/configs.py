@@ -7,7 +7,13 @@ from typing import Final, Protocol
 from dataplane.network.worker_addresses import live_worker_ids
 from dataplane.quotas.replication_quota import PlanLimits
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker.capabilities import HasImage, HasLayers, HasSlicer, HasWorkerId
+from dataplane.worker.capabilities import (
+    HasImage,
+    HasLayers,
+    HasLogLevels,
+    HasSlicer,
+    HasWorkerId,
+)
 from dataplane.worker.context import Request
 from metaquorum.config.absent import (
     ABSENT_CONFIGS,
@@ -39,9 +45,10 @@ from wire.messages.list_config_resources import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
-_LOGGERS: Final = 8
-# Resource types without resources here.
-_OTHER_RESOURCE_TYPES: Final = frozenset((_LOGGERS, *AbsentKind))
+LOGGERS: Final = 8  # resource type of the loggers of a worker
+_OF_LOGGER: Final = 6  # source of their levels
+_UNKNOWN_CONFIG_TYPE: Final = 0
+_OTHER_RESOURCE_TYPES: Final = frozenset((LOGGERS, *AbsentKind))
 _TYPES_SINCE: Final = 1
 PIECE_CONFIGS: Final = 16  # about 10 µs each
 
@@ -54,7 +61,7 @@ class ResolvesConfigs(HasImage, HasLayers, HasWorkerId, Protocol):
         """The effective configs of this worker."""
 
 
-class DescribesConfigs(ResolvesConfigs, HasSlicer, Protocol):
+class DescribesConfigs(ResolvesConfigs, HasSlicer, HasLogLevels, Protocol):
     """`ResolvesConfigs`, for any number of resources in a request."""
 
     @property
@@ -107,6 +114,14 @@ def _describe(
                 if wanted is None or config.name in wanted
             ]
             return result
+        if resource.resource_type == LOGGERS:
+            _check_logger_resource(worker, resource.resource_name)
+            result.configs = yield from in_pieces(
+                worker.log_levels.in_force().items(), _level_entry
+            )
+            if wanted is not None:
+                result.configs = [each for each in result.configs if each.name in wanted]
+            return result
         configs = _resolved(worker, resource)
     except KafkaError as error:
         result.error_code = error.code
@@ -118,6 +133,27 @@ def _describe(
         if number % PIECE_CONFIGS == 0:
             yield
     return result
+
+
+def _check_logger_resource(worker: HasWorkerId, name: str) -> None:
+    if not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+    if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}"
+        )
+    if worker_id != worker.worker_id:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {worker.worker_id} but received {name}",
+        )
+
+
+def _level_entry(logger: tuple[str, str]) -> DescribeConfigsResourceResult:
+    name, level = logger
+    return DescribeConfigsResourceResult(
+        name=name, value=level, config_source=_OF_LOGGER, config_type=_UNKNOWN_CONFIG_TYPE
+    )
 
 
 def _absent_entry(
@@ -226,21 +262,22 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
 def handle_list_config_resources(
     worker: HasImage, request: Request, message: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse | Work[ListConfigResourcesResponse]:
-    """List workers and topics; version 0 lists client metrics resources, which do not exist."""
+    """List workers, their loggers and topics; version 0 lists client metrics: there are none."""
     if request.version < _TYPES_SINCE:
         return ListConfigResourcesResponse()
     wanted = set(message.resource_types) or {*Scope, *_OTHER_RESOURCE_TYPES}
     if not wanted <= {*Scope, *_OTHER_RESOURCE_TYPES}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    names: list[tuple[Scope, str]] = []
-    if Scope.WORKER in wanted:
-        names += [(Scope.WORKER, str(worker_id)) for worker_id in live_worker_ids(worker.image)]
+    names: list[tuple[int, str]] = []
+    for each in (Scope.WORKER, LOGGERS):
+        if each in wanted:
+            names += [(each, str(worker_id)) for worker_id in live_worker_ids(worker.image)]
     if Scope.TOPIC in wanted:
         names += [(Scope.TOPIC, name) for name in worker.image.topics]
     return _list_resources(names)
 
 
-def _list_resources(names: list[tuple[Scope, str]]) -> Work[ListConfigResourcesResponse]:
+def _list_resources(names: list[tuple[int, str]]) -> Work[ListConfigResourcesResponse]:
     found = yield from in_pieces(
         names, lambda each: ConfigResource(resource_name=each[1], resource_type=each[0])
     )

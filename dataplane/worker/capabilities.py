@@ -16,6 +16,7 @@ from typing import Protocol
 
 import trio
 
+from dataplane.instruments.log_levels import LogLevels
 from dataplane.partition.partition import Partition
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.scheduling.time_slices import TimeSlicer
@@ -35,6 +36,12 @@ class HasImage(Protocol):
 class HasWorkerId(Protocol):
     @property
     def worker_id(self) -> int: ...
+
+
+class HasLogLevels(Protocol):
+    @property
+    def log_levels(self) -> LogLevels:
+        """Levels of the loggers of this worker's process."""
 
 
 class HasControllerClient(Protocol):

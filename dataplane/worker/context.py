@@ -15,6 +15,7 @@ from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
 from dataplane.instruments.error_counts import ErrorCounts
+from dataplane.instruments.log_levels import LogLevels
 from dataplane.log.compaction.compaction import CleanerStatistics
 from dataplane.network.client import Client
 from dataplane.network.delayed import Timers
@@ -97,6 +98,7 @@ class Worker:
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
+        self.log_levels = LogLevels(runtime.clock.monotonic)
         self.producer_ids = ProducerIds(controller_client, session)
         self.internal_topics = InternalTopics(controller_client, session, loader, configs)
         self.leadership_check = LeadershipCheck(controller_client)

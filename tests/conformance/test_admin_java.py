@@ -197,3 +197,31 @@ def test_all_topics_are_described_at_once(node: Peer, kafka_tool: KafkaTool) -> 
     assert len(admin(node.bootstrap).list_topics(timeout=PATIENCE_S).topics) <= len(
         re.findall(r"PartitionCount: ", shown)
     )
+
+
+def test_levels_of_loggers(node: Peer, kafka_tool: KafkaTool) -> None:
+    """Also of packages. Unknown loggers and levels are refused, and the root keeps a level."""
+    loggers = ("--entity-type", "broker-loggers", "--entity-name", 1)
+    alter = ("configs", *at(node), "--alter", *loggers)
+    package, module = "dataplane.log.recovery", "dataplane.log.recovery.recovery"
+
+    def level(name: str) -> str:
+        return described(kafka_tool, node, *loggers)[name].split()[0]
+
+    root = level("root")
+    assert level(module) == root
+    output(kafka_tool(*alter, "--add-config", f"{package}=FATAL"))
+    try:
+        assert level(module) == level(package) == "FATAL"
+        assert level("root") == root
+        for refused, text in (
+            (("--add-config", f"{package}=LOUD"), "it is not a supported log level"),
+            (("--add-config", "no.such.logger=INFO"), "Invalid broker logger(s): no.such.logger"),
+            (("--delete-config", "root"), "Removing the log level of the root logger"),
+        ):
+            ended = kafka_tool(*alter, *refused)
+            assert text in ended.stdout + ended.stderr
+        assert level(package) == "FATAL"
+    finally:
+        output(kafka_tool(*alter, "--delete-config", package))
+    assert level(module) == root

@@ -266,7 +266,9 @@ async def test_resources_with_configs_are_listed(tmp_path: Path) -> None:
             found = [(r.resource_type, r.resource_name) for r in answer.config_resources]
             return answer.error_code, found
 
-        assert await listed() == (0, [(BROKER, "1"), (TOPIC, "t")])
+        loggers = 8
+        assert await listed() == (0, [(BROKER, "1"), (loggers, "1"), (TOPIC, "t")])
+        assert await listed(loggers) == (0, [(loggers, "1")])
         assert await listed(TOPIC) == (0, [(TOPIC, "t")])
         assert await listed(16) == (0, [])
         assert await listed(TOPIC, 99) == (ErrorCode.UNSUPPORTED_VERSION, [])
