@@ -29,6 +29,7 @@ from enum import Enum
 from math import inf
 from typing import Final, Generic, TypeVar
 
+from dataplane.coordinators.client_budget import UNKNOWN
 from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.network.delayed import Timer
@@ -65,6 +66,7 @@ class PendingBatch:
     """A batch that was appended and is not replayed yet; the last one of a write has callbacks.
 
     `producer_id` is that of a transactional batch; a `marker` is a batch without other records.
+    `client` is that of the request in the budgets.
     """
 
     records: Sequence[CoordinatorRecord]
@@ -75,6 +77,7 @@ class PendingBatch:
     failed: Callable[[ErrorCode], object] | None = None
     producer_id: int = NO_PRODUCER_ID
     marker: TransactionMarker | None = None
+    client: str = UNKNOWN
 
 
 def pending_bytes(records: Sequence[CoordinatorRecord]) -> int:
@@ -101,6 +104,7 @@ class HostedShard(Generic[S]):
         self.state = State.LOADING
         self.pending: deque[PendingBatch] = deque()
         self.pending_bytes = 0
+        self._pending_by_client: dict[str, int] = {}  # the same bytes
         self.waiter: CommitWaiter | None = None
         self.is_flushing = False
         self.is_replaying = False  # the rest of the committed batches is replayed later
@@ -162,10 +166,21 @@ class HostedShard(Generic[S]):
     def appended(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
         self.pending_bytes += batch.size_bytes
+        self._pending_by_client[batch.client] = self.pending_of(batch.client) + batch.size_bytes
         if batch.producer_id == NO_PRODUCER_ID or self.transactional is None:
             self.shard.appended(batch.records)
         else:
             self.transactional.appended_in_transaction(batch.records, batch.producer_id)
+
+    def pending_of(self, client: str) -> int:
+        """Return the memory of the client's pending batches, in bytes."""
+        return self._pending_by_client.get(client, 0)
+
+    def _forget(self, batch: PendingBatch) -> None:
+        self.pending_bytes -= batch.size_bytes
+        left = self._pending_by_client.pop(batch.client) - batch.size_bytes
+        if left:
+            self._pending_by_client[batch.client] = left
 
     def replay(self, now: float) -> int:
         """Replay committed batches in order and answer their writes; return the bytes of memory.
@@ -178,7 +193,7 @@ class HostedShard(Generic[S]):
             if batch.marker is not None and not self._end_transaction(batch.marker, now):
                 break
             self.pending.popleft()
-            self.pending_bytes -= batch.size_bytes
+            self._forget(batch)
             freed_bytes += batch.size_bytes
             if batch.producer_id == NO_PRODUCER_ID or self.transactional is None:
                 for record in batch.records:

@@ -15,7 +15,8 @@ epoch, they are replayed, in the order of the log, and then the answer is given.
     a write is refused because                            answered to the client
     the partition has another leader, or is offline       NOT_COORDINATOR
     too few in-sync replicas, too many uncommitted        COORDINATOR_NOT_AVAILABLE
-    bytes, or it is not committed in time
+    bytes of the client or of the shard, or it is not
+    committed in time
     a record is too large                                 RECORD_LIST_TOO_LARGE
 
 Writes may be part of a producer's transaction, and `append_marker` ends transactions. Both are
@@ -42,6 +43,7 @@ from dataplane.coordinators.appending import (
     refusal,
 )
 from dataplane.coordinators.asked import Asked
+from dataplane.coordinators.client_budget import UNKNOWN
 from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State, pending_bytes
 from dataplane.coordinators.loading import LoadError, LoadParts, ShardLoader
 from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionOf, Write
@@ -62,7 +64,9 @@ T = TypeVar("T")
 
 # Partitions that load at the same time: each has a chunk in memory, and reads in a worker thread.
 MAX_LOADS: Final = 4
-# Memory of uncommitted records, of one shard and of all, above which no more are written.
+# Memory of uncommitted records, of one shard and of all. A client may have as much of a shard's as
+# it leaves free there: half, the next one half of the rest, and so on. So may a shard of that of
+# all: one whose followers do not fetch leaves room for the others.
 MAX_PENDING_BYTES: Final = 16 << 20
 MAX_TOTAL_PENDING_BYTES: Final = 64 << 20
 _ACTIVE: Final = State.ACTIVE  # Python 3.11 looks up members of an enum slowly
@@ -228,7 +232,12 @@ class CoordinatorRuntime(Generic[S]):
             return write.answer
         asked = Asked()
         self._await_commit(
-            hosted, records, end_offset, partial(asked.take, write.answer), asked.take
+            hosted,
+            records,
+            end_offset,
+            partial(asked.take, write.answer),
+            asked.take,
+            client=write.client,
         )
         self._settle(hosted)
         self._arm(hosted)
@@ -248,7 +257,7 @@ class CoordinatorRuntime(Generic[S]):
         Raises KafkaError if there is no active shard.
         """
         hosted = self._active(index)
-        code = self._refusal(hosted, ()) if self.pending_bytes else None
+        code = self._refusal(hosted, (), UNKNOWN) if self.pending_bytes else None
         if code is None:
             code = self._append_marker(hosted, marker, done, failed)
         self._settle(hosted)
@@ -300,7 +309,9 @@ class CoordinatorRuntime(Generic[S]):
                 failed(code)
 
         committed = None if answer is None else partial(done, answer)
-        code = self._append(hosted, outcome.records, committed, fail, outcome.producer)
+        code = self._append(
+            hosted, outcome.records, committed, fail, outcome.producer, outcome.client
+        )
         if code is not None:
             fail(code)
 
@@ -311,6 +322,7 @@ class CoordinatorRuntime(Generic[S]):
         committed: Callable[[], object] | None,
         failed: Callable[[ErrorCode], object] | None,
         producer: TransactionOf | None = None,
+        client: str = UNKNOWN,
     ) -> ErrorCode | None:
         """Append the records; return the error for the client if they are refused.
 
@@ -319,7 +331,7 @@ class CoordinatorRuntime(Generic[S]):
         """
         clock, partition = self._parts.clock, hosted.partition
         appended = 0
-        code = self._refusal(hosted, records) if self.pending_bytes else None
+        code = self._refusal(hosted, records, client) if self.pending_bytes else None
         if code is None:
             now_ms = clock.now_ms()
             try:
@@ -328,7 +340,9 @@ class CoordinatorRuntime(Generic[S]):
                 *parts, last = encoded_batches(records, partition.config, now_ms, transaction_of)
                 for batch in parts:
                     end_offset = self._write_batch(hosted, batch, now_ms, producer)
-                    self._await_commit(hosted, batch.records, end_offset, producer=producer)
+                    self._await_commit(
+                        hosted, batch.records, end_offset, producer=producer, client=client
+                    )
                     appended += len(batch.records)
                 end_offset = self._write_batch(hosted, last, now_ms, producer)
             except (KafkaError, StorageError) as error:
@@ -340,7 +354,13 @@ class CoordinatorRuntime(Generic[S]):
                         committed()
                     return None
                 self._await_commit(
-                    hosted, last.records, end_offset, committed, failed, producer=producer
+                    hosted,
+                    last.records,
+                    end_offset,
+                    committed,
+                    failed,
+                    producer=producer,
+                    client=client,
                 )
         if code is not None:
             hosted.shard.refused(records[appended:], clock.monotonic())
@@ -348,13 +368,18 @@ class CoordinatorRuntime(Generic[S]):
         return code
 
     def _refusal(
-        self, hosted: HostedShard[S], records: Sequence[CoordinatorRecord]
+        self, hosted: HostedShard[S], records: Sequence[CoordinatorRecord], client: str
     ) -> ErrorCode | None:
-        """Return the error if the uncommitted records have reached a memory limit."""
+        """Return the error if the uncommitted records have reached a memory limit.
+
+        A shard without pending batches takes any write, as long as all shards have room for it.
+        """
         added = pending_bytes(records)
-        if (
-            hosted.pending and hosted.pending_bytes + added > MAX_PENDING_BYTES
-        ) or self.pending_bytes + added > MAX_TOTAL_PENDING_BYTES:
+        of_client, of_shard = hosted.pending_of(client) + added, hosted.pending_bytes + added
+        of_all = self.pending_bytes + added
+        if (hosted.pending and of_client + of_shard > MAX_PENDING_BYTES) or (
+            of_shard + of_all > MAX_TOTAL_PENDING_BYTES
+        ):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return None
 
@@ -382,6 +407,7 @@ class CoordinatorRuntime(Generic[S]):
         *,
         producer: TransactionOf | None = None,
         marker: TransactionMarker | None = None,
+        client: str = UNKNOWN,
     ) -> None:
         """Let an appended batch wait for its commit."""
         size_bytes = pending_bytes(records)
@@ -389,7 +415,7 @@ class CoordinatorRuntime(Generic[S]):
         producer_id = NO_PRODUCER_ID if producer is None else producer.producer_id
         hosted.appended(
             PendingBatch(
-                records, end_offset, size_bytes, due, committed, failed, producer_id, marker
+                records, end_offset, size_bytes, due, committed, failed, producer_id, marker, client
             )
         )
         self.pending_bytes += size_bytes

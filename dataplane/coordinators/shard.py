@@ -12,6 +12,7 @@ coordinator runtime.
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from dataplane.coordinators.client_budget import UNKNOWN
 from dataplane.log.segments.producers import TransactionMarker
 from dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from dataplane.scheduling.time_slices import Work
@@ -49,13 +50,14 @@ class Write(NamedTuple, Generic[T]):
     `on_failed` is called with the reason and the monotonic time in seconds if they are not
     appended, or not committed in time.
     Records that were appended may still be committed after that, and are then replayed. `producer`:
-    the records are part of its open transaction.
+    the records are part of its open transaction. `client` is that of the request in the budgets.
     """
 
     records: Sequence[CoordinatorRecord]
     answer: T
     on_failed: Callable[[ErrorCode, float], object] | None = None
     producer: TransactionOf | None = None
+    client: str = UNKNOWN
 
 
 class Shard(Protocol):

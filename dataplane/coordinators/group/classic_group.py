@@ -246,7 +246,8 @@ class ClassicGroup:
             if request.instance_id in self.members.static_ids:
                 return self._replace(now, request, member_id, callback, muted_until)
         elif request.needs_member_id:
-            if len(self.pending) >= self.limits.max_pending:  # until they join or time out
+            if not self.sessions.may_add_pending(request.client, self.limits.max_pending):
+                # Until they join or time out.
                 return _refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, request)
             self.sessions.add_pending(
                 now,

@@ -223,7 +223,7 @@ class GroupShard:
             group.used_by(request.client)
         new_id = partial(self._new_member_id, request)
         answer = group.join(now, request, new_id, callback, muted_until)
-        return self._written(group, answer)
+        return self._written(group, answer, request.client)
 
     def _check_memory(self, group: ClassicGroup | None, request: JoinRequest) -> ErrorCode:
         """Return the error of a member that may not join, or not with a longer subscription."""
@@ -264,8 +264,8 @@ class GroupShard:
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.record)
-            return Write([*self._take(), record], None, answer.on_failed)
-        return self._with_outbox(answer)
+            return Write([*self._take(), record], None, answer.on_failed, client=group.client)
+        return self._with_outbox(answer, group.client)
 
     def heartbeat(
         self,
@@ -292,7 +292,7 @@ class GroupShard:
         group = self.groups.get(group_id)
         if group is None:
             return [ErrorCode.UNKNOWN_MEMBER_ID for _ in members]
-        return self._with_outbox(group.leave(now, members))
+        return self._with_outbox(group.leave(now, members), group.client)
 
     def drop_join(self, now: float, group_id: str, member_id: str) -> None:
         """Note that the connection of a waiting JoinGroup has ended."""
@@ -336,7 +336,7 @@ class GroupShard:
             if code is NO_ERROR:
                 records.append(CoordinatorRecord(encode_key(key), value, key, False, client))
         self.statistics.committed_count += len(records)
-        return Write(records, codes, None, request.producer) if records else codes
+        return Write(records, codes, None, request.producer, client) if records else codes
 
     def _check_commit(self, now: float, request: CommitRequest) -> ErrorCode:
         """Return the error of a client that may not commit for the group.
@@ -701,16 +701,16 @@ class GroupShard:
         records, self._outbox = self._outbox, []
         return records
 
-    def _with_outbox(self, answer: A) -> A | Write[A]:
-        return Write(self._take(), answer) if self._outbox else answer
+    def _with_outbox(self, answer: A, client: str) -> A | Write[A]:
+        return Write(self._take(), answer, client=client) if self._outbox else answer
 
     def _written(
-        self, group: ClassicGroup, answer: JoinAnswer | Persist | None
+        self, group: ClassicGroup, answer: JoinAnswer | Persist | None, client: str
     ) -> JoinAnswer | Write[JoinAnswer | None] | None:
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.record)
-            return Write([*self._take(), record], answer.answer)
-        return self._with_outbox(answer)
+            return Write([*self._take(), record], answer.answer, client=client)
+        return self._with_outbox(answer, client)
 
 
 class _CommitMemory:

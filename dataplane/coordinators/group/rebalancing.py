@@ -111,7 +111,7 @@ class GroupLimits:
 
     initial_rebalance_delay_s: float = 3.0
     max_size: int = 2**31 - 1
-    max_pending: int = 1000
+    max_pending: int = 2000  # half of it for one client (`Sessions.may_add_pending`)
 
 
 class Rebalancing:

@@ -12,6 +12,7 @@
 Source: KIP-62, 394, and the behaviour of Kafka 4.3.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -55,6 +56,7 @@ class Sessions:
         """
         # Ids given to new members that have not joined with them.
         self.pending: dict[str, PendingMember] = {}
+        self._pending_of: Counter[str] = Counter()  # by client
         self._members = members
         self._budget = budget
         self._timeouts = timeouts
@@ -98,12 +100,17 @@ class Sessions:
 
     # Pending members
 
+    def may_add_pending(self, client: str, most: int) -> bool:
+        """Return whether the client may have one more: as many as it leaves free of `most`."""
+        return self._pending_of[client] + len(self.pending) + 2 <= most
+
     def add_pending(
         self, now: float, member_id: str, host: str, client: str, timeout_ms: int
     ) -> None:
         """Wait for the member to join with the id that it was given."""
         ends = self._timeouts.at(now + timeout_ms / 1000, partial(self.end_pending, member_id))
         self.pending[member_id] = PendingMember(host, client, ends)
+        self._pending_of[client] += 1
         self._budget.use(client, pending_bytes(member_id))
 
     def end_pending(self, member_id: str, now: float) -> None:
@@ -116,6 +123,9 @@ class Sessions:
         pending = self.pending.pop(member_id, None)
         if pending is not None:
             pending.ends.cancel()
+            self._pending_of[pending.client] -= 1
+            if not self._pending_of[pending.client]:
+                del self._pending_of[pending.client]
             self._budget.use(pending.client, -pending_bytes(member_id))
 
     def forget_all_pending(self) -> None:

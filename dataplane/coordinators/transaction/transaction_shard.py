@@ -569,7 +569,14 @@ class TransactionShard:
 
     def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
         written: Write[A] = _new_tuple(
-            Write, ([self._record(transactional_id, after)], answer, None, None)
+            Write,
+            (
+                [self._record(transactional_id, after)],
+                answer,
+                None,
+                None,
+                self._clients[transactional_id],
+            ),
         )
         return written
 

@@ -15,6 +15,7 @@ import trio
 
 from dataplane.coordinators import hosted_shard, loading
 from dataplane.coordinators import runtime as runtime_module
+from dataplane.coordinators.client_budget import UNKNOWN
 from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, Write
@@ -117,11 +118,16 @@ class Coordinator:
         self.runtime.look()
 
     def put(
-        self, key: bytes, value: bytes | None, *more: tuple[bytes, bytes], index: int = 0
+        self,
+        key: bytes,
+        value: bytes | None,
+        *more: tuple[bytes, bytes],
+        index: int = 0,
+        client: str = UNKNOWN,
     ) -> Answer:
         answer = Answer()
         records = [CoordinatorRecord(key, value), *(CoordinatorRecord(*each) for each in more)]
-        self.runtime.call(index, lambda _: Write(records, value), answer, answer)
+        self.runtime.call(index, lambda _: Write(records, value, client=client), answer, answer)
         return answer
 
     @property
@@ -424,6 +430,50 @@ def test_uncommitted_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     together(scenario)
 
 
+def test_a_client_leaves_room_for_the_uncommitted_bytes_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_PENDING_BYTES", 40_000)
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            for _ in range(2):  # committed bytes count no longer
+                flood = [coordinator.put(b"k", bytes(4000), client="a") for _ in range(20)]
+                others = [coordinator.put(b"k", bytes(4000), client=each) for each in "bc"]
+                refused = [[ErrorCode.COORDINATOR_NOT_AVAILABLE]] * 17
+                assert [each.values for each in flood[3:]] == refused
+                assert [each.values for each in others] == [[], []]
+                last = others[-1]
+                await cluster.until(partial(bool, last.values))
+                assert [each.values for each in others] == [[bytes(4000)]] * 2
+                assert coordinator.runtime.pending_bytes == 0
+
+    together(scenario)
+
+
+def test_a_partition_without_commits_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_TOTAL_PENDING_BYTES", 40_000)
+
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        await client.create(TOPIC, 3, flush_messages=1)  # answers wait for a flush
+        coordinator = Coordinator(node.worker)
+        async with coordinating(coordinator):
+            await until(node, lambda: len(coordinator.runtime.active) == 3)
+            flood = [coordinator.put(b"k", bytes(4000), index=index % 2) for index in range(20)]
+            other = coordinator.put(b"k", bytes(4000), index=2)
+            assert [ErrorCode.COORDINATOR_NOT_AVAILABLE] in [each.values for each in flood]
+            await until(node, lambda: bool(other.values))
+            assert other.values == [bytes(4000)]
+
+    simulated(scenario)
+
+
 def test_records_of_timers_are_written() -> None:
     async def scenario(cluster: Together) -> None:
         await cluster.create(TOPIC, (1,))
@@ -458,7 +508,7 @@ def test_closing_refuses_what_waits_and_everything_later() -> None:
 
 
 def test_uncommitted_bytes_of_all_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "MAX_TOTAL_PENDING_BYTES", 15_000)
+    monkeypatch.setattr(runtime_module, "MAX_TOTAL_PENDING_BYTES", 22_000)
 
     async def scenario(node: Simulated) -> None:
         client = await node.connect()

@@ -390,10 +390,26 @@ def test_a_pending_member_holds_a_rebalance_up_until_its_session_would_end() -> 
 
 
 def test_pending_members_are_bounded() -> None:
-    coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=2)))
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=4)))
     codes = [coordinator.join(needs_member_id=True).one.code for _ in range(3)]
     # An error that clients retry: the group may have room for more members soon.
     assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 2 + [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+def test_a_client_does_not_keep_others_from_joining_by_pending_members() -> None:
+    coordinator = Coordinator(GroupConfigs(GroupLimits(max_pending=100)))
+    for client, count in (("a", 50), ("b", 25), ("c", 12)):
+        codes = [
+            coordinator.join(needs_member_id=True, client=client, session_s=10).one.code
+            for _ in range(100)
+        ]
+        assert codes.count(ErrorCode.MEMBER_ID_REQUIRED) == count
+    new = coordinator.join(needs_member_id=True, client="d").one
+    assert new.code is ErrorCode.MEMBER_ID_REQUIRED
+    coordinator.wait(11)
+    for _ in range(49):
+        new = coordinator.join(needs_member_id=True, client="a").one
+        assert new.code is ErrorCode.MEMBER_ID_REQUIRED
 
 
 def test_a_rebalance_without_members_keeps_its_protocol_type() -> None:

@@ -50,7 +50,7 @@ class Client:
 class GroupProtocol(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        limits = GroupLimits(initial_rebalance_delay_s=DELAY_S, max_pending=5)
+        limits = GroupLimits(initial_rebalance_delay_s=DELAY_S, max_pending=10)
         self.coordinator = Coordinator(GroupConfigs(limits))
         self.clients = [Client("static" if number == 3 else None) for number in range(4)]
         self.assigned: dict[tuple[int, str], bytes] = {}  # by generation and member id
