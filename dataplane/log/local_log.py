@@ -226,9 +226,18 @@ class LocalLog:
     # The active segment
 
     def _segment_for(
-        self, size_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
+        self,
+        size_bytes: int,
+        last_offset: int,
+        max_timestamp: int,
+        now_ms: int,
+        *,
+        checks_size: bool = True,
     ) -> Segment:
-        """Return the active segment, after a roll if the current one cannot take this append."""
+        """Return the active segment, after a roll if the current one cannot take this append.
+
+        Without `checks_size`, more than segment.bytes are alone in a segment.
+        """
         assert not self._writing
         if self._failure is not None:
             raise StorageError(self._failure)
@@ -251,7 +260,7 @@ class LocalLog:
             and not config.segment_jitter_ms
         ):
             return active  # nearly always
-        if not has_room:
+        if not has_room and checks_size:
             self._check_size(size_bytes)
         if active.size_bytes and (
             not has_room

@@ -234,7 +234,10 @@ class PartitionLog(LocalLog):
                 )
             next_offset = header.next_offset
         max_timestamp = max(header.max_timestamp for header in headers)
-        segment = self._segment_for(size_bytes, next_offset - 1, max_timestamp, now_ms)
+        # The leader has them already: segment.bytes may have been lowered since.
+        segment = self._segment_for(
+            size_bytes, next_offset - 1, max_timestamp, now_ms, checks_size=False
+        )
         for header in headers:
             if header.leader_epoch != self.epochs.latest:
                 self.assign_epoch(header.leader_epoch, header.base_offset)

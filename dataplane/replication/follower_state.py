@@ -14,6 +14,7 @@ records are fetched before the logs agree (KIP-101, KIP-320; part of Fetch since
 Plain state around the log. The caller chooses whether an append is small enough for the event loop.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -142,10 +143,34 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
     follower fetches again. Raises StorageError if the directory fails.
     """
     end, headers = _checked(partition, records)
-    if headers:
-        partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
-        _appended(partition, end)
+    segment_bytes = partition.log.config.segment_bytes
+    if end <= segment_bytes:
+        if headers:
+            partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
+            _appended(partition, end)
+        return end
+    for piece, some in _pieces(memoryview(records)[:end], headers, segment_bytes):
+        partition.log.append_as_follower(piece, some, now_ms)
+        _appended(partition, len(piece))
     return end
+
+
+def _pieces(
+    records: memoryview, headers: Sequence[BatchHeader], most_bytes: int
+) -> Iterator[tuple[memoryview, list[BatchHeader]]]:
+    """Yield the batches in pieces of at most `most_bytes`; a larger batch is alone in its piece.
+
+    A leader that has not rolled its segment yet, or had a larger segment.bytes, sends more.
+    """
+    begin, end = 0, 0
+    some: list[BatchHeader] = []
+    for header in headers:
+        if some and end - begin + header.batch_bytes > most_bytes:
+            yield records[begin:end], some
+            begin, some = end, []
+        some.append(header)
+        end += header.batch_bytes
+    yield records[begin:end], some
 
 
 async def append_piece(

@@ -1,6 +1,7 @@
 """A follower's truncation rules, on real logs: it truncates only what its leader does not have."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,36 @@ def test_a_damaged_header_from_the_leader_is_reported_as_damage(
     with pytest.raises(KafkaError):
         follower_state.append(follower, data, now_ms=0)
     assert follower.log.log_end_offset == 0
+
+
+def test_more_batches_than_a_segment_takes_are_appended_to_several(
+    pair: tuple[Partition, Partition],
+) -> None:
+    """The leader's segment is older than a lower segment.bytes."""
+    leader, follower = pair
+    for number in range(7):
+        append(leader.log, make_batch(1, timestamp=number), epoch=0)
+    data = leader.log.read(0, EVERYTHING, 7).read()
+    follower.log.configure(replace(follower.log.config, segment_bytes=len(data) // 3))
+    assert follower_state.append(follower, data, now_ms=0) == len(data)
+    assert contents(follower) == contents(leader)
+    assert len(follower.log.read(0, EVERYTHING, 7).read()) <= len(data) // 3
+
+
+def test_a_batch_that_is_larger_than_a_lowered_segment_size_is_appended(
+    pair: tuple[Partition, Partition],
+) -> None:
+    """A new replica would never have it otherwise."""
+    leader, follower = pair
+    for number in range(3):
+        append(leader.log, make_batch(1, timestamp=number), epoch=0)
+    data = leader.log.read(0, EVERYTHING, 3).read()
+    follower.log.configure(replace(follower.log.config, segment_bytes=10))
+    assert follower_state.append(follower, data, now_ms=0) == len(data)
+    assert contents(follower) == contents(leader)
+    with pytest.raises(KafkaError) as caught:  # as a leader
+        append(follower.log, make_batch(1), epoch=0)
+    assert caught.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
 
 
 def test_a_batch_that_is_not_whole_is_left_for_the_next_fetch(
