@@ -298,7 +298,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings transactions"))
     transactions = draw_transactions(world.stream("transactions"))
     draw = world.stream("narrow transactions")
-    if draw.random() < NARROW:
+    is_narrow = draw.random() < NARROW
+    if is_narrow:
         purpose = draw.choice([*NARROW_WORLDS])
         NARROW_WORLDS[purpose](settings, transactions, draw)
         world.say("story", f"narrow world: {purpose}")
@@ -310,7 +311,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
     # A separate random stream for few worlds: the other worlds do not change.
     draw = world.stream("hoarders of ids")
-    hoards = draw.randint(1, MOST_HOARDERS) if draw.random() < HOARDERS else 0
+    has_hoarders = draw.random() < HOARDERS and not is_narrow
+    hoards = draw.randint(1, MOST_HOARDERS) if has_hoarders else 0
 
     def clients_of(cluster_state: ReplicatedClusterState) -> Clients:
         clients = clients_of_transactions(cluster_state, transactions)
