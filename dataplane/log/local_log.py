@@ -6,7 +6,8 @@
 Producer state, leader epochs and the log start offset belong to `partition_log`. Bytes beyond the
 size of the active segment are not part of the log and are never read. After a failed sync, or a
 failed change of several files, the content of the disk is unknown: every later append or flush
-fails with the same error.
+fails with the same error. A sync that could open no file, for lack of descriptors, has not failed in
+this sense: it is tried again.
 """
 
 import logging
@@ -39,6 +40,7 @@ from dataplane.log.segments.names import (
 )
 from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments.segment_list import Segments
+from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -46,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 NO_TIMESTAMP: Final = -1
 NO_CUT: Final = 2**63
+# Attempts to sync the names of a swap while the process has no descriptor left.
+DESCRIPTOR_TRIES: Final = 60
+DESCRIPTOR_RETRY_S: Final = 0.5
 
 
 class SegmentSpan(NamedTuple):
@@ -326,7 +331,7 @@ class LocalLog:
             return False
         with storage_errors("roll", sealed.file.path):
             sealed.seal()
-            with self._failing("sync"):
+            with self._syncing():
                 self._folder.settle_names(are_being_synced=self._flushing is not None)
             segment = self._new_segment(end, now_ms)
         self._unsynced_segments.append(sealed)
@@ -400,6 +405,20 @@ class LocalLog:
         self._folder.names_changed()
 
     @contextmanager
+    def _syncing(self) -> Iterator[None]:
+        """Reject all later appends and flushes if a sync fails. Raises StorageError.
+
+        A file or folder that could not be opened for lack of descriptors is synced later.
+        """
+        try:
+            with storage_errors("sync", self.folder):
+                yield
+        except StorageError as error:
+            if not is_out_of_descriptors(error):
+                self._failure = str(error)
+            raise
+
+    @contextmanager
     def _failing(self, action: str) -> Iterator[None]:
         """Reject all later appends and flushes if the block fails. Raises StorageError."""
         try:
@@ -463,7 +482,7 @@ class LocalLog:
             self._swapping = None
             with self._failing("replace segments of"):
                 segment = self._swap(old, state)
-                if await self._sync_names(disk, folder) and segment in self._segments:
+                if await self._sync_swap(disk, folder) and segment in self._segments:
                     segment.settle()
                     self._folder.names_changed()
         return True
@@ -501,6 +520,20 @@ class LocalLog:
             each.retire(f".{self._replacements}")
         self._folder.drop_snapshots_between(state.base_offset, end)
         return segment
+
+    async def _sync_swap(self, disk: Disk, folder: str) -> bool:
+        """Sync the names of a swap as `_sync_names` does; wait for a descriptor if there is none.
+
+        The names are changed already. Reads and appends continue meanwhile.
+        """
+        for _ in range(DESCRIPTOR_TRIES):
+            try:
+                return await self._sync_names(disk, folder)
+            except StorageError as error:
+                if not is_out_of_descriptors(error):
+                    raise
+            await trio.sleep(DESCRIPTOR_RETRY_S)
+        return await self._sync_names(disk, folder)
 
     async def _sync_names(self, disk: Disk, folder: str) -> bool:
         """Sync the folder's entries. Return False if the folder was renamed meanwhile."""
@@ -609,7 +642,7 @@ class LocalLog:
                 if unsynced is not None:
                     unsynced.sync(disk)
 
-        with self._failing("sync"):
+        with self._syncing():
             try:
                 opened.extend(file.acquire() for file in files)
                 await disk.run(sync)

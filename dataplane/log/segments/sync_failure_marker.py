@@ -17,6 +17,7 @@ them. A recovery that does not find a 0 rewrites the files it relies on. That in
 that was killed during a sync, because the result of that sync is unknown.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,8 +27,19 @@ from typing import Final
 from dataplane.log.segments.names import SYNCING
 from metaquorum.runtime.interfaces import Disk
 
+# open(2) fails with these for a moment, before anything is synced; fsync(2) never does.
+_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _IN_DOUBT: Final = b"1"
 _SURE: Final = b"0"
+
+
+def is_out_of_descriptors(error: BaseException) -> bool:
+    """Return whether the error, or its cause, is that no further file can be opened now.
+
+    The file or directory was not synced then, but no page was lost: a later sync succeeds.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _OUT_OF_DESCRIPTORS
 
 
 class SyncFailureMarker:
@@ -50,13 +62,17 @@ class SyncFailureMarker:
     def syncing(self) -> Iterator[None]:
         """Mark the block as a sync; if it fails, the mark stays until the directory is recovered.
 
+        Not so for a file that could not be opened for lack of descriptors: its pages stay dirty.
         Raises OSError if the marker cannot be written or removed.
         """
         self.begin()
         try:
             yield
-        except BaseException:
-            self.has_failed = True
+        except BaseException as error:
+            if not is_out_of_descriptors(error):
+                self.has_failed = True
+                raise
+            self.end()
             raise
         self.end()
 

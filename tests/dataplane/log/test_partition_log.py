@@ -12,7 +12,7 @@ from dataplane.log.recovery.checkpoints import encode_damage
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import DiskFullError, OpenFiles
 from dataplane.log.segments.index import SparseIndex
-from dataplane.log.segments.names import DAMAGED
+from dataplane.log.segments.names import DAMAGED, SYNCING
 from dataplane.log.segments.segment import Segment
 from metaquorum.runtime.interfaces import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
@@ -677,6 +677,54 @@ def test_a_truncation_on_a_full_disk_is_synced_and_the_log_goes_on_once_there_is
     trio.run(log.flush, disk)
     assert log.recovery_point == 4
     assert open_log(tmp_path / "t-0").epochs.entries == [(1, 0), (3, 2)]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize(
+    ("action", "path"),
+    [("open", ".log"), ("sync_dir", "/t-0"), ("open", "leader-epoch-checkpoint")],
+)
+def test_a_sync_without_a_descriptor_is_tried_again(
+    tmp_path: Path, action: str, path: str, number: int
+) -> None:
+    """Clients may use up all descriptors for a moment: that is no failure of the disk."""
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "t-0", files=OpenFiles(disk, str(tmp_path)))
+    append_many(log, 3)
+    log._files.close()
+    disk.fail(action, path, number)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="raise the"):
+            trio.run(log.flush, disk)
+    disk.faults.clear()
+    append_many(log, 3)
+    trio.run(log.flush, disk)
+    assert log.failure is None
+    assert log.recovery_point == log.log_end_offset == 12
+    for name in ("00000000000000000000.log", "leader-epoch-checkpoint"):
+        assert str(tmp_path / "t-0" / name) in disk.synced
+    assert (tmp_path / SYNCING).read_bytes() == b"0"
+
+
+@pytest.mark.parametrize(("action", "path"), [("sync_dir", "/t-0"), ("create", ".log")])
+def test_a_roll_without_a_descriptor_is_tried_again(tmp_path: Path, action: str, path: str) -> None:
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "t-0", files=OpenFiles(disk, str(tmp_path)))
+    append_many(log, 3)
+    log.roll(0)
+    append_many(log, 3)
+    disk.fail(action, path, errno.EMFILE)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="raise the limit of open files"):
+            log.roll(0)
+    append_many(log, 3)
+    disk.faults.clear()
+    assert log.roll(0)
+    append_many(log, 3)
+    trio.run(log.flush, disk)
+    assert log.recovery_point == log.log_end_offset == 24
+    stored = offsets(read_headers(log))
+    assert offsets(read_headers(open_log(tmp_path / "t-0"))) == stored
 
 
 def test_a_followers_append_that_is_cancelled_before_its_write_changes_nothing(

@@ -426,6 +426,31 @@ async def test_a_log_that_is_cut_is_not_replaced_by_what_it_was(
 
 
 @in_trio
+async def test_a_swap_waits_for_a_descriptor(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    log = open_log(folder, SEGMENTS)
+    for number in range(60):
+        append_records(log, [(b"k%d" % (number % 5), b"value %d" % number)], now_ms=number)
+    log.roll(0)
+
+    class WithoutDescriptors(UnsyncedDisk):
+        left = 2
+
+        def sync_dir(self, path: str) -> None:
+            if list(folder.glob("*.deleted")) and self.left:
+                self.left -= 1
+                raise OSError(errno.EMFILE, "too many open files")
+
+    disk = WithoutDescriptors()
+    await clean(log, disk=disk)
+    assert disk.left == 0
+    assert log.failure is None
+    assert not list(folder.glob("*.swap"))
+    append_records(log, [(b"other", b"value")])
+    assert stored_records(open_log(folder, SEGMENTS)) == stored_records(log)
+
+
+@in_trio
 async def test_readers_of_old_segments_go_on(tmp_path: Path) -> None:
     log = open_log(tmp_path, SEGMENTS)
     for number in range(30):
