@@ -5,6 +5,7 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.handlers.topics import timeout_seconds
+from dataplane.log.segments.files import DiskFullError
 from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.scheduling.time_slices import for_each_of, row_count
@@ -33,6 +34,9 @@ HIGH_WATERMARK: Final = -1
 # Seconds that a request waits for the deletion of its partitions' segments. Retention deletes those
 # that are left; Kafka leaves all of them to it.
 DELETION_S: Final = 1.0
+# How long a full disk may take to have room for a checkpoint, and the time between attempts.
+ROOM_PATIENCE_S: Final = 5.0
+ROOM_RETRY_S: Final = 0.25
 _NO_OFFSET: Final = -1
 
 
@@ -83,18 +87,34 @@ async def handle_delete_records(
         topics = [await _of_topic(worker, *each, deleted, until) for each in asked.items()]
     finally:
         worker.slicer.discard(asked)
-    if deleted:
-        try:
-            await worker.replica_manager.log_dirs.checkpoint()
-        except StorageError:
-            for _, result in deleted:
-                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                result.low_watermark = _NO_OFFSET
+    if deleted and not await _is_kept(worker, deadline):
+        for _, result in deleted:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            result.low_watermark = _NO_OFFSET
     for name, result in deleted:
         if not result.error_code:
             with trio.CancelScope(deadline=deadline):
                 await _everywhere(worker, name, result)
     return DeleteRecordsResponse(topics=topics)
+
+
+async def _is_kept(worker: HostsRecords, deadline: float) -> bool:
+    """Write the checkpoints with the new log start offsets; return whether they are written.
+
+    On a full disk, wait until the deleted segments are removed (`FullDirs`).
+    """
+    deadline = min(deadline, trio.current_time() + ROOM_PATIENCE_S)
+    while True:
+        try:
+            await worker.replica_manager.log_dirs.checkpoint()
+        except DiskFullError:
+            if trio.current_time() >= deadline:
+                return False
+        except StorageError:
+            return False
+        else:
+            return True
+        await trio.sleep(ROOM_RETRY_S)
 
 
 async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:
@@ -174,7 +194,10 @@ async def _of_partition(
             with trio.CancelScope(deadline=until):
                 if count := await plog.delete_old_segments(worker.disk):
                     worker.pending_deletes.add(partition, plog, count)
-            await partition.flush(worker.disk)
+            try:
+                await partition.flush(worker.disk)
+            except DiskFullError as error:  # of the leader epochs only: the deletion frees space
+                worker.partition_failed(partition, error)
         result.low_watermark = plog.log_start_offset
     except KafkaError as error:
         result.error_code = error.code

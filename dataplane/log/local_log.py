@@ -6,8 +6,8 @@
 Producer state, leader epochs and the log start offset belong to `partition_log`. Bytes beyond the
 size of the active segment are not part of the log and are never read. After a failed sync, or a
 failed change of several files, the content of the disk is unknown: every later append or flush
-fails with the same error. A sync that could open no file, for lack of descriptors, has not failed in
-this sense: it is tried again.
+fails with the same error. A sync that could open no file, for lack of descriptors, has not failed
+in this sense: it is tried again.
 """
 
 import logging

@@ -739,7 +739,8 @@ class PartitionLog(LocalLog):
             self._deletion = None
             deletion.set()
         if self._uncounted:
-            self._folder.write_epochs()
+            with suppress(DiskFullError):  # recovery ignores epochs before the log start offset
+                self._folder.write_epochs()
         count, self._uncounted = self._uncounted, 0
         return count
 

@@ -13,10 +13,12 @@ from typing import Final
 import trio
 
 from dataplane.instruments.failing_items import FailingItems
+from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.retention import retention_start
 from dataplane.maintenance.deleted_folders import DeletedFolders
+from dataplane.maintenance.full_dirs import FullDirs
 from dataplane.maintenance.log_cleaner import LogCleaner
 from dataplane.partition.partition import Partition
 from dataplane.quotas.quota_log import QuotaLog
@@ -58,6 +60,15 @@ class BackgroundTasks:
             log_dirs,
             lambda: worker.configs.integer("log.segment.delete.delay.ms"),
         )
+        self._full_dirs = FullDirs(
+            runtime,
+            log_dirs,
+            lambda: worker.configs.integer("message.max.bytes"),
+            self._retain_in,
+            self._remove_in,
+        )
+        # Two removals at a time would take the segments of one log from under each other.
+        self._removing: Final = trio.Lock()
         self._failing: FailingItems[str] = FailingItems()  # tasks, by name
         self._unremoved: FailingItems[Partition] = FailingItems()  # with files of deleted segments
 
@@ -87,6 +98,7 @@ class BackgroundTasks:
             ):
                 nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
             nursery.start_soon(self.cleaner.run)
+            nursery.start_soon(self._full_dirs.run)
 
     async def _every(self, period_ms: int, duty: Duty) -> None:
         while True:
@@ -146,6 +158,21 @@ class BackgroundTasks:
                 with self._reported(partition):
                     await self._retain_one(partition)
 
+    async def _retain_in(self, log_dir: LogDir) -> None:
+        """Let retention delete segments of the logs in one directory."""
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                if log_dir.partitions.get((partition.topic, partition.index)) is partition.log:
+                    with self._reported(partition):
+                        await self._retain_one(partition)
+
+    async def _remove_in(self, log_dir: LogDir) -> None:
+        """Remove what was deleted in one directory, without waiting for its delay."""
+        logs = set(log_dir.partitions.values())
+        self._worker.pending_deletes.expedite(logs.__contains__)
+        await self._remove_segments()
+        await self._folders.remove_due()
+
     async def _retain_one(self, partition: Partition) -> None:
         if partition.appending.locked():
             with trio.move_on_after(MOST_APPEND_WAIT_S) as waiting:
@@ -186,6 +213,10 @@ class BackgroundTasks:
 
     async def _remove_segments(self) -> None:
         """Remove files of deleted segments; those that fail are tried again after their delay."""
+        async with self._removing:
+            await self._remove_due_segments()
+
+    async def _remove_due_segments(self) -> None:
         pending = self._worker.pending_deletes
         for partition, segments in pending.take_due():
             plog = partition.log

@@ -1,13 +1,16 @@
 """Removal of the folders of deleted logs, log.segment.delete.delay.ms after their deletion.
 
+In a directory that is full (`LogDirs.full`), they are removed without that delay.
+
 Each folder is tried by itself: one that cannot be removed stays, is reported once and tried again
 with back-off (`FailingItems`), and holds up no other folder.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import trio
 
 from dataplane.instruments.failing_items import FailingItems
 from dataplane.log.dirs.log_dir import LogDir
@@ -26,21 +29,30 @@ class DeletedFolders:
         self._clock = clock
         self._log_dirs = log_dirs
         self._delay_ms = delay_ms
-        # With the monotonic time of their removal, which ascends unless the delay is shortened.
-        self._waiting: deque[tuple[float, LogDir, list[str]]] = deque()
+        # With the monotonic time of their removal. One entry for each call that found any.
+        self._waiting: list[tuple[float, LogDir, list[str]]] = []
+        self._removing: Final = trio.Lock()  # no folder is removed by two calls at a time
         self._failing: FailingItems[_Folder] = FailingItems()
 
     async def remove_due(self) -> None:
         """Remove the folders whose delay, or whose back-off after a failure, has passed."""
+        async with self._removing:
+            await self._remove_due()
+
+    async def _remove_due(self) -> None:
         now = self._clock.monotonic()
         for log_dir in self._log_dirs.online:
             log_dir.expire_strays(self._clock.now_ms())
             if deleted := log_dir.take_deleted():
                 self._waiting.append((now + self._delay_ms() / 1000, log_dir, deleted))
         due: dict[LogDir, list[str]] = {}
-        while self._waiting and self._waiting[0][0] <= now:
-            _, log_dir, names = self._waiting.popleft()
-            due.setdefault(log_dir, []).extend(names)
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
+            at, log_dir, names = row
+            if at <= now or log_dir in self._log_dirs.full:
+                due.setdefault(log_dir, []).extend(names)
+            else:
+                self._waiting.append(row)
         for log_dir, name in self._failing.due(now):
             due.setdefault(log_dir, []).append(name)
         for log_dir, names in due.items():

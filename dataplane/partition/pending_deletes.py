@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition.partition import Partition
@@ -29,6 +29,14 @@ class PendingDeletes:
         due = self._clock.monotonic() + partition.config.file_delete_delay_ms / 1000
         row = (due, next(self._number), partition, plog, segments)
         heapq.heappush(self._queue, row)
+
+    def expedite(self, concerns: Callable[[PartitionLog], bool]) -> None:
+        """Make the segments of all logs for which `concerns` returns True due: space is needed."""
+        now = self._clock.monotonic()
+        self._queue = [
+            (min(row[0], now) if concerns(row[3]) else row[0], *row[1:]) for row in self._queue
+        ]
+        heapq.heapify(self._queue)
 
     def take_due(self) -> Iterator[tuple[Partition, int]]:
         """Yield the due partitions with their number of segments, each once.

@@ -3,6 +3,7 @@
     online    its partitions are served; new partitions go to the directory with the fewest
     failed    a write or sync failed; offline until the node restarts
     absent    unusable at the start, or no longer named in `log.dirs`
+    full      online, but a write was refused for lack of space since the last `has_room`
 
 A failed write or sync takes the directory offline, because the content of the device is unknown
 then; so does a full disk that is only reported by a sync. Otherwise a full disk does not (nothing
@@ -35,6 +36,7 @@ from dataplane.log.recovery.checkpoints import LogOffsets, Partition
 from dataplane.log.segments.files import (
     MAX_OPEN_FILES,
     DirectoryFailedError,
+    DiskFullError,
     UnreadableError,
 )
 from dataplane.log.segments.names import parse_partition_folder
@@ -82,6 +84,8 @@ class LogDirs:
         self._storages = storages  # with locks; the data directory's lock belongs to the node
         self._suspects: dict[LogDir, None] = {}
         self._unfound: dict[Partition, StorageError] = {}
+        self.full: Final[dict[LogDir, None]] = {}
+        self._is_one_full = trio.Event()
         self._none_left = trio.Event()
         self._last_failure: StorageError | None = None
         marks = {one: one.previous_broker_epoch for one in online if not one.is_new}
@@ -408,6 +412,7 @@ class LogDirs:
         if log_dir.failure is not None:
             return
         log_dir.fail(error)
+        self.has_room(log_dir)
         self.online.remove(log_dir)
         self.failed.append(log_dir)
         self._last_failure = error
@@ -440,6 +445,24 @@ class LogDirs:
             self.fail(log_dir, error)
         elif isinstance(error, UnreadableError) and log_dir.failure is None:
             self._suspects[log_dir] = None
+        elif isinstance(error, DiskFullError):
+            self._filled(log_dir)
+
+    def _filled(self, log_dir: LogDir) -> None:
+        if log_dir.failure is None:
+            self.full[log_dir] = None
+            self._is_one_full.set()
+
+    def has_room(self, log_dir: LogDir) -> None:
+        """Note that there is room in the directory again, or that it is not used any more."""
+        self.full.pop(log_dir, None)
+        if not self.full and self._is_one_full.is_set():
+            self._is_one_full = trio.Event()
+
+    async def wait_full(self) -> None:
+        """Wait until a directory is full."""
+        while not self.full:
+            await self._is_one_full.wait()
 
     def _dir_with(self, path: str) -> LogDir | None:
         """Return the directory with the file or folder `path`: one may be in another."""
@@ -484,6 +507,9 @@ class LogDirs:
             yield
         except DirectoryFailedError as error:
             self.fail(log_dir, error)
+            raise
+        except DiskFullError:
+            self._filled(log_dir)
             raise
 
     # Checkpoints

@@ -1,0 +1,157 @@
+"""A full log directory: what was deleted, or may be, is removed without delay."""
+
+import errno
+import logging
+
+import pytest
+
+from dataplane.log.partition_log import PartitionLog
+from tests.dataplane.handlers.test_admin_changes import delete_records
+from tests.dataplane.maintenance.test_background_tasks import MIB, log_of, sleep
+from tests.dataplane.serving import (
+    PRODUCE_VERSION,
+    RawClient,
+    Simulated,
+    batch_of,
+    produce_message,
+    simulated,
+)
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+BIG = 100_000
+DAY_MS = 24 * 3600 * 1000
+# The delays, and the interval of retention, are longer than the tests wait.
+LATE = {
+    "log_segment_delete_delay_ms": DAY_MS,
+    "log_retention_check_interval_ms": DAY_MS,
+}
+
+
+def fill(sim: Simulated, room_bytes: int = 0) -> None:
+    storage = sim.on_machine.machine.storage
+    storage.capacity_bytes = storage.used_bytes() + room_bytes
+
+
+async def is_refused(client: RawClient, topic: str) -> bool:
+    message = produce_message(topic, batch_of(bytes(BIG)))
+    answer = await client.call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
+    code = answer.responses[0].partition_responses[0].error_code
+    assert code in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR)
+    return bool(code != ErrorCode.NONE)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "room_bytes"),
+    [
+        ("records", 0),
+        ("records", 40_000),
+        ("records before", 0),
+        ("retention", 0),
+        ("topic", 40_000),  # without any room, the metadata log does not take the deletion
+    ],
+)
+def test_what_is_deleted_in_a_full_directory_makes_room_at_once(
+    deletion: str, room_bytes: int
+) -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=-1)
+        await client.create(
+            "old",
+            segment_bytes=MIB,
+            retention_ms=-1,
+            retention_bytes=MIB if deletion == "retention" else -1,
+        )
+        assert not await is_refused(client, "t")
+        for _ in range(25):
+            await client.produce("old", batch_of(bytes(BIG)))
+        if deletion == "records before":
+            assert (await delete_records(client, "old", 20))[0] == ErrorCode.NONE
+        fill(sim, room_bytes)
+        assert await is_refused(client, "t")
+        if deletion == "records":
+            assert await is_refused(client, "old")
+            assert (await delete_records(client, "old", 20))[0] == ErrorCode.NONE
+        elif deletion == "topic":
+            await client.delete("old")
+        await sleep(sim, 2)
+        assert not await is_refused(client, "t")
+        if deletion != "topic":
+            assert not await is_refused(client, "old")
+            assert log_of(sim, "old").log_start_offset > 0
+
+    simulated(scenario, **LATE)
+
+
+def test_a_directory_with_room_keeps_its_delays() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", segment_bytes=MIB, retention_ms=-1)
+        for _ in range(25):
+            await client.produce("t", batch_of(bytes(BIG)))
+        fill(sim)
+        assert await is_refused(client, "t")
+        sim.on_machine.machine.storage.capacity_bytes = None
+        await sleep(sim, 2)
+        assert not await is_refused(client, "t")
+        assert (await delete_records(client, "t", 20))[0] == ErrorCode.NONE
+        await sleep(sim, 100)
+        names = sim.worker.disk.list(log_of(sim, "t").folder)
+        assert any(name.endswith(".log.deleted") for name in names)
+
+    simulated(scenario, **LATE)
+
+
+def test_a_directory_that_stays_full_keeps_nothing_busy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes = 0
+    spans = PartitionLog.segment_spans
+
+    def counted(log: PartitionLog) -> object:
+        nonlocal passes
+        passes += 1
+        return spans(log)
+
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=-1)
+        assert not await is_refused(client, "t")
+        monkeypatch.setattr(PartitionLog, "segment_spans", counted)
+        fill(sim)
+        for _ in range(300):
+            assert await is_refused(client, "t")
+            await sleep(sim, 1)
+        # Again at once when it is full for the second time.
+        before = passes
+        sim.on_machine.machine.storage.capacity_bytes = None
+        await sleep(sim, 2)
+        fill(sim)
+        assert await is_refused(client, "t")
+        await sleep(sim, 2)
+        assert passes > before
+
+    with caplog.at_level(logging.INFO):
+        simulated(scenario, **LATE)
+    assert 2 <= passes <= 20
+    assert not [record for record in caplog.records if "were freed" in record.getMessage()]
+
+
+def test_a_directory_is_full_until_a_file_can_be_written_there() -> None:
+    """The quota of a user may be used up, though the file system has room."""
+
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t")
+        faults = sim.on_machine.machine.faults
+        faults.refusing = lambda path: errno.EDQUOT if path.endswith((".log", ".tmp")) else 0
+        assert await is_refused(client, "t")
+        log_dirs = sim.worker.replica_manager.log_dirs
+        await sleep(sim, 5)
+        assert list(log_dirs.full) == list(log_dirs.online)
+        faults.refusing = None
+        await sleep(sim, 5)
+        assert not log_dirs.full
+
+    simulated(scenario, **LATE)
