@@ -64,11 +64,13 @@ def describe(session: Session) -> None:
 @command.command("health")
 @session_command
 def health(session: Session) -> None:
-    """Show the number of live workers and of unhealthy partitions.
+    """Show the number of live workers, and of unhealthy partitions and log directories.
 
     `mq-admin topics list --unhealthy` shows the topics, `mq-admin topics describe --health` the
-    reason for each partition. Warnings are printed on stderr: an internal topic has fewer replicas
-    than the live workers permit, or is not compacted; or coordinators have little memory left.
+    reason for each partition. A log directory is full if the largest batch (message.max.bytes) has
+    no room in it. Warnings are printed on stderr: which log directory is full or offline; an
+    internal topic has fewer replicas than the live workers permit, or is not compacted; or
+    coordinators have little memory left.
 
     \b
     Examples:
@@ -82,6 +84,7 @@ def health(session: Session) -> None:
         "live_workers": found.live_workers,
         "partitions": found.partitions,
     } | {trouble.name.lower(): count for trouble, count in found.counts.items()}
+    data |= {"full_log_dirs": found.full_log_dirs, "offline_log_dirs": found.offline_log_dirs}
     if session.output != "text":
         session.show_data(data | {"warnings": list(found.warnings)})
         return

@@ -4,7 +4,7 @@ While the worker drains, all of its directories are cordoned in the words of Kaf
 receive no new replicas.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import trio
@@ -18,6 +18,7 @@ from dataplane.replication.log_dir_mover import LogDirMover
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
+from metaquorum.config.resolution import Configs
 from wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
@@ -51,6 +52,9 @@ class KnownLogDirs(Protocol):
     def failed(self) -> Iterable[LogDir]: ...
 
     @property
+    def full(self) -> Container[LogDir]: ...
+
+    @property
     def absent(self) -> Iterable[AbsentDir]: ...
 
     @property
@@ -80,6 +84,10 @@ class HostsLogs(Protocol):
 class DescribesLogDirs(HostsLogs, HasDisk, HasImage, HasSlicer, HasWorkerId, Protocol):
     """Capability to read this worker's partitions, and the total and free space of its disks."""
 
+    @property
+    def configs(self) -> Configs:
+        """The effective configs of this worker."""
+
 
 async def handle_describe_log_dirs(
     worker: DescribesLogDirs, request: Request, message: DescribeLogDirsRequest
@@ -88,6 +96,9 @@ async def handle_describe_log_dirs(
     usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
     for online in usable.values():
         online.is_cordoned = worker.image.is_draining(worker.worker_id)
+    for log_dir in log_dirs.online:
+        if log_dir in log_dirs.full and (full := usable.get(log_dir.path)) is not None:
+            _show_full(full, worker.configs.integer("message.max.bytes"))
     async for log_dir, partition in _wanted(worker, message.topics):
         log = partition.log
         row = DescribeLogDirsPartition(
@@ -133,6 +144,15 @@ def _add(
 
 def _lost(path: str) -> DescribeLogDirsResult:
     return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
+
+
+def _show_full(result: DescribeLogDirsResult, largest_batch_bytes: int) -> None:
+    """Show no usable bytes in a directory that refuses writes although its file system has room.
+
+    So it is if a disk quota of the process's user is used up.
+    """
+    if result.usable_bytes >= largest_batch_bytes:
+        result.usable_bytes = 0
 
 
 async def _space(worker: HasDisk, log_dir: LogDir) -> DescribeLogDirsResult:

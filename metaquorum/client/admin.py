@@ -36,6 +36,7 @@ from metaquorum.client.usage.coordinator_memory import (
     CoordinatorMemory,
     describe_coordinator_memory,
 )
+from metaquorum.client.usage.log_dirs import describe_log_dirs
 from metaquorum.client.usage.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.client.users import (
     DEFAULT_MECHANISM,
@@ -62,7 +63,6 @@ from metaquorum.client.values import (
     OffsetAtTime,
     Partition,
     Quorum,
-    ReplicaOnDisk,
     ResourceType,
     Topic,
     WorkerDescription,
@@ -197,39 +197,10 @@ class AdminClient:
 
         Sizes are in bytes. Raises BrokerError if a node refuses.
         """
-        from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-
         await self.cluster.refresh()
         found: list[LogDir] = []
         for node_id in sorted(self.cluster.nodes) if node_ids is None else node_ids:
-            response: DescribeLogDirsResponse = await self.cluster.call(
-                DescribeLogDirsRequest(topics=None), to=node_id
-            )
-            if response.error_code:
-                raise broker_error(response.error_code, None, f"node {node_id}")
-            found += [
-                LogDir(
-                    node_id=node_id,
-                    path=result.log_dir,
-                    error=broker_error(result.error_code, None, "").message
-                    if result.error_code
-                    else "",
-                    total_bytes=result.total_bytes,
-                    usable_bytes=result.usable_bytes,
-                    replicas=[
-                        ReplicaOnDisk(
-                            topic.name,
-                            partition.partition_index,
-                            partition.partition_size,
-                            partition.offset_lag,
-                            partition.is_future_key,
-                        )
-                        for topic in result.topics
-                        for partition in topic.partitions
-                    ],
-                )
-                for result in sorted(response.results, key=lambda result: result.log_dir)
-            ]
+            found += await describe_log_dirs(self.cluster, node_id)
         return found
 
     # Topics

@@ -84,18 +84,25 @@ class PartitionHealth:
 
 @frozen
 class ClusterHealth:
-    """Numbers of workers, partitions and problems of a cluster."""
+    """Numbers of workers, partitions and problems of a cluster.
+
+    A log directory is full if the largest batch (message.max.bytes) has no room in it.
+    """
 
     live_workers: int
     workers: int
     partitions: int
     counts: Mapping[Trouble, int]
-    warnings: Sequence[str] = ()  # risks of a cluster without problems, as sentences
+    full_log_dirs: int = 0
+    offline_log_dirs: int = 0
+    warnings: Sequence[str] = ()  # on log directories, and risks, as sentences
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no worker is fenced and no partition has a problem."""
-        return self.live_workers == self.workers and not any(self.counts.values())
+        """Whether no worker is fenced and no partition or log directory has a problem."""
+        return self.live_workers == self.workers and not any(
+            (*self.counts.values(), self.full_log_dirs, self.offline_log_dirs)
+        )
 
 
 def troubles(

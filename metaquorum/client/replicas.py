@@ -28,10 +28,17 @@ from metaquorum.client.health import (
 )
 from metaquorum.client.quorum import describe_workers
 from metaquorum.client.usage.coordinator_memory import describe_coordinator_memory, memory_warnings
+from metaquorum.client.usage.log_dirs import (
+    LARGEST_BATCH_BYTES,
+    describe_log_dirs,
+    is_full,
+    log_dir_warning,
+)
 from metaquorum.client.values import (
     Eligible,
     FollowerView,
     Ledger,
+    LogDir,
     Partition,
     PartitionView,
     ResourceType,
@@ -121,13 +128,33 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
         counts.update(partition.troubles)
     live = [worker.worker_id for worker in workers if not worker.is_fenced]
     draining = sum(bool(each.is_draining) and not each.is_fenced for each in workers)
+    log_dirs = [each for worker in live for each in await _log_dirs(cluster, worker)]
+    of_dirs = [text for each in log_dirs if (text := log_dir_warning(*each)) is not None]
     return ClusterHealth(
         len(live),
         len(workers),
         sum(len(topic.partitions) for topic in topics),
         {trouble: counts[trouble] for trouble in Trouble},
-        await _warnings(cluster, topics, live, draining),
+        sum(is_full(*each) for each in log_dirs),
+        sum(bool(log_dir.error) for log_dir, _ in log_dirs),
+        [*of_dirs, *await _warnings(cluster, topics, live, draining)],
     )
+
+
+async def _log_dirs(cluster: Cluster, worker: int) -> list[tuple[LogDir, int]]:
+    """Return the worker's log directories, each with the size of the largest batch.
+
+    Return an empty list if the worker does not answer, or refuses.
+    """
+    try:
+        log_dirs = await describe_log_dirs(cluster, worker, ())
+        name = "message.max.bytes"
+        configs = await reported_configs(cluster, ResourceType.BROKER, [str(worker)], name, worker)
+    except (NotServedError, UnreachableError, BrokerError):
+        return []
+    largest = configs.get(str(worker), "")
+    room_bytes = int(largest) if largest.isdigit() else LARGEST_BATCH_BYTES
+    return [(log_dir, room_bytes) for log_dir in log_dirs]
 
 
 async def _warnings(

@@ -6,6 +6,9 @@ import logging
 import pytest
 
 from dataplane.log.partition_log import PartitionLog
+from metaquorum.client import connect
+from metaquorum.client.admin import AdminClient
+from metaquorum.runtime import StorageError
 from tests.dataplane.handlers.test_admin_changes import delete_records
 from tests.dataplane.maintenance.test_background_tasks import MIB, log_of, sleep
 from tests.dataplane.serving import (
@@ -155,3 +158,60 @@ def test_a_directory_is_full_until_a_file_can_be_written_there() -> None:
         assert not log_dirs.full
 
     simulated(scenario, **LATE)
+
+
+def test_health_shows_a_full_directory_until_it_has_room() -> None:
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=-1)
+        node = sim.on_machine.node
+        assert node is not None
+        machine = sim.on_machine.machine
+        address = f"{machine.name}:9092"
+        async with connect(address, timeout_s=60, runtime=sim.runtime) as known:
+            admin = AdminClient(known)
+
+            async def warnings() -> list[str]:
+                found = await admin.describe_cluster_health(await admin.topics())
+                assert found.is_healthy is not bool(found.warnings)
+                assert len(found.warnings) == found.full_log_dirs + found.offline_log_dirs
+                return list(found.warnings)
+
+            assert await warnings() == []
+            fill(sim, 40_000)  # no append was refused yet
+            (warning,) = await warnings()
+            place = f"log directory {node.config.data_dir} of worker {node.config.node_id}"
+            left = machine.storage.free_bytes()
+            assert warning.startswith(f"{place} is full: {left:,} bytes are left")
+            assert "(1,048,588)" in warning
+            assert await is_refused(client, "t")
+            assert len(await warnings()) == 1
+            machine.storage.capacity_bytes = None
+            await sleep(sim, 2)
+            assert await warnings() == []
+            # The quota of the user is used up, but not the file system.
+            full = (".log", ".tmp")
+            machine.faults.refusing = lambda path: errno.EDQUOT if path.endswith(full) else 0
+            assert await is_refused(client, "t")
+            (warning,) = await warnings()
+            assert warning.startswith(f"{place} is full: 0 bytes are left")
+
+    simulated(scenario, **LATE)
+
+
+def test_health_shows_a_directory_that_is_offline() -> None:
+    async def scenario(sim: Simulated) -> None:
+        machine = sim.on_machine.machine
+        async with connect(f"{machine.name}:9092", timeout_s=60, runtime=sim.runtime) as known:
+            admin = AdminClient(known)
+            log_dirs = sim.worker.replica_manager.log_dirs
+            (failing,) = [each for each in log_dirs if each.path == "/b"]
+            log_dirs.fail(failing, StorageError("the device fails"))
+            found = await admin.describe_cluster_health(await admin.topics())
+            assert not found.is_healthy
+            assert (found.full_log_dirs, found.offline_log_dirs) == (0, 1)
+            (warning,) = found.warnings
+            assert warning.startswith("log directory /b of worker ")
+            assert "is offline" in warning
+
+    simulated(scenario, log_dirs=["/a", "/b"], **LATE)
