@@ -184,7 +184,14 @@ class Node:
 
         disk, random = self._runtime.disk, self._runtime.random
         paths = self.config.log_dirs or (self.config.data_dir,)
-        return await disk.run(lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner))
+        most = self.config.max_log_files
+
+        def opened() -> LogDirs:
+            return LogDirs.open(
+                disk, storage, paths, random, owner=self._owner, max_open_files=most
+            )
+
+        return await disk.run(opened)
 
     def _started(self, started: Callable[["Node"], None]) -> None:
         self._serving = True

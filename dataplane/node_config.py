@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
+from dataplane.log.segments.files import MAX_OPEN_FILES
 from dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
@@ -19,6 +20,11 @@ ALL_ROLES: Final = frozenset((CONTROLLER, WORKER))
 # Largest batch under the default message.max.bytes: its write to the page cache takes 0.2 ms, and
 # a switch to a worker thread would take as long.
 INLINE_APPEND_BYTES: Final = 1024 * 1024 + 12
+
+# Descriptors that are neither files of logs nor connections of clients, and not more than this part
+# of a low limit: the metadata log, checkpoints, syncs, and connections to other nodes.
+OTHER_OPEN_FILES: Final = 256
+_SHARE: Final = 4
 
 Address = tuple[str, int]
 
@@ -48,8 +54,26 @@ class NodeConfig:
     # Whether limits of connections in the metadata log are ignored: a way in if they refuse all.
     ignores_connection_limits: bool = False
     inline_append_bytes: int = INLINE_APPEND_BYTES  # larger appends run in a worker thread
+    # Limit of open files of this process, of which logs and connections have a share each; None: no
+    # limit. Without these shares, clients could take the last descriptor of a log's next segment.
+    open_files: int | None = None
     # Kafka's worker configs as text, validated by the reader of the file.
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def max_log_files(self) -> int:
+        """Most files of logs that are open at a time."""
+        if self.open_files is None:
+            return MAX_OPEN_FILES
+        return max(1, min(MAX_OPEN_FILES, self.open_files // _SHARE))
+
+    @property
+    def max_connections(self) -> int | None:
+        """Most connections of clients for which there are descriptors; None: no limit."""
+        if self.open_files is None:
+            return None
+        others = min(OTHER_OPEN_FILES, self.open_files // _SHARE)
+        return max(1, self.open_files - self.max_log_files - others)
 
     @property
     def client_listeners(self) -> tuple[ClientListener, ...]:

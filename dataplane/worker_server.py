@@ -208,7 +208,7 @@ class WorkerRole:
         )
         upkeep = BackgroundTasks(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)
-        limits = _limits(worker.configs, names)
+        limits = _limits(worker.configs, names, self._config.max_connections)
         decoy_key = await self._decoy_key()
         handle = Dispatcher(worker, self._metrics.meter if self._metrics else None).handle
         server = Server(
@@ -223,7 +223,9 @@ class WorkerRole:
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)
             worker.errors = self._metrics.errors
-        configs.call(lambda changed: server.limit(_limits(changed, names)))
+        configs.call(
+            lambda changed: server.limit(_limits(changed, names, self._config.max_connections))
+        )
         if len(self._listeners) > 1:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
@@ -339,7 +341,7 @@ class WorkerRole:
         )
 
 
-def _limits(configs: Configs, listeners: Iterable[str]) -> ServerLimits:
+def _limits(configs: Configs, listeners: Iterable[str], descriptors: int | None) -> ServerLimits:
     by_listener = {}
     for listener in listeners:
         most = ListenerConfigs(configs, listener).find("max.connections", inherits=False)
@@ -350,6 +352,7 @@ def _limits(configs: Configs, listeners: Iterable[str]) -> ServerLimits:
         max_request_bytes=configs.integer("socket.request.max.bytes"),
         max_queued_request_bytes=queued if queued > 0 else DEFAULT_QUEUED_BYTES,
         max_connections=configs.integer("max.connections"),
+        max_descriptors=descriptors,
         max_connections_per_ip=configs.integer("max.connections.per.ip"),
         max_idle_ms=configs.integer("connections.max.idle.ms"),
         max_connections_by_listener=by_listener,

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -154,6 +155,7 @@ def _run_node(invocation: "Invocation") -> int:
     """Run the node and return the exit code. Imports are late, since --help needs none of them."""
     import trio
 
+    from cli.server.open_files import raise_open_files_limit, warn_of_low_limit
     from cli.server.task_dump import print_tasks_on_signal
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.system import real_runtime
@@ -167,9 +169,10 @@ def _run_node(invocation: "Invocation") -> int:
     gc.freeze()
     gc.set_threshold(2_000, 10, 25_000)
     gc.enable()
-    node = Node(
-        invocation.node, real_runtime(), owner=f"process {os.getpid()}", process=process_figures
-    )
+    config = replace(invocation.node, open_files=raise_open_files_limit())
+    if config.max_connections is not None:
+        warn_of_low_limit(config.open_files, config.max_connections)
+    node = Node(config, real_runtime(), owner=f"process {os.getpid()}", process=process_figures)
     is_ready = False
 
     def started(node: Node) -> None:

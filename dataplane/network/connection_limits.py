@@ -52,13 +52,19 @@ class ConnectionLimits:
     """Limits of the worker, of its listeners and of each IP address.
 
     Configs: max.connections, listener.name.NAME.max.connections, max.connections.per.ip and
-    max.connections.per.ip.overrides.
+    max.connections.per.ip.overrides. The limit of open files of the process is one of the worker.
     """
 
     all: int
     per_ip: int
     by_listener: Mapping[str, int] = field(default_factory=dict)
     by_ip: Mapping[str, int] = field(default_factory=dict)  # instead of per_ip
+    descriptors: int | None = None  # as many connections may be open; None: no limit
+
+    @property
+    def of_worker(self) -> int:
+        """Most connections of the worker."""
+        return self.all if self.descriptors is None else min(self.all, self.descriptors)
 
 
 @frozen
@@ -114,8 +120,13 @@ class ConnectionLimiter:
             )
         if (lack := self._exceeded_listener_limit(listener)) is not None:
             return lack
-        if len(self._taken) >= self.limits.all and not self._is_protected(listener):
-            return f"{len(self._taken)} connections are open, the limit of max.connections"
+        if len(self._taken) >= self.limits.of_worker and not self._is_protected(listener):
+            if self.limits.of_worker == self.limits.all:
+                return f"{len(self._taken)} connections are open, the limit of max.connections"
+            return (
+                f"{len(self._taken)} connections are open, as many as the limit of open files"
+                " (ulimit -n) of this process permits"
+            )
         return None
 
     def _exceeded_listener_limit(self, listener: str) -> str | None:
@@ -145,7 +156,7 @@ class ConnectionLimiter:
         most = self.limits.by_listener.get(listener)
         if most is not None and self._by_listener[listener] > most:
             return self._evict_one(lambda client: client.listener == listener)
-        if len(self._taken) > self.limits.all:
+        if len(self._taken) > self.limits.of_worker:
             return self._evict_one(lambda client: not self._is_protected(client.listener))
         return None
 

@@ -57,6 +57,7 @@ class ServerLimits:
     max_connections_by_listener: Mapping[str, int] = field(default_factory=dict)
     max_connections_by_ip: Mapping[str, int] = field(default_factory=dict)
     drain_seconds: float = 5.0
+    max_descriptors: int | None = None  # of connections; None: as many as there are
 
     @property
     def places(self) -> ConnectionLimits:
@@ -65,6 +66,7 @@ class ServerLimits:
             self.max_connections_per_ip,
             self.max_connections_by_listener,
             self.max_connections_by_ip,
+            self.max_descriptors,
         )
 
 

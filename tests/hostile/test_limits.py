@@ -169,7 +169,7 @@ ROOM_KIB_EACH = 40
 def many_files() -> Iterator[None]:
     """Raise the limit of open files as far as allowed, for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < COUNT + 500:
+    if hard < COUNT + 1000:
         pytest.skip(f"{hard} open files are allowed here, and {COUNT} connections need more")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield

@@ -56,7 +56,7 @@ def open_dirs(
     check_paths(paths, storage.metadata_dir)
     with storage_errors("read", dir_registry_path(storage.data_dir)):
         written = read_dir_registry(disk, storage.data_dir)
-    max_open_files_each = max(max_open_files // len(paths), LEAST_OPEN_FILES)
+    max_open_files_each = max(max_open_files // len(paths), min(max_open_files, LEAST_OPEN_FILES))
     opening = _DirDiscovery(disk, storage, written, max_open_files_each)
     try:
         opening.open_all(paths, random, owner)

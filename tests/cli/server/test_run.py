@@ -2,17 +2,21 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from metaquorum.client.producer import Producer, ProducerRecord
+from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
+from metaquorum.client.values import CreatedTopic, NewTopic
 from tests.nodes import PATIENCE_S, ROOT, free_port, heed_interrupts, needs_ipv6, wait_until
 
 LIMIT_S = PATIENCE_S
@@ -98,6 +102,42 @@ def test_a_node_survives_its_terminal_and_prints_its_tasks_when_asked(run: type[
     assert "Current thread" in node.stderr
     assert "task dataplane.node.Node" in node.stderr
     assert "stopping" not in node.stderr
+    assert node.end(signal.SIGTERM) == 0
+
+
+def limited(option: str, count: int) -> tuple[str, ...]:
+    return ("sh", "-c", f'ulimit {option} {count} && exec "$@"', "sh")
+
+
+def test_the_limit_of_open_files_is_raised(run: type[Running]) -> None:
+    node = run("--listen", "127.0.0.1:0", wrapper=limited("-Sn", 200))
+    assert "ready" in node.ready_line()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert node.end(signal.SIGTERM) == 0
+
+
+def test_connections_leave_descriptors_to_the_logs(run: type[Running]) -> None:
+    """All partitions are created, written and synced while clients hold all other descriptors."""
+    node = run(
+        "--listen", "127.0.0.1:0", "--set", "log.flush.interval.messages=1",
+        wrapper=limited("-n", 100),
+    )  # fmt: skip
+    address = node.ready_line().partition("listening on ")[2].partition(",")[0]
+    host, _, port = address.rpartition(":")
+    assert "this process may open only 100 files, so that at most 50 clients" in node.stderr
+    assert "LimitNOFILE=4096" in node.stderr
+    with connect(address) as cluster, ExitStack() as stack:
+        created = BlockingAdmin(cluster).create_topics([NewTopic("t", 60, 1)])
+        assert isinstance(created["t"], CreatedTopic)
+        producer = BlockingProducer(Producer(cluster))
+        producer.send("t", [ProducerRecord(value=b"x", partition=0)])
+        for _ in range(120):
+            stack.enter_context(socket.create_connection((host, int(port)), LIMIT_S))
+        wait_until(lambda: "as many as the limit of open files" in node.stderr)
+        for partition in range(60):
+            producer.send("t", [ProducerRecord(value=bytes(1000), partition=partition)])
+    assert "Too many open files" not in node.stderr
     assert node.end(signal.SIGTERM) == 0
 
 

@@ -77,6 +77,19 @@ def test_each_limit_says_by_its_name_what_is_lacking() -> None:
     )
 
 
+def test_the_limit_of_open_files_is_one_of_connections() -> None:
+    found = ConnectionLimiter(ConnectionLimits(3, MANY, descriptors=2), peers())
+    filled(found, 2)
+    assert found.exceeded_limit("OUT", "192.0.2.9") == (
+        "2 connections are open, as many as the limit of open files (ulimit -n) of this process"
+        " permits"
+    )
+    found.limits = ConnectionLimits(2, MANY, descriptors=3)
+    assert found.exceeded_limit("OUT", "192.0.2.9") == (
+        "2 connections are open, the limit of max.connections"
+    )
+
+
 def test_some_addresses_may_have_another_number() -> None:
     found = ConnectionLimiter(ConnectionLimits(MANY, 1, by_ip={"192.0.2.1": 2, "2001:db8::1": 0}))
     filled(found, 1)
