@@ -9,6 +9,8 @@ import click
 
 _AGO: Final = re.compile(r"(\d{1,18})(s|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+NO_TIME: Final = -1
 _EPOCH_DIGITS: Final = re.compile(r"\d{11,15}")
 
 
@@ -40,12 +42,15 @@ def time_value(ctx: click.Context, parameter: click.Parameter, text: str | None)
 
 
 def iso_text(time_ms: int) -> str:
-    """Return an ISO 8601 time in UTC with milliseconds; empty for no time (-1)."""
-    if time_ms < 0:
+    """Return an ISO 8601 time in UTC with milliseconds; empty for no time (-1).
+
+    A time outside of the years 1 to 9999, as in the records of some clients, stays a number.
+    """
+    if time_ms == NO_TIME:
         return ""
-    try:
-        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
+    try:  # a float of seconds would not be exact
+        moment = _EPOCH + datetime.timedelta(milliseconds=time_ms)
+    except OverflowError:
         return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

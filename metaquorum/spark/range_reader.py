@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.aborted_transactions import AbortedTransactions
@@ -43,6 +42,7 @@ from metaquorum.client.errors import (
 )
 from metaquorum.client.socket_transport import wait
 from metaquorum.client.transport import BROKEN
+from metaquorum.client.utc_text import utc_text
 from metaquorum.spark.columns import BatchBuilder, schema
 from metaquorum.spark.errors import DataLossError, LoadError
 from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason, RangeReport
@@ -469,10 +469,9 @@ class RangeReader:
                     and one.offset < self._range.end
                 ]
             for one in sorted(entries, key=lambda one: one.time_ms)[-3:]:
-                at = datetime.fromtimestamp(one.time_ms / 1000, UTC)
                 upto = "" if one.end_offset is None else f" to {one.end_offset - 1}"
                 self._truncation += (
-                    f"; at {at:%Y-%m-%d %H:%M:%S} UTC node {one.node_id} removed offsets "
+                    f"; at {utc_text(one.time_ms)} node {one.node_id} removed offsets "
                     f"{one.offset}{upto} ({one.reason}; acknowledged: {one.acknowledged})"
                 )
         return self._truncation

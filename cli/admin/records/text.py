@@ -80,7 +80,7 @@ def from_json(text: bytes) -> ProducerRecord:
         value=_bytes_from_json(data, "value"),
         key=_bytes_from_json(data, "key"),
         headers=_headers_from_json(data.get("headers")),
-        timestamp_ms=_number(data, "timestamp"),
+        timestamp_ms=_timestamp(data.get("timestamp")),
         partition=None,
     )
 
@@ -115,11 +115,11 @@ def _headers_from_json(headers: Any) -> tuple[Header, ...]:
     return tuple(found)
 
 
-def _number(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    if value is None or (type(value) is int and 0 <= value < 2**63):
+def _timestamp(value: object) -> int | None:
+    """Return the timestamp in ms; records of other clients may have negative ones."""
+    if value is None or (type(value) is int and -(2**63) <= value < 2**63):
         return value
-    raise TextError(f"{name} must be a whole number")
+    raise TextError("timestamp must be a whole number of milliseconds")
 
 
 # Format strings

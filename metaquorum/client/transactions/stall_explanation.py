@@ -11,7 +11,6 @@ marker is not replicated yet. The sentences say which transaction that is, and w
 
 import shlex
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
@@ -20,6 +19,7 @@ from metaquorum.client.health import PartitionHealth, Trouble
 from metaquorum.client.topic_survival import Level, Sentence
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction
 from metaquorum.client.transactions.values import TransactionDescription
+from metaquorum.client.utc_text import utc_text
 
 # Time after a timeout within which a coordinator aborts a transaction: three of its checks, by
 # Kafka's default of transaction.abort.timed.out.transaction.cleanup.interval.ms.
@@ -96,10 +96,10 @@ def _whose(facts: StallFacts, each: StallingTransaction) -> str:
     last_s = (facts.now_ms - producer.last_timestamp_ms) / 1000
     if description is not None and description.start_time_ms is not None and not each.why_hanging:
         since_s = (facts.now_ms - description.start_time_ms) / 1000
-        text += f"; it began at {_at(description.start_time_ms)}"
+        text += f"; it began at {utc_text(description.start_time_ms)}"
         text += f", {duration(max(0.0, since_s))} ago, and is {description.state}"
     if producer.last_timestamp_ms >= 0:
-        text += f"; the last record has the time {_at(producer.last_timestamp_ms)}"
+        text += f"; the last record has the time {utc_text(producer.last_timestamp_ms)}"
         text += f", {duration(max(0.0, last_s))} ago"
     return text
 
@@ -130,8 +130,8 @@ def _of_ongoing(facts: StallFacts, description: TransactionDescription) -> Sente
     if left_s >= 0:
         text = (
             f"its producer commits or aborts it; otherwise {coordinator} aborts it at "
-            f"{_at(begun_ms + description.timeout_ms)}, in {duration(left_s)} (transaction timeout "
-            f"{duration(timeout_s)}); `mq-admin transactions abort --transactional-id "
+            f"{utc_text(begun_ms + description.timeout_ms)}, in {duration(left_s)} (transaction "
+            f"timeout {duration(timeout_s)}); `mq-admin transactions abort --transactional-id "
             f"{shlex.quote(description.transactional_id)}` aborts it now and fences its producer"
         )
         return Sentence("end", Level.NOTE, text)
@@ -191,12 +191,3 @@ def _ranges(healths: Sequence[PartitionHealth]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _at(time_ms: int) -> str:
-    """Return a time of day in UTC, with the date."""
-    try:
-        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(time_ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -13,6 +13,7 @@ from wire.primitives.frozen import frozen
 
 KIND: Final = "load report"
 FORMAT: Final = 1
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @frozen
@@ -159,7 +160,7 @@ class LoadReport:
 def time_text(time_ms: int) -> str:
     """Return the UTC time with milliseconds; the number itself if it is out of range."""
     try:
-        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
+        moment = _EPOCH + datetime.timedelta(milliseconds=time_ms)
+    except OverflowError:
         return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
