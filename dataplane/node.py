@@ -27,10 +27,10 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.rpc.follower import MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
-from metaquorum.runtime import Listener, Runtime, StorageError
+from metaquorum.runtime import Listener, Runtime, StorageError, sleep
 from metaquorum.security.tls_context import TlsFilesError, keep_reloading
 from metaquorum.storage.bootstrap_records import read_first_records
-from metaquorum.storage.data_dir import Storage, open_storage
+from metaquorum.storage.data_dir import Storage, open_storage, removal_error
 from wire.primitives.errors import KafkaError
 from wire.primitives.types import random_uuid
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # a role is imported by the nodes that have it
 
 log = logging.getLogger(__name__)
 
+DATA_DIR_LOOK_S: Final = 1.0  # interval of the checks whether the data directory still exists
 _LISTEN_ADVICE: Final = {
     errno.EADDRINUSE: "stop the process that listens there, or choose another",
     errno.EADDRNOTAVAIL: "this machine does not have that address; choose another",
@@ -144,6 +145,8 @@ class Node:
             self.address = listeners[0].address
             log_dirs = await self._open_log_dirs(storage)
             stack.callback(log_dirs.abandon)
+        if storage.is_new:
+            log.info("formatted %s, which was empty, for a new node", config.data_dir)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_starting, nursery.cancel_scope)
             own = await self._start_controller(nursery, storage, endpoint, loader)
@@ -158,6 +161,8 @@ class Node:
                 nursery.start_soon(MetadataFollower(runtime, links, loader).run)
             elif self.quorum_address is not None:
                 nursery.start_soon(own.introduce, links, self._incarnation_id, self.quorum_address)
+            if config.data_dir not in self._log_dir_paths:
+                nursery.start_soon(self._watch_data_dir)
             if log_dirs is not None:
                 self.worker_role = WorkerRole(
                     config,
@@ -179,11 +184,27 @@ class Node:
         if self.controller_role is not None and self._serving:
             await self.controller_role.close()
 
+    @property
+    def _log_dir_paths(self) -> tuple[str, ...]:
+        if not self.config.is_worker:
+            return ()
+        return self.config.log_dirs or (self.config.data_dir,)
+
+    async def _watch_data_dir(self) -> None:
+        """Raise StorageError when the data directory is removed; of log directories, see `LogDirs`.
+
+        What is written to it from then on, such as votes, is lost at the next start.
+        """
+        while True:
+            await sleep(self._runtime.clock, DATA_DIR_LOOK_S)
+            if (error := removal_error(self._runtime.disk, self.config.data_dir)) is not None:
+                raise error
+
     async def _open_log_dirs(self, storage: Storage) -> "LogDirs":
         from dataplane.log.dirs.log_dirs import LogDirs
 
         disk, random = self._runtime.disk, self._runtime.random
-        paths = self.config.log_dirs or (self.config.data_dir,)
+        paths = self._log_dir_paths
         most = self.config.max_log_files
 
         def opened() -> LogDirs:

@@ -196,7 +196,7 @@ async def _of_partition(
                     worker.pending_deletes.add(partition, plog, count)
             try:
                 await partition.flush(worker.disk)
-            except DiskFullError as error:  # of the leader epochs only: the deletion frees space
+            except DiskFullError as error:  # the leader epochs have no room yet
                 worker.partition_failed(partition, error)
         result.low_watermark = plog.log_start_offset
     except KafkaError as error:

@@ -6,7 +6,7 @@
 Producer state, leader epochs and the log start offset belong to `partition_log`. Bytes beyond the
 size of the active segment are not part of the log and are never read. After a failed sync, or a
 failed change of several files, the content of the disk is unknown: every later append or flush
-fails with the same error. A sync that could open no file, for lack of descriptors, has not failed
+fails with the same error. If the process has no descriptor left, a sync has not failed
 in this sense: it is tried again.
 """
 
@@ -408,7 +408,7 @@ class LocalLog:
     def _syncing(self) -> Iterator[None]:
         """Reject all later appends and flushes if a sync fails. Raises StorageError.
 
-        A file or folder that could not be opened for lack of descriptors is synced later.
+        If the process has no descriptor left for a file or folder, the sync is tried again later.
         """
         try:
             with storage_errors("sync", self.folder):

@@ -1,6 +1,6 @@
 """Log directories without room: what was deleted, or may be, is removed without delay.
 
-    a write is refused for lack of space      the directory is full (`LogDirs.full`)
+    the disk has no space for a write         the directory is full (`LogDirs.full`)
     while it is full                          files of deleted segments and folders of deleted logs
                                               wait for no delay; retention runs at once, and again
                                               with back-off while that frees nothing

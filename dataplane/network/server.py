@@ -57,7 +57,7 @@ class ServerLimits:
     max_connections_by_listener: Mapping[str, int] = field(default_factory=dict)
     max_connections_by_ip: Mapping[str, int] = field(default_factory=dict)
     drain_seconds: float = 5.0
-    max_descriptors: int | None = None  # of connections; None: as many as there are
+    max_descriptors: int | None = None  # descriptors for connections; None: no limit
 
     @property
     def places(self) -> ConnectionLimits:

@@ -135,6 +135,24 @@ def is_formatted(disk: Disk, data_dir: str) -> bool:
     return disk.is_dir(data_dir) and META_PROPERTIES in disk.list(data_dir)
 
 
+def removal_error(disk: Disk, data_dir: str) -> StorageError | None:
+    """Return an error if a formatted directory was removed or unmounted; None otherwise.
+
+    Writes to its open files succeed then, and are lost.
+    """
+    try:
+        disk.size(os.path.join(data_dir, META_PROPERTIES))
+    except (FileNotFoundError, NotADirectoryError):
+        return StorageError(
+            f"{data_dir} was removed or unmounted while the node was running: restore it, and"
+            " restart the node",
+            data_dir,
+        )
+    except OSError:  # reads and writes of the directory report it
+        return None
+    return None
+
+
 def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
     disk.make_dirs(data_dir)
     path = os.path.join(data_dir, LOCK_FILE)

@@ -3,7 +3,7 @@
     online    its partitions are served; new partitions go to the directory with the fewest
     failed    a write or sync failed; offline until the node restarts
     absent    unusable at the start, or no longer named in `log.dirs`
-    full      online, but a write was refused for lack of space since the last `has_room`
+    full      online, but a write had no space since the last call of `has_room`
 
 A failed write or sync takes the directory offline, because the content of the device is unknown
 then; so does a full disk that is only reported by a sync. Otherwise a full disk does not (nothing
@@ -41,7 +41,7 @@ from dataplane.log.segments.files import (
 )
 from dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
-from metaquorum.storage.data_dir import Storage
+from metaquorum.storage.data_dir import Storage, removal_error
 from wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
@@ -454,7 +454,7 @@ class LogDirs:
             self._is_one_full.set()
 
     def has_room(self, log_dir: LogDir) -> None:
-        """Note that there is room in the directory again, or that it is not used any more."""
+        """Note that there is room in the directory again, or that it is no longer used."""
         self.full.pop(log_dir, None)
         if not self.full and self._is_one_full.is_set():
             self._is_one_full = trio.Event()
@@ -472,9 +472,13 @@ class LogDirs:
     async def probe(self) -> None:
         """Write checkpoints to directories with read errors since the last call.
 
-        A failed write takes the directory offline. Raises the first StorageError, after all were
-        tried; a directory that is only full is probed again by the next call.
+        A directory that was removed or unmounted goes offline, and one in which the write fails.
+        Raises the first StorageError, after all were tried; a directory that is only full is probed
+        again by the next call.
         """
+        for log_dir in list(self.online):
+            if (removal := removal_error(self._disk, log_dir.path)) is not None:
+                self.fail(log_dir, removal)
         suspects, self._suspects = self._suspects, {}
         failures: list[StorageError] = []
         for log_dir in suspects:

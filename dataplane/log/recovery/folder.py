@@ -10,7 +10,7 @@ from typing import Final
 
 from dataplane.log.recovery.checkpoints import encode_partition_metadata
 from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import OpenFiles, storage_errors
+from dataplane.log.segments.files import DirectoryFailedError, OpenFiles, storage_errors
 from dataplane.log.segments.names import EPOCH_CHECKPOINT, PARTITION_METADATA, SNAPSHOT, file_name
 from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
@@ -113,7 +113,13 @@ class LogFolder:
         self._is_new |= unsynced.is_new
 
     def make(self, topic_id: bytes) -> None:
-        """Create the folder with its partition.metadata, without a sync. Raises StorageError."""
+        """Create the folder with its partition.metadata, without a sync. Raises StorageError.
+
+        A log directory that was removed is not created again: it would look empty.
+        """
+        parent = os.path.dirname(self.path)
+        if not self.files.disk.is_dir(parent):
+            raise DirectoryFailedError(f"{parent} was removed while the node was running", parent)
         with storage_errors("create", self.path):
             self.files.disk.make_dirs(self.path)
         self._is_new = self.exists = True

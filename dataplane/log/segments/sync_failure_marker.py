@@ -62,7 +62,7 @@ class SyncFailureMarker:
     def syncing(self) -> Iterator[None]:
         """Mark the block as a sync; if it fails, the mark stays until the directory is recovered.
 
-        Not so for a file that could not be opened for lack of descriptors: its pages stay dirty.
+        Without a descriptor for the file, no page is lost, and the mark does not stay.
         Raises OSError if the marker cannot be written or removed.
         """
         self.begin()

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -136,6 +137,72 @@ async def test_partitions_of_a_directory_that_failed_are_there_again_after_a_res
         assert [one.leader_id for one in await metadata(client)] == [1, 1]
         assert (await fetched(client, 1)).error_code == 0
         await client.produce("t", batch_of(b"y"), partition=1)
+
+
+@pytest.mark.parametrize("happening", ["removed", "unmounted"])
+@in_trio
+async def test_a_directory_that_was_removed_goes_offline_and_is_not_created_again(
+    tmp_path: Path, happening: str
+) -> None:
+    """Writes to the removed files succeed, and a new folder would look like a lost log."""
+    (a, aside) = tmp_path / "a", tmp_path / "aside"
+    async with two_dirs(tmp_path) as (served, client):
+        await client.create("later", 6)
+        a.rename(aside)
+        if happening == "unmounted":
+            a.mkdir()  # the empty mount point
+        log_dirs_here = served.worker.replica_manager.log_dirs
+        while not log_dirs_here.failed:
+            await trio.sleep(0.05)
+        await client.produce("t", batch_of(b"x"), error=OFFLINE)
+        await client.produce("t", batch_of(b"x"), partition=1)
+        await client.create("new", 2)
+        for index in range(2):
+            await client.produce("new", batch_of(b"x"), partition=index)
+        found = await log_dirs(client)
+        assert {name: result.error_code for name, result in found.items()} == {"a": OFFLINE, "b": 0}
+    assert a.exists() == (happening == "unmounted")
+    assert not a.exists() or not list(a.iterdir())
+    async with two_dirs(tmp_path) as (_, client):
+        assert [one.leader_id for one in await metadata(client)] == [-1, 1]
+        assert not a.exists() or not (a / "meta.properties").exists()
+    shutil.rmtree(a, ignore_errors=True)
+    aside.rename(a)
+    async with two_dirs(tmp_path) as (_, client):
+        assert await client.values("t") == [b"0"]
+
+
+@in_trio
+async def test_a_log_is_not_created_in_a_directory_that_was_removed(tmp_path: Path) -> None:
+    async with two_dirs(tmp_path) as (served, client):
+        await client.create("later", 2)
+        (tmp_path / "a").rename(tmp_path / "aside")
+        worker = served.worker.replica_manager
+        for index in range(2):
+            in_a = worker.log_dirs.dir_of(("later", index)).path.endswith("/a")
+            error = OFFLINE if in_a else 0
+            await client.produce("later", batch_of(b"x"), partition=index, error=error)
+        assert not (tmp_path / "a").exists()
+        assert [one.path for one in worker.log_dirs.failed] == [f"{tmp_path}/a"]
+
+
+@pytest.mark.parametrize("name", ["data", "a"])
+@in_trio
+async def test_a_node_ends_if_its_data_directory_or_last_log_directory_is_removed(
+    tmp_path: Path, name: str
+) -> None:
+    async def scenario() -> None:
+        folders = [tmp_path / "a"]
+        async with serving(tmp_path / "data", log_dirs=folders) as served:
+            client = await served.connect()
+            (tmp_path / name).rename(tmp_path / "aside")
+            while not await client.is_closed():
+                await trio.sleep(0.05)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await scenario()
+    assert caught.group_contains(NodeError, match=f"{tmp_path}/{name} was removed or unmounted")
+    assert not (tmp_path / name).exists()
 
 
 @in_trio

@@ -687,7 +687,7 @@ def test_a_truncation_on_a_full_disk_is_synced_and_the_log_goes_on_once_there_is
 def test_a_sync_without_a_descriptor_is_tried_again(
     tmp_path: Path, action: str, path: str, number: int
 ) -> None:
-    """Clients may use up all descriptors for a moment: that is no failure of the disk."""
+    """Clients may use up all descriptors for a moment: the disk has not failed."""
     disk = FaultyDisk()
     log = open_log(tmp_path / "t-0", files=OpenFiles(disk, str(tmp_path)))
     append_many(log, 3)
