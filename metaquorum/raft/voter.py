@@ -390,16 +390,14 @@ class RaftVoter:
         try:
             await self._journal.sync()
         except JournalFullError as error:
-            logger.warning("%s; metadata changes are refused until there is space", error)
+            logger.warning("%s; metadata changes are refused until an append succeeds", error)
             last_index = self._journal.last.index
             core.storage_full(last_index)
             unwritten = self._proposals.unwritten(last_index)
             if unwritten:
                 self._tail_offset = unwritten[0].batch.expected_offset
             for proposal in unwritten:
-                proposal.refuse(
-                    ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the metadata log is full"
-                )
+                proposal.refuse(ErrorCode.KAFKA_STORAGE_ERROR, error.reason)
             if core.is_leader and core.term_start_index > last_index:
                 core.resign(now)  # not even the first entry of its term could be written
 

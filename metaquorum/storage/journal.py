@@ -62,7 +62,15 @@ MAX_FRAME_BYTES: Final = MAX_PAYLOAD_BYTES + (4 << 20)
 
 
 class JournalFullError(StorageError):
-    """Raised if the disk is full; the staged operations are dropped and not written."""
+    """Raised if the disk is full; the staged operations are dropped and not written.
+
+    Raised also if the process has no descriptor left for the next segment.
+    """
+
+    def __init__(self, text: str, reason: str = "the disk of the metadata log is full") -> None:
+        """`reason`: a sentence for clients, without paths."""
+        super().__init__(text)
+        self.reason: Final = reason
 
 
 class Journal:
@@ -257,7 +265,7 @@ class Journal:
         written, hard_state = self._index.written, self._index.written_hard_state
         begin = Begin(FORMAT, self._cluster_id, written.index, written.term, hard_state)
         try:
-            file = self._disk.create_private(path + TEMPORARY)
+            file = self._new_file(path + TEMPORARY)
             try:
                 file.write(encode_frame(MAGIC, sequence, encode_ops([begin])), 0)
                 file.sync()
@@ -269,6 +277,18 @@ class Journal:
             raise JournalFullError(f"no space left in {self._directory}") from error
         self._disk.rename(path + TEMPORARY, path)
         self._disk.sync_dir(self._directory)
+
+    def _new_file(self, path: str) -> File:
+        try:
+            return self._disk.create_private(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise JournalFullError(
+                f"no descriptor is left for the next segment in {self._directory}: raise the limit"
+                " of open files",
+                "the node of the metadata log has no descriptor left for a file",
+            ) from error
 
     def _rolled(self) -> None:
         """Make the segment just created the newest one."""

@@ -1,6 +1,7 @@
 """The journal compared with a list of entries, for all torn writes and flipped bytes."""
 
 import errno
+import os
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -10,7 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.runtime.interfaces import StorageError
+from metaquorum.runtime.interfaces import File, StorageError
 from metaquorum.storage.framing import DamagedError
 from metaquorum.storage.journal import Journal, JournalFullError
 from metaquorum.storage.journal_ops import Entry, HardState, LogPosition, decode_ops
@@ -295,6 +296,33 @@ def test_entries_refused_for_want_of_room_never_come_back() -> None:
     journal.append(Entry(2, 1, b"after"))
     sync(journal)
     assert [e.payload for e in entries_of(opened(disk))] == [b"kept", b"after"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_for_the_next_segment_entries_are_refused(number: int) -> None:
+    class Disk(CrashDisk):
+        has_descriptors = True
+
+        def create_private(self, path: str) -> File:
+            if not self.has_descriptors:
+                raise OSError(number, os.strerror(number), path)
+            return super().create_private(path)
+
+    disk = Disk()
+    journal = opened(disk)
+    journal.append(Entry(1, 1, bytes(SEGMENT_BYTES)))
+    sync(journal)
+    disk.has_descriptors = False
+    for _ in range(2):
+        journal.append(Entry(2, 1, b"refused"))
+        with pytest.raises(JournalFullError, match="raise the limit of open files") as caught:
+            sync(journal)
+        assert "descriptor" in caught.value.reason
+        assert journal.last == journal.durable == LogPosition(1, 1)
+    disk.has_descriptors = True
+    journal.append(Entry(2, 1, b"after"))
+    sync(journal)
+    assert [entry.payload for entry in entries_of(opened(disk))][1:] == [b"after"]
 
 
 def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon() -> None:
