@@ -292,8 +292,8 @@ class LogDirMover:
             self._target_failed(move.target, error)
 
     def _target_failed(self, target: LogDir, error: StorageError) -> None:
-        if isinstance(error, DirectoryFailedError):
-            self._log_dirs.fail(target, error)
+        if isinstance(error, DirectoryFailedError | DiskFullError):
+            self._log_dirs.failed_in(target, error)
 
     # Running
 
@@ -449,6 +449,8 @@ class LogDirMover:
                 RETRY_S,
             )
         move.is_full = isinstance(error, DiskFullError)
+        if move.is_full:
+            self._target_failed(move.target, error)  # deleted files there are removed at once
         return RETRY_S
 
     def _check(self, move: Move) -> None:

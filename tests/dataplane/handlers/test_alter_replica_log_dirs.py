@@ -488,6 +488,9 @@ async def test_a_full_target_is_tried_again(tmp_path: Path, monkeypatch: Any) ->
         assert await move(client, tmp_path / "b") == 0
         while not served.worker.log_dir_mover.moves["t", 0].is_full:
             await trio.sleep(0.001)
+        full = served.worker.replica_manager.log_dirs.full
+        while [one.path for one in full] != [str(tmp_path / "b")]:
+            await trio.sleep(0.001)
         await client.produce("t", batch_of(b"meanwhile"))
         disk.faults.clear()
         await wait_moved(served, "b")
