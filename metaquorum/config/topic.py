@@ -78,7 +78,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         60_000,
         Range(0),
-        "Time between the deletion of a segment from the log and the removal of its files.",
+        "Time between the deletion of a segment from the log and the removal of its files. In a"
+        " full log directory, they are removed at once.",
         worker="log.segment.delete.delay.ms",
     ),
     topic_config(
