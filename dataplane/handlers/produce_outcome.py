@@ -14,6 +14,7 @@ import trio
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.files import DiskFullError
+from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
@@ -53,6 +54,10 @@ Pending: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 # Paths of this machine are in the log, not in responses to clients.
+_NO_DESCRIPTOR: Final = (
+    "the worker has no file descriptor left for the partition's log; it accepts records again when"
+    " it has one"
+)
 _NOT_WRITTEN: Final = "disk error while accessing the partition's log"
 _DISK_FULL: Final = (
     "no space left on the disk of the partition's log; it accepts records again when space is freed"
@@ -117,8 +122,9 @@ def failed(
     if isinstance(error, StorageError):
         assert partition is not None
         worker.partition_failed(partition, error)
-        is_full = isinstance(error, DiskFullError)
-        reason = _DISK_FULL if is_full else _NOT_WRITTEN
+        reason = _NO_DESCRIPTOR if is_out_of_descriptors(error) else _NOT_WRITTEN
+        if isinstance(error, DiskFullError):
+            reason = _DISK_FULL
         return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, reason)
     answer = refused(index, error.code, error.message)
     if isinstance(error, InvalidRecordsError):

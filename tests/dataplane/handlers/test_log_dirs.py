@@ -238,6 +238,21 @@ async def test_a_full_directory_stays_and_is_written_to_again_when_there_is_room
         assert served.worker.replica_manager.log_dirs.offline_ids == ()
 
 
+@in_trio
+async def test_a_worker_without_descriptors_gives_that_reason_and_keeps_the_partition(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk, log_flush_interval_messages=1) as (_, client):
+        await client.create("u")
+        for action in ("create", "sync_dir"):
+            disk.fail(action, "/u-0", errno.EMFILE)
+            row = await client.produce("u", batch_of(b"x"), error=OFFLINE)
+            assert "no file descriptor left" in row.error_message
+            disk.faults.clear()
+        await client.produce("u", batch_of(b"x"))
+
+
 class ColdDisk(FaultyDisk):
     """A disk without a page cache, so that every large read goes to the device."""
 
