@@ -172,6 +172,18 @@ class ClientBudget:
         self.use(client, admitted, grown)
         return client
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert self.used_bytes == sum(map(sum, self._uses.values()))
+        assert self.counted_bytes == sum(map(max, self._uses.values()))
+        assert all(admitted >= 0 <= grown for admitted, grown in self._uses.values()), self._uses
+        assert all(map(any, self._uses.values()))
+        assert {number: name for name, number in self._numbers.items()} == self._names
+        assert self._numbers[UNKNOWN] == 0
+        assert self._numbers.keys() - {UNKNOWN} <= self._uses.keys()
+        numbers = sorted([*self._names, *self._free_numbers])
+        assert numbers == list(range(len(numbers))), numbers
+
 
 def text_bytes(text: str) -> int:
     """Return the memory of the characters of a text, at most: a single one widens all others."""

@@ -698,3 +698,13 @@ class LocalLog:
         self._folder.path = folder
         for segment in (*self._segments, *self._retired):
             segment.moved(folder)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert 0 <= self.recovery_point <= self.log_end_offset
+        bases = [segment.base_offset for segment in self.segments]
+        assert bases, "a log has an active segment"
+        assert bases == sorted(set(bases)), bases
+        assert bases[-1] == self.active_segment_offset <= self.log_end_offset
+        assert self.least_cut >= 0
+        assert all(segment.size_bytes >= 0 for segment in self.segments)

@@ -812,6 +812,17 @@ class PartitionLog(LocalLog):
             return False
         return offsets[-1:] != [self.log_end_offset] and self.log_end_offset > 0
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        super().check_invariants()
+        assert 0 <= self.log_start_offset <= self.log_end_offset
+        assert self.first_segment_offset <= self.log_start_offset
+        self.epochs.check_invariants()
+        entries = self.epochs.entries
+        # Epochs are assigned before the write of the batches that begin them.
+        assert not entries or entries[-1][1] <= self.log_end_offset or self.is_writing, entries
+        self.producers.check_invariants(self.log_end_offset)
+
 
 def _shortened(
     found: list[tuple[int, int]], start: int, end: int, most: int

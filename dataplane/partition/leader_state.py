@@ -333,3 +333,26 @@ class LeaderState:
         """Keep the members of `change`, whose outcome is unknown, in the maximal ISR."""
         if self.proposed is change:
             self._perhaps = self._perhaps.union(change.isr)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert self.partition_epoch == UNKNOWN or self.replica_id in self.replicas
+        assert len(set(self.replicas)) == len(self.replicas), self.replicas
+        assert len(set(self.isr)) == len(self.isr), self.isr
+        assert set(self.isr) <= set(self.replicas), (self.isr, self.replicas)
+        assert not self.isr or self.replica_id in self.isr, self.isr
+        assert self._followers.keys() == set(self.replicas) - {self.replica_id}
+        assert self._end >= self.epoch_start_offset >= 0
+        assert self.maximal_isr >= set(self.isr)
+        proposed = self.proposed
+        if proposed is not None:
+            assert proposed.leader_epoch == self.leader_epoch
+            assert proposed.partition_epoch == self.partition_epoch
+            assert set(proposed.isr) <= set(self.replicas)
+            assert self.replica_id in proposed.isr
+            assert len(proposed.isr) == len(proposed.broker_epochs)
+        for replica_id, follower in self._followers.items():
+            assert follower.replica_id == replica_id
+            assert follower.log_end_offset >= UNKNOWN
+            assert follower.log_start_offset <= max(follower.log_end_offset, 0)
+            assert not (follower.is_joining and replica_id in self.isr)

@@ -735,3 +735,33 @@ class Partition:
                 for watcher in tuple(watchers):
                     watcher.wake()
         self.look_at_starts()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        log = self.log
+        assert log.log_start_offset <= self.high_watermark <= log.log_end_offset, (
+            log.log_start_offset,
+            self.high_watermark,
+            log.log_end_offset,
+        )
+        assert self.last_stable_offset <= self.high_watermark
+        assert self.leading_since <= self.leader_epoch
+        assert (self.state.leader, self.state.leader_epoch) == (self.leader_id, self.leader_epoch)
+        offsets = [waiter.offset for waiter in self.commit_waiters]
+        assert offsets == sorted(offsets), offsets
+        assert not offsets or offsets[0] > self.high_watermark, (offsets, self.high_watermark)
+        assert not any(waiter.is_woken for waiter in self.commit_waiters)
+        ends = [end for end, _ in self._uncommitted]
+        assert ends == sorted(ends), ends
+        assert not ends or self.high_watermark < ends[0] <= ends[-1] <= log.log_end_offset, ends
+        assert len(ends) <= MAX_UNCOMMITTED
+        leadership = self.leader_state
+        assert leadership is None or self.is_leader
+        if self.is_leader:
+            assert self.worker_id in self.state.replicas
+            assert (leadership is None) == (len(self.state.replicas) == 1)
+        if leadership is not None:
+            assert leadership.leader_epoch == self.leader_epoch
+            assert leadership.partition_epoch == self.state.partition_epoch
+            assert leadership.epoch_start_offset <= log.log_end_offset
+            leadership.check_invariants()

@@ -24,7 +24,8 @@ at most Q (t + N S) plus one request of each connection is let through.
 Plain state: `now` is monotonic seconds.
 """
 
-from math import inf
+from itertools import pairwise
+from math import inf, isclose
 from typing import Final
 
 DEFAULT_SAMPLES: Final = 11  # quota.window.num
@@ -161,3 +162,13 @@ class RateWindow:
             self._total -= self._sums.pop(0)
         if not starts:
             self._total = 0.0  # drop the rounding error of the sum
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        starts, sums = self._starts, self._sums
+        assert len(starts) == len(sums) <= self._samples
+        gaps = [later - earlier for earlier, later in pairwise(starts)]
+        assert all(gap >= self._sample_s for gap in gaps), starts
+        assert all(amount >= 0 for amount in sums), sums
+        assert isclose(self._total, sum(sums), rel_tol=1e-6, abs_tol=1e-3), (self._total, sums)
+        assert self._level >= 0

@@ -87,6 +87,26 @@ class PartitionImage:
             self.plan,
         )
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        replicas, isr, elr = set(self.replicas), set(self.isr), set(self.elr)
+        assert len(replicas) == len(self.replicas), self
+        assert len(isr) == len(self.isr), self
+        assert isr <= replicas, self
+        assert elr <= replicas - isr, self
+        assert self.leader == NO_LEADER or self.leader in isr, self
+        assert self.last_leader == NO_LEADER or self.leader == NO_LEADER, self
+        assert {*self.offline} <= replicas, self
+        assert self.leader not in self.offline, self
+        assert {*self.blank} <= replicas, self
+        # Without a leader, the next epoch may already be known to begin with a loss.
+        assert self.unclean_epoch <= self.leader_epoch + (self.leader == NO_LEADER), self
+        assert self.leader_epoch >= 0 <= self.partition_epoch, self
+        assert {*self.adding} <= replicas, self
+        assert {*self.removing} <= replicas, self  # also what an earlier move was adding
+        assert self.target, self
+        assert not self.plan or self.is_moving, self
+
 
 @frozen
 class TopicImage:
@@ -277,6 +297,34 @@ class MetadataImage:
             yield credential
         for _, deleted in self.deleted_scram.in_order():
             yield deleted
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        count, moving = 0, set()
+        for name, topic in self.topics.items():
+            assert topic.name == name
+            assert self.topic_names.get(topic.topic_id) == name
+            assert topic.partitions, name
+            count += len(topic.partitions)
+            for number, partition in enumerate(topic.partitions):
+                partition.check_invariants()
+                if partition.plan:
+                    moving.add((partition.plan, topic.topic_id, number))
+        assert count == self.partition_count, (count, self.partition_count)
+        assert len(self.topics) == len(self.topic_names)
+        assert all(name in self.topics for name in self.collisions.values())
+        for plan_id, plan in self.plans.items():
+            assert plan.header.plan_id == plan_id
+            assert {(plan_id, *each) for each in plan.moving} <= moving
+        assert all(plan_id in self.plans for plan_id, _, _ in moving)
+        assert all(self.configs.values())
+        assert all(self.client_quotas.values())
+        assert not self.workers.keys() & self.departed.keys()
+        for worker_id, worker in self.workers.items():
+            assert worker.worker_id == worker_id
+            assert 0 <= worker.broker_epoch < self.end_offset, worker
+        assert self.scram.keys().isdisjoint(self.deleted_scram.keys())
+        assert self.producer_ids is None or self.next_producer_id > 0
 
 
 def partition_record(topic_id: bytes, number: int, partition: PartitionImage) -> PartitionRecord:

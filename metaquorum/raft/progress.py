@@ -119,8 +119,10 @@ class Progress:
     def refused(self, next_index: int, next_round: int) -> None:
         """Retry from `next_index`, because the log differs or the peer cannot store entries now.
 
-        Only the first retry is sent at once; later ones wait for a heartbeat.
+        Only the first retry is sent at once; later ones wait for a heartbeat. A peer that no longer
+        has what it had matched was started again with an empty disk.
         """
+        self.matched_index = min(self.matched_index, max(next_index, 1) - 1)
         self._refusals += 1
         self._probe(next_index, next_round)
         self._waits_for_heartbeat = self._refusals > 1
@@ -159,3 +161,14 @@ class Progress:
     def _forget_in_flight(self) -> None:
         self._in_flight.clear()
         self._in_flight_bytes = 0
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert 0 <= self.matched_index < self.next_index, (self.matched_index, self.next_index)
+        assert self.transfer is None or self.state is Sending.SNAPSHOT, self.state
+        assert not self._in_flight or self.is_connected
+        assert not self._in_flight or self.state is not Sending.SNAPSHOT
+        assert self._in_flight_bytes == sum(size_bytes for _, size_bytes in self._in_flight)
+        rounds = [number for number, _ in self._in_flight]
+        assert rounds == sorted(rounds), rounds
+        assert self.state is not Sending.PROBE or len(rounds) <= 1, rounds

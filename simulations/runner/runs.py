@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from simulations.checkers.states import checked_states
 from simulations.kernel.world import World
 from simulations.mutants.registry import MUTANTS, mutated
 from simulations.scenarios.registry import SCENARIOS
@@ -47,7 +48,7 @@ def run_seed(
     scenario = SCENARIOS[scenario_name]
     world = World(seed, ends_with=ends_with)
     began = time.process_time()
-    with mutated(MUTANTS[mutant] if mutant else None):
+    with mutated(MUTANTS[mutant] if mutant else None), checked_states(world):
         world.run(lambda world: scenario.play(world, leave_out))
     outcome = Outcome(
         scenario_name,

@@ -479,6 +479,14 @@ class ClassicGroup:
                 yield
         yield from self.members.clear()
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        self.members.check_invariants()
+        self.sessions.check_invariants()
+        self.rebalancing.check_invariants()
+        assert len(self.members) <= MAX_MEMBERS
+        assert not len(self.members) or self.members.protocol_type is not None
+
 
 def _refused(code: ErrorCode, request: JoinRequest) -> JoinAnswer:
     return JoinAnswer(code, request.member_id, NO_GENERATION)

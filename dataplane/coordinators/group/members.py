@@ -400,3 +400,14 @@ class GroupMembers:
         self.static_ids.clear()
         self._supported.clear()
         self.leader = None
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert all(member.member_id == member_id for member_id, member in self.by_id.items())
+        statics = {m.instance_id: m.member_id for m in self if m.instance_id is not None}
+        assert statics == self.static_ids, (statics, self.static_ids)
+        assert self.leader is None or self.leader in self.by_id
+        assert self.joined_count == sum(member.join is not None for member in self)
+        assert self.metadata_bytes == sum(member.metadata_bytes for member in self)
+        supported = Counter(name for member in self for name in member.protocols)
+        assert supported == self._supported, (supported, self._supported)

@@ -504,3 +504,19 @@ class Rebalancing:
         if self._phase is not None:
             self._phase.cancel()
         self._phase = self._timeouts.at(due, call)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        members = self._members
+        assert 0 <= self.generation <= MAX_GENERATION
+        assert self.state is not GroupState.EMPTY or not len(members)
+        if self.state in _WITH_GENERATION:
+            assert len(members)
+            assert self.generation > 0
+            assert self.protocol is not None
+            assert members.leader is not None
+            assert all(self.protocol in member.protocols for member in members)
+            assert not any(member.is_new for member in members)
+        else:
+            assert not any(member.sync is not None for member in members)
+        assert self._unsynced <= members.by_id.keys() or self.state not in _WITH_GENERATION

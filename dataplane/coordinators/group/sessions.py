@@ -139,3 +139,8 @@ class Sessions:
             timeout.cancel()
         self._sessions.clear()
         self.forget_all_pending()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert self._sessions.keys() <= self._members.by_id.keys()
+        assert not self.pending.keys() & self._members.by_id.keys()

@@ -263,6 +263,20 @@ class Transaction:
         """Return the partitions of each topic; topics and partitions are in order."""
         return by_topic(self.partitions)
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert self.producer_id >= 0
+        assert NO_EPOCH <= self.producer_epoch <= MAX_EPOCH
+        assert NO_EPOCH <= self.last_producer_epoch <= MAX_EPOCH
+        assert self.timeout_ms > 0
+        if self.producer_epoch and self.last_producer_epoch != NO_EPOCH:
+            assert self.last_producer_epoch <= self.producer_epoch
+        assert self.next_producer_id == NO_PRODUCER_ID or self.state in PREPARED
+        assert not self.partitions or self.state is ONGOING or self.state in PREPARED
+        assert self.started_ms >= 0 or self.state in IDLE
+        assert self.state is not ONGOING or self.producer_epoch < MAX_EPOCH
+        assert self.state is not ONGOING or self.partitions
+
 
 def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
     """Return the partitions of each topic; topics and partitions are in order."""

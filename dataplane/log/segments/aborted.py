@@ -128,6 +128,20 @@ class OpenTransactions:
         first = unreplicated[0][1]
         return first if self._first is None else min(first, self._first)
 
+    def check_invariants(self, log_end_offset: int) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        firsts = list(self.open)
+        assert firsts == sorted(firsts), firsts
+        assert self._first == (firsts[0] if firsts else None), (self._first, firsts)
+        assert len(set(self.open.values())) == len(firsts), self.open
+        assert not firsts or 0 <= firsts[0] <= firsts[-1] < log_end_offset, firsts
+        markers = [last for last, _ in self._unreplicated]
+        assert markers == sorted(set(markers)), markers
+        unstable = [first for _, first in self._unreplicated]
+        assert unstable == sorted(set(unstable)), unstable
+        assert all(first < last for last, first in self._unreplicated)
+        assert not markers or markers[-1] < log_end_offset, markers
+
 
 class TransactionTracker:
     """Open transactions at one point of a log, to find those that later markers abort."""

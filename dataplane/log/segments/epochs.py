@@ -97,6 +97,14 @@ class LeaderEpochs:
         lines += [f"{epoch} {start}" for epoch, start in self.entries]
         return ("\n".join(lines) + "\n").encode()
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        assert len(self._epochs) == len(self._starts)
+        assert self.latest == (self._epochs[-1] if self._epochs else UNDEFINED)
+        for column in (self._epochs, self._starts):
+            assert column == sorted(set(column)), column
+            assert not column or column[0] >= 0, column
+
 
 def decode_leader_epochs(data: Buffer) -> LeaderEpochs:
     """Decode a `leader-epoch-checkpoint` file. Raises ValueError if it is malformed."""

@@ -345,6 +345,25 @@ class ProducerStateTable:
             del self.entries[producer_id]
         return len(old)
 
+    def check_invariants(self, log_end_offset: int) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests and the simulator."""
+        open_ = {}
+        for producer_id, entry in self.entries.items():
+            assert entry.producer_id == producer_id >= 0
+            assert NO_EPOCH <= entry.epoch <= MAX_EPOCH, entry.epoch
+            assert len(entry.batches) <= REMEMBERED_BATCHES
+            last_offset = -1
+            for batch in entry.batches:
+                assert last_offset < batch.first_offset <= batch.last_offset < log_end_offset
+                last_offset = batch.last_offset
+            if entry.transaction_first_offset != NO_OFFSET:
+                open_[entry.transaction_first_offset] = producer_id
+            else:
+                assert not entry.has_own_epoch
+        assert open_ == ({} if self.transactions is None else self.transactions.open)
+        if self.transactions is not None:
+            self.transactions.check_invariants(log_end_offset)
+
 
 def _check_next(header: BatchHeader, epoch: int, last_sequence: int, is_open: bool) -> None:
     if header.producer_epoch < epoch:
