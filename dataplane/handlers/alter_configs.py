@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
-from dataplane.instruments.log_levels import LEVELS, ROOT
+from dataplane.instruments.log_levels import LEVELS, OWN, ROOT
 from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
 from dataplane.worker.capabilities import AsksController, HasLogLevels, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
@@ -216,10 +216,16 @@ def _set_log_levels(
         _check_log_level(worker, change)
     if validate_only:
         return
-    for change in asked.changes:
-        level = change.value if change.op == ConfigOp.SET else None
-        client = request.client
-        worker.log_levels.set(change.name, level, client.principal, client.address[0])
+    levels = {
+        change.name: change.value if change.op == ConfigOp.SET else None for change in asked.changes
+    }
+    client = request.client
+    if levels and not worker.log_levels.set(levels, client.principal, client.address[0]):
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            "Log levels are changed too often from this address: every change is logged. Try again"
+            " later",
+        )
 
 
 def _check_log_level(worker: HasLogLevels, change: ConfigChange) -> None:
@@ -238,6 +244,10 @@ def _check_log_level(worker: HasLogLevels, change: ConfigChange) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
     if not worker.log_levels.knows(name):
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
+    if name == OWN:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"The log level of {name}, which logs changes, is fixed"
+        )
     if change.op == ConfigOp.DELETE and name == ROOT:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,

@@ -5,6 +5,7 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.handlers.topics import timeout_seconds
+from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.segments.files import DiskFullError
 from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
@@ -41,11 +42,13 @@ _NO_OFFSET: Final = -1
 
 
 class Checkpoints(Protocol):
-    async def checkpoint(self) -> None: ...
+    def dir_of(self, partition: tuple[str, int], /) -> LogDir | None: ...
+
+    async def checkpoint_one(self, log_dir: LogDir, /) -> None: ...
 
 
 class HostedRecords(Protocol):
-    """The partitions of this worker by name, and their log directories for a checkpoint."""
+    """The partitions of this worker by name, and their log directories for checkpoints."""
 
     def by_name(self, topic: str, index: int) -> Partition: ...
 
@@ -87,10 +90,7 @@ async def handle_delete_records(
         topics = [await _of_topic(worker, *each, deleted, until) for each in asked.items()]
     finally:
         worker.slicer.discard(asked)
-    if deleted and not await _is_kept(worker, deadline):
-        for _, result in deleted:
-            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-            result.low_watermark = _NO_OFFSET
+    await _keep(worker.replica_manager.log_dirs, deleted, deadline)
     for name, result in deleted:
         if not result.error_code:
             with trio.CancelScope(deadline=deadline):
@@ -98,23 +98,37 @@ async def handle_delete_records(
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _is_kept(worker: HostsRecords, deadline: float) -> bool:
-    """Write the checkpoints with the new log start offsets; return whether they are written.
+async def _keep(
+    log_dirs: Checkpoints, deleted: list[tuple[str, DeleteRecordsPartitionResult]], deadline: float
+) -> None:
+    """Write the checkpoints with the new log start offsets; set an error where they cannot be.
 
     On a full disk, wait until the deleted segments are removed (`FullDirs`).
     """
+    of_dir: dict[LogDir | None, list[DeleteRecordsPartitionResult]] = {}
+    for name, result in deleted:
+        log_dir = log_dirs.dir_of((name, result.partition_index))
+        of_dir.setdefault(log_dir, []).append(result)
     deadline = min(deadline, trio.current_time() + ROOM_PATIENCE_S)
-    while True:
-        try:
-            await worker.replica_manager.log_dirs.checkpoint()
-        except DiskFullError:
-            if trio.current_time() >= deadline:
-                return False
-        except StorageError:
-            return False
-        else:
-            return True
-        await trio.sleep(ROOM_RETRY_S)
+    while of_dir:
+        is_last = trio.current_time() >= deadline
+        for log_dir, results in list(of_dir.items()):
+            try:
+                if log_dir is not None:
+                    await log_dirs.checkpoint_one(log_dir)
+                    del of_dir[log_dir]
+                    continue
+            except DiskFullError:
+                if not is_last:
+                    continue
+            except StorageError:
+                pass
+            del of_dir[log_dir]
+            for result in results:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                result.low_watermark = _NO_OFFSET
+        if of_dir:
+            await trio.sleep(ROOM_RETRY_S)
 
 
 async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:

@@ -6,10 +6,13 @@ that of the root. Names of levels are those of Kafka (log4j); the root always ha
 not stored: a restart begins with the level of the node's options.
 
 Only loggers that exist can be named, and packages above them, so that no client creates loggers.
+Each change is logged, at any level; a client that has caused too many lines can change
+nothing, so no client can hide what it changes.
 """
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -29,7 +32,12 @@ LEVELS: Final[Mapping[str, int]] = MappingProxyType(
 )
 _FROM_HIGHEST: Final = sorted(LEVELS.items(), key=lambda each: -each[1])
 
-log = logging.getLogger(__name__)
+# Logger with a level of its own that no client can change: it logs all changes.
+OWN: Final = __name__
+SHOWN: Final = 20  # changes of a request that are shown
+
+log = logging.getLogger(OWN)
+log.setLevel(logging.WARNING)
 
 
 class LogLevels:
@@ -50,28 +58,31 @@ class LogLevels:
         names = sorted({ROOT, *self._manager.loggerDict})
         return {name: _name_of(self._effective(name)) for name in names}
 
-    def set(self, name: str, level: str | None, principal: str, address: str) -> None:
-        """Give a known logger one of LEVELS; None: it has that of the package above it again.
+    def set(self, changes: Mapping[str, str | None], principal: str, address: str) -> bool:
+        """Give known loggers each one of LEVELS; None: it has that of the package above it again.
 
-        The root cannot be without a level. A line says which client has changed it, before or
-        after the change: whenever such a line is logged.
+        The root cannot be without a level, and that of OWN cannot be changed. A line says which
+        client has changed them. Nothing is changed, and the result is False, if the client has
+        caused too many lines.
         """
-        assert self.knows(name)
-        assert level is not None or name != ROOT
-        before = _name_of(self._effective(name))
-        is_logged = log.isEnabledFor(logging.WARNING)
-        line = f"{principal!r} at {address}", name, level or "that of its package", before
-        if is_logged:
-            self._log(address, line)
-        logger = self._manager.root if name == ROOT else self._manager.getLogger(name)
-        logger.setLevel(logging.NOTSET if level is None else LEVELS[level])
-        if not is_logged:
-            self._log(address, line)
-
-    def _log(self, address: str, line: tuple[str, ...]) -> None:
+        assert all(map(self.knows, changes))
+        assert OWN not in changes
+        assert changes.get(ROOT, "") is not None
         omitted = self._lines.take(address, self._monotonic())
-        if omitted is not None:
-            log.warning("client %s sets the log level of %s to %s; it was %s%s", *line, omitted)
+        if omitted is None:
+            return False
+        shown = [
+            f"{name} to {level or 'that of its package'}, it was {_name_of(self._effective(name))}"
+            for name, level in islice(changes.items(), SHOWN)
+        ]
+        if len(changes) > SHOWN:
+            shown.append(f"{len(changes) - SHOWN} more")
+        client, text = f"{principal!r} at {address}", "; ".join(shown)
+        log.warning("client %s sets log levels: %s%s", client, text, omitted)
+        for name, level in changes.items():
+            logger = self._manager.root if name == ROOT else self._manager.getLogger(name)
+            logger.setLevel(logging.NOTSET if level is None else LEVELS[level])
+        return True
 
     def _effective(self, name: str) -> int:
         """Return the level of a logger, without creating one for a package."""

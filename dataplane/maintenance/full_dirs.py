@@ -14,6 +14,7 @@ find that its records were deleted.
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
 from typing import Final
 
 from dataplane.instruments.failing_items import FailingItems
@@ -53,6 +54,9 @@ class FullDirs:
         self._retain = retain
         self._remove = remove
         self._retention: FailingItems[LogDir] = FailingItems(most_retry_s=MOST_RETENTION_WAIT_S)
+        # Directories that were full, and since when they are not. One that is soon full again keeps
+        # its back-off: a few bytes may be free, too few for a batch.
+        self._had_room_at: dict[LogDir, float] = {}
 
     async def run(self) -> None:
         """Free space whenever a directory is full, until cancelled."""
@@ -66,6 +70,9 @@ class FullDirs:
             await sleep(self._clock, FULL_LOOK_S)
 
     async def _free(self, log_dir: LogDir) -> None:
+        had_room_at = self._had_room_at.pop(log_dir, inf)
+        if self._clock.monotonic() - had_room_at > MOST_RETENTION_WAIT_S:
+            self._retention.succeeded(log_dir)
         before = await self._free_bytes(log_dir)
         await self._remove(log_dir)
         now = self._clock.monotonic()
@@ -81,7 +88,7 @@ class FullDirs:
         if free >= self._room_bytes():
             await self._log_dirs.checkpoint_one(log_dir)  # a quota of the user may be used up
             self._log_dirs.has_room(log_dir)
-            self._retention.succeeded(log_dir)
+            self._had_room_at[log_dir] = self._clock.monotonic()
 
     async def _free_bytes(self, log_dir: LogDir) -> int:
         return await self._disk.run(partial(self._disk.free_bytes, log_dir.path))

@@ -128,8 +128,16 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
         counts.update(partition.troubles)
     live = [worker.worker_id for worker in workers if not worker.is_fenced]
     draining = sum(bool(each.is_draining) and not each.is_fenced for each in workers)
-    log_dirs = [each for worker in live for each in await _log_dirs(cluster, worker)]
-    of_dirs = [text for each in log_dirs if (text := log_dir_warning(*each)) is not None]
+    log_dirs: list[tuple[LogDir, int]] = []
+    of_dirs: list[str] = []
+    for worker in live:
+        try:
+            own = await _log_dirs(cluster, worker)
+        except (NotServedError, UnreachableError, BrokerError) as error:
+            of_dirs.append(f"the log directories of worker {worker} are not known: {error}")
+            continue
+        log_dirs += own
+        of_dirs += [text for each in own if (text := log_dir_warning(*each)) is not None]
     return ClusterHealth(
         len(live),
         len(workers),
@@ -144,14 +152,11 @@ async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> 
 async def _log_dirs(cluster: Cluster, worker: int) -> list[tuple[LogDir, int]]:
     """Return the worker's log directories, each with the size of the largest batch.
 
-    Return an empty list if the worker does not answer, or refuses.
+    Raises BrokerError, NotServedError or UnreachableError if they are not known.
     """
-    try:
-        log_dirs = await describe_log_dirs(cluster, worker, ())
-        name = "message.max.bytes"
-        configs = await reported_configs(cluster, ResourceType.BROKER, [str(worker)], name, worker)
-    except (NotServedError, UnreachableError, BrokerError):
-        return []
+    log_dirs = await describe_log_dirs(cluster, worker, ())
+    name = "message.max.bytes"
+    configs = await reported_configs(cluster, ResourceType.BROKER, [str(worker)], name, worker)
     largest = configs.get(str(worker), "")
     room_bytes = int(largest) if largest.isdigit() else LARGEST_BATCH_BYTES
     return [(log_dir, room_bytes) for log_dir in log_dirs]

@@ -66,7 +66,8 @@ def log_dir_warning(log_dir: LogDir, room_bytes: int) -> str | None:
         return None
     return (
         f"{place} is full: {log_dir.usable_bytes:,} bytes are left, fewer than a batch may have"
-        f" ({room_bytes:,}), so its partitions refuse records; delete records or topics, shorten"
-        f" their retention, enlarge the disk, or move replicas away (`mq-admin log-dirs --node"
+        f" ({room_bytes:,}), so its partitions refuse such records; delete records or topics,"
+        f" shorten their retention, enlarge the disk or the quota of the worker's user, or move"
+        f" replicas away (`mq-admin log-dirs --node"
         f" {log_dir.node_id} --partitions` shows their sizes)"
     )

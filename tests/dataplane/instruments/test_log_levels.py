@@ -1,8 +1,12 @@
 """Levels of loggers, in a hierarchy of their own."""
 
+import itertools
 import logging
 
+import pytest
+
 from dataplane.instruments.log_levels import LogLevels
+from dataplane.instruments.log_rate_limit import ADDRESS_LINES
 
 
 def loggers(*names: str) -> logging.Manager:
@@ -13,11 +17,11 @@ def loggers(*names: str) -> logging.Manager:
 
 
 def levels(*names: str) -> LogLevels:
-    return LogLevels(lambda: 0.0, loggers(*names))
+    return LogLevels(itertools.count(0.0, 10.0).__next__, loggers(*names))
 
 
 def change(of: LogLevels, name: str, level: str | None) -> dict[str, str]:
-    of.set(name, level, "User:ops", "192.0.2.1")
+    assert of.set({name: level}, "User:ops", "192.0.2.1")
     return of.in_force()
 
 
@@ -56,7 +60,7 @@ def test_no_logger_is_created_by_looking() -> None:
 
 def test_levels_are_those_at_which_lines_appear() -> None:
     manager = loggers("a")
-    of = LogLevels(lambda: 0.0, manager)
+    of = LogLevels(itertools.count(0.0, 10.0).__next__, manager)
     logger = manager.getLogger("a")
     for name, number in (
         ("FATAL", logging.CRITICAL),
@@ -70,3 +74,15 @@ def test_levels_are_those_at_which_lines_appear() -> None:
         assert not logger.isEnabledFor(number - 1)
     logger.setLevel(25)  # between INFO and WARN: lines of INFO do not appear
     assert of.in_force()["a"] == "INFO"
+
+
+def test_a_change_that_is_not_logged_is_not_made(caplog: pytest.LogCaptureFixture) -> None:
+    of = LogLevels(lambda: 0.0, loggers("a"))
+    for _ in range(ADDRESS_LINES):
+        assert of.set({"root": "FATAL", "a": "INFO"}, "User:ops", "192.0.2.1")
+    assert len(caplog.records) == ADDRESS_LINES
+    assert "root to FATAL, it was INFO; a to INFO, it was INFO" in caplog.records[0].getMessage()
+    assert not of.set({"a": "DEBUG"}, "User:ops", "192.0.2.1")
+    assert of.in_force()["a"] == "INFO"
+    assert of.set({"a": "DEBUG"}, "User:ops", "192.0.2.2")
+    assert of.in_force()["a"] == "DEBUG"

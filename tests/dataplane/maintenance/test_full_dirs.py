@@ -129,7 +129,7 @@ def test_a_directory_that_stays_full_keeps_nothing_busy(
         # Again at once when it is full for the second time.
         before = passes
         sim.on_machine.machine.storage.capacity_bytes = None
-        await sleep(sim, 2)
+        await sleep(sim, 65)
         fill(sim)
         assert await is_refused(client, "t")
         await sleep(sim, 2)
