@@ -382,10 +382,11 @@ def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
 def test_a_producer_is_told_that_a_quota_has_slowed_it_down(node: Peer) -> None:
     admin = Admin(MQ_BOOTSTRAP=node.bootstrap)
     topic = admin.create()
-    whom = ("--client-id", "mq-admin")
+    # One without earlier use on the shared node, which would count.
+    whom = ("--client-id", unique("slow"))
     admin("quotas", "set", *whom, "producer_byte_rate=20kB")
     try:
-        admin("produce", topic, stdin="x" * 205_000)
+        admin("produce", topic, *whom, stdin="x" * 205_000)
         assert admin.errors.startswith("A quota delayed 1 of 1 responses, by up to 0.")
     finally:
         admin("quotas", "delete", *whom, "--yes")
