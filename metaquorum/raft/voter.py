@@ -21,6 +21,7 @@ truncation, or if the disk fails in another way, the voter stops.
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -54,8 +55,8 @@ from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
 from metaquorum.raft.sending import read_piece
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.timings import RaftTimings
-from metaquorum.runtime.interfaces import Clock, Disk, StorageError
-from metaquorum.storage.journal import Journal, JournalFullError
+from metaquorum.runtime.interfaces import Clock, Disk, StorageError, sleep
+from metaquorum.storage.journal import Journal, JournalFullError, JournalWaitError
 from metaquorum.storage.journal_ops import LogPosition
 from metaquorum.storage.snapshot import SnapshotName
 from wire.primitives.errors import ErrorCode
@@ -66,6 +67,9 @@ SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # applied batches between two snapsho
 READ_ENTRIES: Final = 64  # journal entries per read at the start
 APPLIED_PER_TURN: Final = 32  # entries applied between two checkpoints of the event loop
 DEFAULT_TIMINGS: Final = RaftTimings()
+# Attempts to write a vote while the process has no descriptor left; the node ends after them.
+DESCRIPTOR_TRIES: Final = 60
+DESCRIPTOR_RETRY_S: Final = 0.5
 
 
 class _Install:
@@ -388,7 +392,7 @@ class RaftVoter:
 
     async def _sync(self, core: RaftCore, now: float) -> None:
         try:
-            await self._journal.sync()
+            await self._sync_journal()
         except JournalFullError as error:
             logger.warning("%s; metadata changes are refused until an append succeeds", error)
             last_index = self._journal.last.index
@@ -400,6 +404,18 @@ class RaftVoter:
                 proposal.refuse(ErrorCode.KAFKA_STORAGE_ERROR, error.reason)
             if core.is_leader and core.term_start_index > last_index:
                 core.resign(now)  # not even the first entry of its term could be written
+
+    async def _sync_journal(self) -> None:
+        """Write the staged operations; wait for a descriptor if there is none for a vote.
+
+        Meanwhile the voter is silent, as on a slow disk: a vote must be durable before its message.
+        """
+        for _ in range(DESCRIPTOR_TRIES):
+            with suppress(JournalWaitError):
+                await self._journal.sync()
+                return
+            await sleep(self._clock, DESCRIPTOR_RETRY_S)
+        await self._journal.sync()
 
     def _send(self, core: RaftCore) -> None:
         outbox, core.outbox = core.outbox, []

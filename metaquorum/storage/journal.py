@@ -9,11 +9,19 @@ Order of disk operations, with a possible power loss between any two:
 
     sync        write one frame at the end; fdatasync; only then write the next frame
     roll        write a `.tmp` with the first frame; fdatasync; rename; sync the folder; only then
-                use the segment
+                append to the segment
     removal     remove the oldest segment; sync the folder; then the next
     opening     remove stray `.tmp` files; remove a torn tail; write the last frame again (after a
                 failed fdatasync the kernel considers the pages clean, though the disk never got
                 them); fdatasync; sync the folder; only then use the journal
+
+Without a free descriptor (EMFILE, ENFILE) nothing of this fails, but it waits:
+
+    no `.tmp` can be created     the current segment continues, up to `MOST_SEGMENTS` times its
+                                 size; beyond that entries are refused, votes are still written
+    the folder cannot be synced  after a roll: the next append syncs it first. Entries are refused
+                                 meanwhile, a vote waits (`JournalWaitError`). After a removal: the
+                                 next roll or removal syncs it
 
 The name of a segment is the sequence number of its first frame. That frame also contains the last
 log position and the hard state before the segment, so that `open` detects a missing segment or a
@@ -23,7 +31,8 @@ segment of another log.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 from metaquorum.security.private_files import keep_private
@@ -54,23 +63,41 @@ from metaquorum.storage.journal_ops import (
     op_bytes,
 )
 
+_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+
 MAGIC: Final = b"MQJ\x01"
 SUFFIX: Final = ".journal"
 TEMPORARY: Final = ".tmp"
 SEGMENT_BYTES: Final = 16 << 20
+# Size of a segment, in units of its usual size, while there is no descriptor for the next one.
+MOST_SEGMENTS: Final = 4
 MAX_FRAME_BYTES: Final = MAX_PAYLOAD_BYTES + (4 << 20)
+
+
+class _NoDescriptorError(Exception):
+    """Raised if a segment cannot be created now."""
+
+    def __str__(self) -> str:
+        return str(self.__cause__)
 
 
 class JournalFullError(StorageError):
     """Raised if the disk is full; the staged operations are dropped and not written.
 
-    Raised also if the process has no descriptor left for the next segment.
+    Raised also if the process has no descriptor left for the next segment or its name.
     """
 
     def __init__(self, text: str, reason: str = "the disk of the metadata log is full") -> None:
         """`reason`: a sentence for clients, without paths."""
         super().__init__(text)
         self.reason: Final = reason
+
+
+class JournalWaitError(StorageError):
+    """Raised if there is no descriptor to write a vote or a truncation; both stay staged.
+
+    The journal stays usable: the next `sync` writes them.
+    """
 
 
 class Journal:
@@ -93,6 +120,8 @@ class Journal:
         self._sequence = 0  # sequence number of the next frame
         self._file: File | None = None
         self._size_bytes = 0  # size of the newest segment
+        self._is_name_unsynced = False  # the newest segment's; nothing is appended to it meanwhile
+        self._is_removal_unsynced = False  # the last removed segment's
         self._total_bytes = 0
         self._staged: list[Op] = []
         self._failure: str | None = "it is not open"
@@ -207,14 +236,16 @@ class Journal:
         """Write all staged operations durably.
 
         Raises JournalFullError if the disk is full: the staged entries that are not written yet
-        are dropped, and the journal stays usable. Raises StorageError for other failures: the
-        durable state is unknown, and the journal cannot be used until it is opened again.
+        are dropped, and the journal stays usable. Raises JournalWaitError if `sync` has to be
+        called again. Raises StorageError for other failures: the durable state is unknown, and the
+        journal cannot be used until it is opened again.
         """
         self._check_usable()
         while self._staged:
-            if self._size_bytes >= self._segment_bytes:
-                await self._write(lambda: self._make_segment(self._sequence))
-                self._rolled()
+            if self._size_bytes >= self._segment_bytes and not self._is_name_unsynced:
+                await self._roll()
+            if self._is_name_unsynced:
+                await self._sync_name()
             ops = _one_frame(self._staged)
             frame = encode_frame(MAGIC, self._sequence, encode_ops(ops))
             await self._write(lambda frame=frame: self._append_frame(frame))  # type: ignore[misc]
@@ -234,12 +265,69 @@ class Journal:
         except OSError as error:
             raise self._fail(f"cannot write to {self._directory}: {error}") from error
 
+    async def _roll(self) -> None:
+        """Begin the next segment; without a descriptor for it, the current one continues."""
+        made: list[tuple[File, int]] = []
+
+        def make() -> None:
+            with suppress(_NoDescriptorError):
+                made.append(self._make_segment(self._sequence))
+
+        await self._write(make)
+        if made:
+            self._rolled(*made[0])
+        elif self._size_bytes >= MOST_SEGMENTS * self._segment_bytes and self._has_only_entries():
+            self._refuse_entries()
+
+    async def _sync_name(self) -> None:
+        """Sync the name of the newest segment. Raises JournalFullError, JournalWaitError.
+
+        The file of the segment before is closed by now. There is no descriptor for the folder only
+        if another thread has taken that one.
+        """
+        is_synced = False
+
+        def sync() -> None:
+            nonlocal is_synced
+            is_synced = self._sync_folder()
+
+        await self._write(sync)
+        if is_synced:
+            self._is_name_unsynced = self._is_removal_unsynced = False
+            return
+        if not self._has_only_entries():
+            raise JournalWaitError(
+                f"no descriptor is left to sync {self._directory}: raise the limit of open files"
+            )
+        self._refuse_entries()
+
+    def _sync_folder(self) -> bool:
+        """Return whether there was a descriptor to sync the folder. Raises OSError."""
+        try:
+            self._disk.sync_dir(self._directory)
+        except OSError as error:
+            if error.errno not in _OUT_OF_DESCRIPTORS:
+                raise
+            return False
+        return True
+
+    def _refuse_entries(self) -> NoReturn:
+        self._unstage()
+        raise JournalFullError(
+            f"no descriptor is left for the next segment in {self._directory}: raise the limit of"
+            " open files",
+            "the node of the metadata log has no descriptor left for a file",
+        )
+
+    def _has_only_entries(self) -> bool:
+        return all(isinstance(op, Entry) for op in self._staged)
+
     def _unstage(self) -> None:
         """Drop the staged entries.
 
         Only entries may be dropped: without a durable vote or truncation a voter must stop.
         """
-        if not all(isinstance(op, Entry) for op in self._staged):
+        if not self._has_only_entries():
             raise self._fail(f"no space left in {self._directory} for a vote or a truncation")
         self._staged.clear()
         written = self._index.written
@@ -260,63 +348,61 @@ class Journal:
             raise JournalFullError(f"no space left in {self._directory}") from error
         file.sync()
 
-    def _make_segment(self, sequence: int) -> None:
+    def _make_segment(self, sequence: int) -> tuple[File, int]:
+        """Return the open file of a new segment, whose name is not synced yet, and its size.
+
+        Raises _NoDescriptorError if it could not be created, JournalFullError, or OSError.
+        """
         path = self._path(sequence)
         written, hard_state = self._index.written, self._index.written_hard_state
         begin = Begin(FORMAT, self._cluster_id, written.index, written.term, hard_state)
+        frame = encode_frame(MAGIC, sequence, encode_ops([begin]))
         try:
-            file = self._new_file(path + TEMPORARY)
+            file = self._disk.create_private(path + TEMPORARY)
             try:
-                file.write(encode_frame(MAGIC, sequence, encode_ops([begin])), 0)
+                file.write(frame, 0)
                 file.sync()
-            finally:
+                self._disk.rename(path + TEMPORARY, path)
+            except BaseException:
                 file.close()
+                raise
         except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise _NoDescriptorError from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise JournalFullError(f"no space left in {self._directory}") from error
-        self._disk.rename(path + TEMPORARY, path)
-        self._disk.sync_dir(self._directory)
+        return file, len(frame)
 
-    def _new_file(self, path: str) -> File:
-        try:
-            return self._disk.create_private(path)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise JournalFullError(
-                f"no descriptor is left for the next segment in {self._directory}: raise the limit"
-                " of open files",
-                "the node of the metadata log has no descriptor left for a file",
-            ) from error
-
-    def _rolled(self) -> None:
+    def _rolled(self, file: File, size_bytes: int) -> None:
         """Make the segment just created the newest one."""
         if self._file is not None:
             self._file.close()
         if self._segments:
             self._index.left(self._segments[-1])
         self._segments.append(self._sequence)
-        path = self._path(self._sequence)
-        self._file = self._disk.open(path)
-        self._size_bytes = self._file.size()
-        self._total_bytes += self._size_bytes
+        self._file = file
+        self._is_name_unsynced = True
+        self._size_bytes = size_bytes
+        self._total_bytes += size_bytes
         self._sequence += 1
 
     async def drop_prefix(self, index: int) -> None:
         """Remove segments without entries after `index`, up to which a durable snapshot reaches.
 
-        Raises StorageError if a segment cannot be removed.
+        Without a descriptor, some of them stay until a later call. Raises StorageError if a segment
+        cannot be removed.
         """
         self._check_usable()
         assert not self._staged
+        if self._is_removal_unsynced and not await self._sync_removal():
+            return
         while len(self._segments) > 1 and not self._index.needed(self._segments[0], index):
             path = self._path(self._segments[0])
 
             def remove(path: str = path) -> int:
                 size_bytes = self._disk.size(path)
                 self._disk.remove(path)
-                self._disk.sync_dir(self._directory)
                 return size_bytes
 
             try:
@@ -324,6 +410,18 @@ class Journal:
             except OSError as error:
                 raise self._fail(f"cannot remove {path}: {error}") from error
             self._index.removed(self._segments.pop(0))
+            self._is_removal_unsynced = True
+            if not await self._sync_removal():
+                return
+
+    async def _sync_removal(self) -> bool:
+        """Sync the folder after a removal. Return False if there is no descriptor for it now."""
+        try:
+            is_synced = await self._disk.run(self._sync_folder)
+        except OSError as error:
+            raise self._fail(f"cannot sync {self._directory}: {error}") from error
+        self._is_removal_unsynced = not is_synced
+        return is_synced
 
     async def close(self) -> None:
         """Write the end marker and close. Unreadable bytes are then damage, not a torn write."""
@@ -370,11 +468,10 @@ class Journal:
                 self._scan(name, newest=name == names[-1])
             self._index.settle()
             if not names:
-                self._make_segment(0)
-                self._rolled()
-            else:
-                self._disk.sync_dir(self._directory)
-        except OSError as error:
+                self._rolled(*self._make_segment(0))
+            self._disk.sync_dir(self._directory)
+            self._is_name_unsynced = False
+        except (OSError, _NoDescriptorError) as error:
             raise StorageError(f"cannot open the journal in {self._directory}: {error}") from error
         self._failure = None
 

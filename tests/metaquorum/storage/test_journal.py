@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from metaquorum.runtime.interfaces import File, StorageError
 from metaquorum.storage.framing import DamagedError
-from metaquorum.storage.journal import Journal, JournalFullError
+from metaquorum.storage.journal import Journal, JournalFullError, JournalWaitError
 from metaquorum.storage.journal_ops import Entry, HardState, LogPosition, decode_ops
 from tests.examples import examples
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
@@ -298,31 +298,101 @@ def test_entries_refused_for_want_of_room_never_come_back() -> None:
     assert [e.payload for e in entries_of(opened(disk))] == [b"kept", b"after"]
 
 
+class Exhausted(CrashDisk):
+    """A disk that can open no file or folder for the operations named in `refused`."""
+
+    number = errno.EMFILE
+    refused: frozenset[str] = frozenset()
+
+    def _check(self, operation: str, path: str) -> None:
+        if operation in self.refused:
+            raise OSError(self.number, os.strerror(self.number), path)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self._check("open", path)
+        return super().open(path, create=create)
+
+    def create_private(self, path: str) -> File:
+        self._check("create", path)
+        return super().create_private(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._check("sync_dir", path)
+        super().sync_dir(path)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_without_a_descriptor_for_the_next_segment_entries_are_refused(number: int) -> None:
-    class Disk(CrashDisk):
-        has_descriptors = True
+def test_without_a_descriptor_for_the_next_segment_the_current_one_continues(number: int) -> None:
+    disk = Exhausted()
+    journal = opened(disk)
+    disk.number, disk.refused = number, frozenset(("create", "open", "sync_dir"))
+    for index in range(1, 4):
+        journal.append(Entry(index, 1, bytes(SEGMENT_BYTES)))
+        sync(journal)
+    journal.set_hard_state(2, 7)
+    sync(journal)
+    assert journal.segments == 1
+    journal.append(Entry(4, 2, bytes(SEGMENT_BYTES)))
+    sync(journal)
+    journal.append(Entry(5, 2, b"refused"))  # not beyond four times the size of a segment
+    with pytest.raises(JournalFullError, match="raise the limit of open files") as caught:
+        sync(journal)
+    assert "descriptor" in caught.value.reason
+    assert journal.last == journal.durable == LogPosition(4, 2)
+    journal.set_hard_state(3, 7)  # a vote is still written
+    sync(journal)
+    for seed in range(8):
+        held = opened(disk.survivor(Random(seed)))
+        assert (held.last.index, held.hard_state) == (4, HardState(3, 7))
+    disk.refused = frozenset()
+    journal.append(Entry(5, 3, b"after"))
+    sync(journal)
+    assert journal.segments == 2
+    assert [entry.index for entry in entries_of(opened(disk))] == [1, 2, 3, 4, 5]
 
-        def create_private(self, path: str) -> File:
-            if not self.has_descriptors:
-                raise OSError(number, os.strerror(number), path)
-            return super().create_private(path)
 
-    disk = Disk()
+def test_nothing_is_appended_to_a_segment_whose_name_is_not_synced() -> None:
+    disk = Exhausted()
     journal = opened(disk)
     journal.append(Entry(1, 1, bytes(SEGMENT_BYTES)))
     sync(journal)
-    disk.has_descriptors = False
+    disk.refused = frozenset(("sync_dir",))
     for _ in range(2):
         journal.append(Entry(2, 1, b"refused"))
-        with pytest.raises(JournalFullError, match="raise the limit of open files") as caught:
+        with pytest.raises(JournalFullError, match="raise the limit of open files"):
             sync(journal)
-        assert "descriptor" in caught.value.reason
         assert journal.last == journal.durable == LogPosition(1, 1)
-    disk.has_descriptors = True
-    journal.append(Entry(2, 1, b"after"))
+    journal.set_hard_state(2, 7)
+    journal.append(Entry(2, 2, b"after"))
+    for _ in range(2):
+        with pytest.raises(JournalWaitError, match="raise the limit of open files"):
+            sync(journal)
+    for seed in range(8):
+        held = opened(disk.survivor(Random(seed)))
+        assert (held.last.index, held.hard_state) == (1, HardState(0, -1))
+    disk.refused = frozenset(("open",))  # the new segment is open already
     sync(journal)
-    assert [entry.payload for entry in entries_of(opened(disk))][1:] == [b"after"]
+    for seed in range(8):
+        held = opened(disk.survivor(Random(seed)))
+        assert (held.last.index, held.hard_state) == (2, HardState(2, 7))
+
+
+def test_a_removal_that_cannot_be_synced_is_synced_before_the_next() -> None:
+    disk = Exhausted()
+    entries = written(disk, 12)
+    journal = opened(disk)
+    before = journal.segments
+    disk.refused = frozenset(("sync_dir",))
+    for _ in range(2):
+        trio.run(journal.drop_prefix, 12)
+        assert journal.segments == before - 1
+        assert len(segment_names(disk)) == before - 1
+    for seed in range(8):
+        assert entries_of(opened(disk.survivor(Random(seed))))[-1] == entries[-1]
+    disk.refused = frozenset()
+    trio.run(journal.drop_prefix, 12)
+    assert journal.segments == 1
+    assert entries_of(opened(disk)) == entries_of(journal)
 
 
 def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon() -> None:
