@@ -26,6 +26,7 @@ from dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanabl
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DiskFullError
+from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
 from dataplane.partition.partition import Partition
 from dataplane.worker.context import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 SLICE_LOGS: Final = 20
 # Lower bound of the wait if no log is due: log.cleaner.backoff.ms may be 0.
 LEAST_BACKOFF_MS: Final = 10
-FIRST_FULL_RETRY_S: Final = 15.0
+FIRST_RETRY_S: Final = 15.0
 MIN_MAP_BYTES: Final = 1 << 20
 MIN_IO_BUFFER_BYTES: Final = 4096
 
@@ -83,8 +84,9 @@ class LogCleaner:
         self._workers = 0
         self._cleaning: set[Partition] = set()
         self._uncleanable: set[Partition] = set()
-        # Logs for which the disk was full. They must not hold up those of other directories.
-        self._full: FailingItems[Partition] = FailingItems(first_retry_s=FIRST_FULL_RETRY_S)
+        # Logs for which the disk was full, or no descriptor free. They must not hold up those of
+        # other directories.
+        self._delayed: FailingItems[Partition] = FailingItems(first_retry_s=FIRST_RETRY_S)
         self._clean_times: dict[int, float] = {}
         self._statistics = worker.cleaner
 
@@ -140,7 +142,10 @@ class LogCleaner:
             try:
                 part = self._cleanable(partition, now_ms)
             except StorageError as error:
-                self._set_uncleanable(partition, str(error))
+                if _is_transient(error):
+                    self._try_later(partition, error)
+                else:
+                    self._set_uncleanable(partition, str(error))
                 continue
             max_delay_ms = max(max_delay_ms, part.delay_ms)
             if part.is_due(partition.config.compaction) and (
@@ -148,7 +153,7 @@ class LogCleaner:
             ):
                 best = _Candidate(partition, partition.log, part)
         self._uncleanable &= here
-        self._full.keep(here)
+        self._delayed.keep(here)
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
         self._statistics.max_compaction_delay_secs = max_delay_ms / 1000
         if best is not None and not self._may_clean(best.partition):  # changed meanwhile
@@ -163,7 +168,7 @@ class LogCleaner:
             and not self._is_moving(partition)
             and partition not in self._cleaning
             and partition not in self._uncleanable
-            and self._full.is_due(partition, self._clock.monotonic())
+            and self._delayed.is_due(partition, self._clock.monotonic())
         )
 
     def _is_moving(self, partition: Partition) -> bool:
@@ -216,22 +221,17 @@ class LogCleaner:
         except UncleanableError as error:
             self._set_uncleanable(partition, str(error))
             return True
-        except DiskFullError as error:
-            if self._full.failed(partition, str(error), self._clock.monotonic()):
-                log.warning(
-                    "%s: cannot clean the log: %s; the cleaner tries again from time to time",
-                    partition,
-                    error,
-                )
-            return True
         except StorageError as error:
-            self._worker.partition_failed(partition, error)
-            self._set_uncleanable(partition, str(error))
+            if plog.failure is not None or not _is_transient(error):
+                self._worker.partition_failed(partition, error)
+                self._set_uncleanable(partition, str(error))
+            else:
+                self._try_later(partition, error)
             return True
         finally:
             if cleaning.result.replaced_segments:
                 self._retired(partition, plog, cleaning.result.replaced_segments)
-        self._full.succeeded(partition)
+        self._delayed.succeeded(partition)
         _log_cleaned(partition, found.part, result, self._clock.monotonic() - began)
         return True
 
@@ -254,6 +254,14 @@ class LogCleaner:
         now = self._clock.monotonic()
         await sleep(self._clock, self._throttle.delay_s(now, size_bytes, max(rate, 1.0)))
 
+    def _try_later(self, partition: Partition, error: StorageError) -> None:
+        if self._delayed.failed(partition, str(error), self._clock.monotonic()):
+            log.warning(
+                "%s: cannot clean the log: %s; the cleaner tries again from time to time",
+                partition,
+                error,
+            )
+
     def _set_uncleanable(self, partition: Partition, reason: str) -> None:
         log.error(
             "%s: the log is uncleanable until the node restarts, but still served: %s",
@@ -262,6 +270,11 @@ class LogCleaner:
         )
         self._uncleanable.add(partition)
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
+
+
+def _is_transient(error: StorageError) -> bool:
+    """Return whether nothing was damaged, so that a later cleaning may succeed."""
+    return isinstance(error, DiskFullError) or is_out_of_descriptors(error)
 
 
 def _log_cleaned(

@@ -276,6 +276,37 @@ def test_a_log_that_cannot_be_cleaned_on_a_full_disk_holds_up_no_other(
         simulated(scenario, log_cleaner_backoff_ms=100)
 
 
+@pytest.mark.parametrize("refused", [".log.cleaned", ".index.cleaned", "/t-0"])
+def test_a_log_that_no_descriptor_was_left_to_clean_is_cleaned_later(
+    refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new file, its index, or the folder with the .swap cannot be opened."""
+
+    async def scenario(sim: Simulated) -> None:
+        client = await sim.connect()
+        faults = sim.on_machine.machine.faults
+        await client.create("t", **COMPACTED)
+        await fill(client, "t")
+        cleans = False
+
+        def refusing(path: str) -> int:
+            nonlocal cleans
+            cleans |= path.endswith(".log.cleaned")
+            return errno.EMFILE if cleans and path.endswith(refused) else 0
+
+        faults.refusing = refusing
+        await sleep(sim, 60)
+        assert any("cannot clean the log" in r.getMessage() for r in caplog.records)
+        assert sim.worker.cleaner.uncleanable_partitions_count == 0
+        faults.refusing = None
+        await sleep(sim, 130)
+        assert len(await records(client, "t")) < 40
+
+    with caplog.at_level(logging.WARNING):
+        simulated(scenario, log_cleaner_backoff_ms=100)
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+
+
 def test_what_is_younger_than_min_compaction_lag_ms_stays() -> None:
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
