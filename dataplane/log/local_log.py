@@ -41,7 +41,7 @@ from dataplane.log.segments.names import (
 from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments.segment_list import Segments
 from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
-from metaquorum.runtime.interfaces import Disk, File, StorageError
+from metaquorum.runtime.interfaces import Clock, Disk, File, StorageError, sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -448,6 +448,7 @@ class LocalLog:
     async def replace_segments(
         self,
         disk: Disk,
+        clock: Clock,
         old: Sequence[Segment],
         state: SegmentState,
         is_wanted: Callable[[], bool],
@@ -457,7 +458,8 @@ class LocalLog:
         Return False, without change, if the log was truncated or moved meanwhile, or if
         `is_wanted()` no longer holds: a copy of the log may have begun that has read `old`. The
         files of `old` are renamed to `.deleted` and stay readable as long as those that retention
-        deletes. Raises StorageError if the directory fails.
+        deletes. Raises StorageError if the directory fails. `clock` times the attempts to sync
+        while no descriptor is free.
 
             .cleaned → .swap   synced: from here on, recovery uses the .swap instead of `old`
             old → .deleted     synced, so that recovery finds no segment of `old` without the .swap
@@ -468,7 +470,7 @@ class LocalLog:
             return False
         with storage_errors("rename", folder):
             self._rename_all(state, CLEANED, SWAP)
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True) as shield:
             self._swapping = state.base_offset
             try:
                 if not await self._sync_names(disk, folder):
@@ -482,7 +484,7 @@ class LocalLog:
             self._swapping = None
             with self._failing("replace segments of"):
                 segment = self._swap(old, state)
-                if await self._sync_swap(disk, folder) and segment in self._segments:
+                if await self._sync_swap(disk, clock, folder, shield) and segment in self._segments:
                     segment.settle()
                     self._folder.names_changed()
         return True
@@ -521,10 +523,13 @@ class LocalLog:
         self._folder.drop_snapshots_between(state.base_offset, end)
         return segment
 
-    async def _sync_swap(self, disk: Disk, folder: str) -> bool:
+    async def _sync_swap(
+        self, disk: Disk, clock: Clock, folder: str, shield: trio.CancelScope
+    ) -> bool:
         """Sync the names of a swap as `_sync_names` does; wait for a descriptor if there is none.
 
-        The names are changed already. Reads and appends continue meanwhile.
+        The names are changed already. Reads and appends continue meanwhile. A node that stops does
+        not wait: recovery completes the swap, since the name of the .swap is synced.
         """
         for _ in range(DESCRIPTOR_TRIES):
             try:
@@ -532,7 +537,11 @@ class LocalLog:
             except StorageError as error:
                 if not is_out_of_descriptors(error):
                     raise
-            await trio.sleep(DESCRIPTOR_RETRY_S)
+            shield.shield = False
+            try:
+                await sleep(clock, DESCRIPTOR_RETRY_S)
+            finally:
+                shield.shield = True
         return await self._sync_names(disk, folder)
 
     async def _sync_names(self, disk: Disk, folder: str) -> bool:

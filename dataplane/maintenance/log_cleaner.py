@@ -203,6 +203,7 @@ class LogCleaner:
         cleaning = Cleaning(
             plog,
             self._disk,
+            self._clock,
             self._order(found),
             self._pause,
             lambda: (

@@ -47,7 +47,7 @@ from dataplane.log.segments.names import (
 from dataplane.log.segments.offset_map import OffsetMap
 from dataplane.log.segments.scan import IndexBuilder
 from dataplane.log.segments.segment import Segment, SegmentState, walk_headers
-from metaquorum.runtime.interfaces import Buffer, Disk, File, StorageError
+from metaquorum.runtime.interfaces import Buffer, Clock, Disk, File, StorageError
 from wire.primitives.errors import KafkaError, WireError
 from wire.primitives.frozen import frozen
 from wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
@@ -114,6 +114,7 @@ class Cleaning:
         self,
         log: PartitionLog,
         disk: Disk,
+        clock: Clock,
         order: CleaningOrder,
         pause: Callable[[int], Awaitable[None]],
         is_wanted: Callable[[], bool],
@@ -125,6 +126,7 @@ class Cleaning:
         """
         self._log = log
         self._disk = disk
+        self._clock = clock
         self._order = order
         self._pause = pause
         self._is_wanted = is_wanted
@@ -341,8 +343,10 @@ class Cleaning:
                 return
             await self._beside(self._finish(target))
             assert target.state is not None
-            state, is_wanted = target.state, self._is_wanted
-            if not await self._log.replace_segments(self._disk, segments, state, is_wanted):
+            replaced = await self._log.replace_segments(
+                self._disk, self._clock, segments, target.state, self._is_wanted
+            )
+            if not replaced:
                 raise CleaningAborted
         finally:
             target.remove()

@@ -8,13 +8,15 @@ import trio
 from dataplane.log.compaction.cleaning import Cleaning, CleaningOrder, CleaningResult
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.config import LogConfig
-from metaquorum.runtime.interfaces import Disk
+from metaquorum.runtime.interfaces import Clock, Disk
+from metaquorum.runtime.system import RealClock
 from tests.dataplane.log.logs import UnsyncedDisk, headers_of
 from wire.records.compression import Codec
 from wire.records.records import Record, batches, decode_records, encode_batch
 
 SEGMENTS = LogConfig(segment_bytes=700, index_interval_bytes=100)
 RETENTION_MS = 1000
+REAL_CLOCK = RealClock()
 
 
 async def clean(
@@ -25,6 +27,7 @@ async def clean(
     now_ms: int = 0,
     map_bytes: int = 1 << 20,
     disk: Disk | None = None,
+    clock: Clock = REAL_CLOCK,
     retention_ms: int = RETENTION_MS,
 ) -> CleaningResult:
     sealed = log.sealed_segments()
@@ -37,7 +40,7 @@ async def clean(
         0.75,
         io_buffer_bytes=1000,
     )
-    return await Cleaning(log, disk or UnsyncedDisk(), order, _no_pause, lambda: True).run()
+    return await Cleaning(log, disk or UnsyncedDisk(), clock, order, _no_pause, lambda: True).run()
 
 
 async def _no_pause(size_bytes: int) -> None:

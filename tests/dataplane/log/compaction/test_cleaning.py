@@ -28,7 +28,9 @@ from dataplane.log.compaction.compaction import (
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.names import DELETED
 from metaquorum.runtime.interfaces import StorageError
+from metaquorum.runtime.system import RealClock
 from tests.dataplane.log.compaction.compacted import (
+    REAL_CLOCK,
     RETENTION_MS,
     SEGMENTS,
     Model,
@@ -354,7 +356,7 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
     order = CleaningOrder(0, log.log_end_offset, 0, RETENTION_MS, 1 << 16, 0.75, 1000)
     before = stored_records(log)
     with pytest.raises(CleaningAborted):
-        await Cleaning(log, UnsyncedDisk(), order, pause, lambda: wanted).run()
+        await Cleaning(log, UnsyncedDisk(), REAL_CLOCK, order, pause, lambda: wanted).run()
     after = [record for record in stored_records(log) if record.offset >= log.log_start_offset]
     inside = range(log.log_start_offset, log.log_end_offset)
     assert after == [record for record in before if record.offset in inside]
@@ -425,29 +427,74 @@ async def test_a_log_that_is_cut_is_not_replaced_by_what_it_was(
     assert stored_records(open_log(folder, SEGMENTS)) == after
 
 
-@in_trio
-async def test_a_swap_waits_for_a_descriptor(tmp_path: Path) -> None:
-    folder = tmp_path / "t-0"
+class WithoutDescriptors(UnsyncedDisk):
+    """A disk that `tries` times has no descriptor for the folder after the names were changed."""
+
+    def __init__(self, folder: Path, tries: int) -> None:
+        super().__init__()
+        self.tries = tries
+        self._folder = folder
+
+    def sync_dir(self, path: str) -> None:
+        if list(self._folder.glob("*.deleted")) and self.tries:
+            self.tries -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+
+
+class VirtualClock(RealClock):
+    """A clock whose sleeps take no time; `on_sleep` is called at the begin of each."""
+
+    def __init__(self, on_sleep: Callable[[], object]) -> None:
+        self._on_sleep = on_sleep
+
+    async def sleep_until(self, deadline: float) -> None:
+        self._on_sleep()
+        await trio.lowlevel.checkpoint()
+
+
+def with_old_values(folder: Path) -> PartitionLog:
     log = open_log(folder, SEGMENTS)
     for number in range(60):
         append_records(log, [(b"k%d" % (number % 5), b"value %d" % number)], now_ms=number)
     log.roll(0)
+    return log
 
-    class WithoutDescriptors(UnsyncedDisk):
-        left = 2
 
-        def sync_dir(self, path: str) -> None:
-            if list(folder.glob("*.deleted")) and self.left:
-                self.left -= 1
-                raise OSError(errno.EMFILE, "too many open files")
-
-    disk = WithoutDescriptors()
-    await clean(log, disk=disk)
-    assert disk.left == 0
+@in_trio
+async def test_a_swap_waits_for_a_descriptor(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    log = with_old_values(folder)
+    disk = WithoutDescriptors(folder, 2)
+    sleeps: list[None] = []
+    await clean(log, disk=disk, clock=VirtualClock(lambda: sleeps.append(None)))
+    assert (disk.tries, len(sleeps)) == (0, 2)
     assert log.failure is None
     assert not list(folder.glob("*.swap"))
     append_records(log, [(b"other", b"value")])
     assert stored_records(open_log(folder, SEGMENTS)) == stored_records(log)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@in_trio
+async def test_a_node_that_stops_does_not_wait_for_a_descriptor(
+    tmp_path: Path, *, is_clean: bool
+) -> None:
+    folder = tmp_path / "t-0"
+    log = with_old_values(folder)
+    before = stored_records(log)
+    with trio.CancelScope() as stopping:
+        disk = WithoutDescriptors(folder, 1000)
+        await clean(log, disk=disk, clock=VirtualClock(stopping.cancel))
+    assert disk.tries == 999
+    assert log.failure is None
+    assert list(folder.glob("*.swap"))
+    after = stored_records(log)
+    assert len(after) < len(before)
+    if is_clean:
+        await close_clean(log)
+    reopened = open_log(folder, SEGMENTS, clean=is_clean)
+    assert stored_records(reopened) == after
+    assert not list(folder.glob("*.swap"))
 
 
 @in_trio
@@ -496,7 +543,7 @@ async def test_appends_and_reads_go_on_meanwhile(tmp_path: Path) -> None:
             data = log.read(offset, 500, log.log_end_offset, min_one=True).read()
             assert headers_of(data)[0].last_offset >= offset
 
-        result = await Cleaning(log, UnsyncedDisk(), order, pause, lambda: True).run()
+        result = await Cleaning(log, UnsyncedDisk(), REAL_CLOCK, order, pause, lambda: True).run()
         cleaned_to = result.cleaned_to
         assert {r.key: r.value for r in stored_records(log)} == expected
         assert_reads_at_every_offset(log)
