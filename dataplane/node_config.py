@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from dataplane.log.segments.files import MAX_OPEN_FILES
+from dataplane.log.segments.files import LEAST_OPEN_FILES, MAX_OPEN_FILES
 from dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
@@ -62,10 +62,12 @@ class NodeConfig:
 
     @property
     def max_log_files(self) -> int:
-        """Most files of logs that are open at a time."""
+        """Most files of logs that are open at a time, in all log directories."""
+        directories = max(1, len(self.log_dirs))
+        most = max(MAX_OPEN_FILES, LEAST_OPEN_FILES * directories)
         if self.open_files is None:
-            return MAX_OPEN_FILES
-        return max(1, min(MAX_OPEN_FILES, self.open_files // _SHARE))
+            return most
+        return max(directories, min(most, self.open_files // _SHARE))
 
     @property
     def max_connections(self) -> int | None:

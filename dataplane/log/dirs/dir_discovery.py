@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final
 
 from dataplane.log.dirs.dir_registry import dir_registry_path, read_dir_registry, write_dir_registry
 from dataplane.log.dirs.log_dir import LogDir
@@ -27,9 +26,6 @@ from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 
 logger = logging.getLogger(__name__)
-
-# Smallest limit of open files of one directory, for any number of directories.
-LEAST_OPEN_FILES: Final = 64
 
 
 @frozen
@@ -51,12 +47,13 @@ def open_dirs(
 ) -> tuple[list[LogDir], list[AbsentDir], list[Storage]]:
     """Open the directories at `paths`. Return usable ones, absent ones, and storages to close.
 
+    `max_open_files`: of all directories, each of which has the same share, but at least one file.
     Raises StorageIdentityError or StorageError if the node must not start. Blocking.
     """
     check_paths(paths, storage.metadata_dir)
     with storage_errors("read", dir_registry_path(storage.data_dir)):
         written = read_dir_registry(disk, storage.data_dir)
-    max_open_files_each = max(max_open_files // len(paths), min(max_open_files, LEAST_OPEN_FILES))
+    max_open_files_each = max(1, max_open_files // len(paths))
     opening = _DirDiscovery(disk, storage, written, max_open_files_each)
     try:
         opening.open_all(paths, random, owner)

@@ -20,6 +20,8 @@ from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
+# Open files of each log directory of many, unless the limit of the process permits fewer.
+LEAST_OPEN_FILES: Final = 64
 # A search in an index of 2 MB touches nine pages, but only three blocks of this size.
 WARMED_BYTES: Final = 256 * 1024
 
