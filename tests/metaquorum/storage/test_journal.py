@@ -395,6 +395,63 @@ def test_a_removal_that_cannot_be_synced_is_synced_before_the_next() -> None:
     assert entries_of(opened(disk)) == entries_of(journal)
 
 
+class Flickering(Exhausted):
+    """A disk that has no descriptor for a random part of the files and folders, until a crash."""
+
+    def __init__(self, seed: int, fail_at: int) -> None:
+        super().__init__(fail_at=fail_at)
+        self._random = Random(seed)
+        self.is_flickering = False
+        self.refusals = 0
+
+    def _check(self, operation: str, path: str) -> None:
+        if self.is_flickering and not self.crashed and self._random.random() < 0.5:
+            self.refusals += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+
+def test_what_was_written_without_descriptors_survives_every_crash() -> None:
+    refusals = 0
+    for seed in range(6):
+        fail_at = 0
+        while True:
+            disk = Flickering(seed, fail_at)
+            durable, vote = LogPosition(0, 0), HardState(0, -1)
+            asked = [vote]
+            try:
+                journal = opened(disk)
+                disk.is_flickering = True
+                for step in range(1, 16):
+                    if step % 5 == 0:
+                        journal.set_hard_state(step, 7)
+                        asked.append(journal.hard_state)
+                    last = journal.last
+                    journal.append(Entry(last.index + 1, max(last.term, step), bytes(120)))
+                    while True:
+                        try:
+                            sync(journal)
+                        except JournalFullError:
+                            assert journal.last == journal.durable == durable
+                        except JournalWaitError:
+                            continue
+                        break
+                    durable, vote = journal.durable, journal.hard_state
+                    if step % 3 == 0:
+                        trio.run(journal.drop_prefix, durable.index - 2)
+            except Crash:
+                pass
+            refusals += disk.refusals
+            if not disk.crashed:
+                break
+            for survivor in (disk.survivor(None), disk.survivor(Random(fail_at))):
+                found = opened(survivor)
+                assert found.last.index >= durable.index, (seed, fail_at)
+                assert found.term_at(durable.index) == durable.term, (seed, fail_at)
+                assert found.hard_state in asked[asked.index(vote) :], (seed, fail_at)
+            fail_at += 1
+    assert refusals > 100
+
+
 def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon() -> None:
     fail_at = 0
     while True:
