@@ -14,7 +14,6 @@ import trio
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.files import DiskFullError
-from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
@@ -30,7 +29,7 @@ from dataplane.worker.capabilities import (
     HasWorkerId,
 )
 from dataplane.worker.leadership_check import LeadershipCheck, LeadershipQuestion
-from metaquorum.runtime import StorageError
+from metaquorum.runtime import StorageError, is_out_of_descriptors
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,

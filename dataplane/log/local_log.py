@@ -40,8 +40,14 @@ from dataplane.log.segments.names import (
 )
 from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments.segment_list import Segments
-from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
-from metaquorum.runtime.interfaces import Clock, Disk, File, StorageError, sleep
+from metaquorum.runtime.interfaces import (
+    Clock,
+    Disk,
+    File,
+    StorageError,
+    is_out_of_descriptors,
+    sleep,
+)
 from wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)

@@ -26,10 +26,9 @@ from dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanabl
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DiskFullError
-from dataplane.log.segments.sync_failure_marker import is_out_of_descriptors
 from dataplane.partition.partition import Partition
 from dataplane.worker.context import Worker
-from metaquorum.runtime import Runtime, StorageError, sleep
+from metaquorum.runtime import Runtime, StorageError, is_out_of_descriptors, sleep
 from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)

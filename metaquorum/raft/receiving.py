@@ -122,12 +122,16 @@ class SnapshotReceiver:
         self.received = name
 
     async def keep(self) -> SnapshotName:
-        """Rename the received file to its final name. Raises OSError if that fails."""
+        """Rename the received file to its final name. Raises OSError if that fails.
+
+        If there was no descriptor for the folder, a further call completes it.
+        """
         name = self.received
         assert name is not None
 
         def rename() -> None:
-            self._disk.rename(name.path + RECEIVED, name.path)
+            if self._disk.exists(name.path + RECEIVED):
+                self._disk.rename(name.path + RECEIVED, name.path)
             self._disk.sync_dir(self._directory)
 
         await self._disk.run(rename)

@@ -21,7 +21,6 @@ truncation, or if the disk fails in another way, the voter stops.
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -55,7 +54,7 @@ from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
 from metaquorum.raft.sending import read_piece
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.timings import RaftTimings
-from metaquorum.runtime.interfaces import Clock, Disk, StorageError, sleep
+from metaquorum.runtime.interfaces import Clock, Disk, StorageError, is_out_of_descriptors, sleep
 from metaquorum.storage.journal import Journal, JournalFullError, JournalWaitError
 from metaquorum.storage.journal_ops import LogPosition
 from metaquorum.storage.snapshot import SnapshotName
@@ -67,7 +66,8 @@ SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # applied batches between two snapsho
 READ_ENTRIES: Final = 64  # journal entries per read at the start
 APPLIED_PER_TURN: Final = 32  # entries applied between two checkpoints of the event loop
 DEFAULT_TIMINGS: Final = RaftTimings()
-# Attempts to write a vote while the process has no descriptor left; the node ends after them.
+# Attempts to write a vote, or to install a snapshot, while the process has no descriptor left; the
+# node ends after them.
 DESCRIPTOR_TRIES: Final = 60
 DESCRIPTOR_RETRY_S: Final = 0.5
 
@@ -392,7 +392,7 @@ class RaftVoter:
 
     async def _sync(self, core: RaftCore, now: float) -> None:
         try:
-            await self._sync_journal()
+            await self._with_descriptor(self._journal.sync)
         except JournalFullError as error:
             logger.warning("%s; metadata changes are refused until an append succeeds", error)
             last_index = self._journal.last.index
@@ -405,17 +405,21 @@ class RaftVoter:
             if core.is_leader and core.term_start_index > last_index:
                 core.resign(now)  # not even the first entry of its term could be written
 
-    async def _sync_journal(self) -> None:
-        """Write the staged operations; wait for a descriptor if there is none for a vote.
+    async def _with_descriptor(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Call `step`; again, if there was no descriptor for its files. Raises its other errors.
 
-        Meanwhile the voter is silent, as on a slow disk: a vote must be durable before its message.
+        Meanwhile the voter waits, as on a slow disk: a vote must be durable before its message.
         """
         for _ in range(DESCRIPTOR_TRIES):
-            with suppress(JournalWaitError):
-                await self._journal.sync()
+            try:
+                await step()
+            except (OSError, StorageError) as error:
+                if not isinstance(error, JournalWaitError) and not is_out_of_descriptors(error):
+                    raise
+            else:
                 return
             await sleep(self._clock, DESCRIPTOR_RETRY_S)
-        await self._journal.sync()
+        await step()
 
     def _send(self, core: RaftCore) -> None:
         outbox, core.outbox = core.outbox, []
@@ -547,7 +551,7 @@ class RaftVoter:
     async def _finish_install(self, core: RaftCore, install: _Install) -> None:
         """Give the snapshot its final name and schedule its load; the log reset is durable."""
         try:
-            await self._receiver.keep()
+            await self._with_descriptor(self._receiver.keep)
         except OSError as error:
             raise StorageError(
                 f"cannot rename the received snapshot {install.name.path}: {error}"
@@ -561,4 +565,4 @@ class RaftVoter:
     async def _load_installed(self) -> None:
         name, self._installed = self._installed, None
         assert name is not None
-        await self._state.load(name)
+        await self._with_descriptor(lambda: self._state.load(name))

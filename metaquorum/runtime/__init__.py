@@ -16,6 +16,7 @@ from metaquorum.runtime.interfaces import (
     Network,
     Runtime,
     StorageError,
+    is_out_of_descriptors,
     sleep,
     write_atomically,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Network",
     "Runtime",
     "StorageError",
+    "is_out_of_descriptors",
     "sleep",
     "write_atomically",
 ]

@@ -14,6 +14,7 @@ has returned. A created, renamed or removed name survives a power loss once `Dis
 folder has returned.
 """
 
+import errno
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -34,6 +35,19 @@ class StorageError(Exception):
     def __init__(self, reason: str = "", path: str = "") -> None:
         super().__init__(reason)
         self.path = path
+
+
+# open(2) fails with these for a moment, before anything is read, written or synced.
+_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def is_out_of_descriptors(error: BaseException) -> bool:
+    """Return whether the error, or its cause, is that no further file can be opened now.
+
+    A file or directory was not synced then, but no page was lost: a later sync succeeds.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _OUT_OF_DESCRIPTORS
 
 
 class Clock(Protocol):

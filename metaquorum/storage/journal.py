@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from metaquorum.runtime.interfaces import Disk, File, StorageError
+from metaquorum.runtime.interfaces import Disk, File, StorageError, is_out_of_descriptors
 from metaquorum.security.private_files import keep_private
 from metaquorum.storage.framing import (
     HEADER_BYTES,
@@ -62,8 +62,6 @@ from metaquorum.storage.journal_ops import (
     encode_ops,
     op_bytes,
 )
-
-_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 MAGIC: Final = b"MQJ\x01"
 SUFFIX: Final = ".journal"
@@ -306,7 +304,7 @@ class Journal:
         try:
             self._disk.sync_dir(self._directory)
         except OSError as error:
-            if error.errno not in _OUT_OF_DESCRIPTORS:
+            if not is_out_of_descriptors(error):
                 raise
             return False
         return True
@@ -367,7 +365,7 @@ class Journal:
                 file.close()
                 raise
         except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS:
+            if is_out_of_descriptors(error):
                 raise _NoDescriptorError from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

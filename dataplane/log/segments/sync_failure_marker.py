@@ -17,7 +17,6 @@ them. A recovery that does not find a 0 rewrites the files it relies on. That in
 that was killed during a sync, because the result of that sync is unknown.
 """
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,21 +24,10 @@ from threading import Lock
 from typing import Final
 
 from dataplane.log.segments.names import SYNCING
-from metaquorum.runtime.interfaces import Disk
+from metaquorum.runtime.interfaces import Disk, is_out_of_descriptors
 
-# open(2) fails with these for a moment, before anything is synced; fsync(2) never does.
-_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _IN_DOUBT: Final = b"1"
 _SURE: Final = b"0"
-
-
-def is_out_of_descriptors(error: BaseException) -> bool:
-    """Return whether the error, or its cause, is that no further file can be opened now.
-
-    The file or directory was not synced then, but no page was lost: a later sync succeeds.
-    """
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _OUT_OF_DESCRIPTORS
 
 
 class SyncFailureMarker:

@@ -10,6 +10,8 @@ images are equal, and that the reported outcome of every proposal was correct.
 """
 
 import contextlib
+import errno
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +34,7 @@ from metaquorum.metadata.replicated_log import (
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.runtime.interfaces import StorageError
+from metaquorum.runtime.interfaces import File, StorageError
 from metaquorum.storage.journal import Journal
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
@@ -61,6 +63,23 @@ class SlowDisk(CrashDisk):
 
     random = Random(0)
     delay_s = 0.002
+    refusing = 0.0  # share of the files and folders for which there is no descriptor
+
+    def _refuse(self, path: str) -> None:
+        if self.refusing and self.random.random() < self.refusing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self._refuse(path)
+        return super().open(path, create=create)
+
+    def create_private(self, path: str) -> File:
+        self._refuse(path)
+        return super().create_private(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._refuse(path)
+        super().sync_dir(path)
 
     async def run(self, function: Callable[[], T]) -> T:
         await trio.sleep(self.random.uniform(0, self.delay_s))

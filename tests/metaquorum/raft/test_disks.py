@@ -158,6 +158,33 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
     Cluster().run(scenario)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_voters_without_descriptors_do_not_stop(seed: int) -> None:
+    """Segments, removals, votes, and a snapshot that replaces the log of one of the voters."""
+
+    async def scenario(cluster: Cluster) -> None:
+        leader = await fill(cluster)
+        late = another(cluster, leader)
+        await late.stop(power=False)
+        late.lose_disk()
+        await cluster.start(late.node_id)
+        for node in cluster.nodes.values():
+            node.disk.refusing = 0.5
+        for _ in range(60):
+            with trio.move_on_after(1):
+                await cluster.create(await cluster.wait_active(10), 3)
+            await trio.sleep(0.1)
+        assert [node.failure for node in cluster.nodes.values()] == [None] * 3
+        for node in cluster.nodes.values():
+            node.disk.refusing = 0.0
+        await cluster.wait_equal(40)
+        await cluster.create(await cluster.wait_active(10), 3)
+        await cluster.wait_equal(5)
+        assert late.journal.base.index > 10
+
+    small_snapshots(seed).run(scenario)
+
+
 def test_a_voter_whose_disk_fails_stops_and_the_others_go_on() -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
