@@ -302,12 +302,15 @@ class Journal:
     def _sync_folder(self) -> bool:
         """Return whether there was a descriptor to sync the folder. Raises OSError."""
         try:
-            self._disk.sync_dir(self._directory)
+            self._sync_dir()
         except OSError as error:
             if not is_out_of_descriptors(error):
                 raise
             return False
         return True
+
+    def _sync_dir(self) -> None:
+        self._disk.sync_dir(self._directory)
 
     def _refuse_entries(self) -> NoReturn:
         self._unstage()
@@ -467,7 +470,7 @@ class Journal:
             self._index.settle()
             if not names:
                 self._rolled(*self._make_segment(0))
-            self._disk.sync_dir(self._directory)
+            self._sync_dir()
             self._is_name_unsynced = False
         except (OSError, _NoDescriptorError) as error:
             raise StorageError(f"cannot open the journal in {self._directory}: {error}") from error

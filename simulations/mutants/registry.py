@@ -70,17 +70,7 @@ def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
 
 
 def _journal_folder_not_synced() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def make_segment(self: Any, sequence: int) -> None:
-            disk, self._disk = self._disk, WithoutEffect(self._disk, "sync_dir")
-            try:
-                right(self, sequence)
-            finally:
-                self._disk = disk
-
-        return make_segment
-
-    return swapped(Journal, "_make_segment", wrong)
+    return swapped(Journal, "_sync_dir", lambda right: lambda self: None)
 
 
 def _index_not_rebuilt() -> AbstractContextManager[None]:
