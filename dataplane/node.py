@@ -30,7 +30,7 @@ from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError, sleep
 from metaquorum.security.tls_context import TlsFilesError, keep_reloading
 from metaquorum.storage.bootstrap_records import read_first_records
-from metaquorum.storage.data_dir import Storage, open_storage, removal_error
+from metaquorum.storage.data_dir import DirWatch, Storage, open_storage
 from wire.primitives.errors import KafkaError
 from wire.primitives.types import random_uuid
 
@@ -161,8 +161,9 @@ class Node:
                 nursery.start_soon(MetadataFollower(runtime, links, loader).run)
             elif self.quorum_address is not None:
                 nursery.start_soon(own.introduce, links, self._incarnation_id, self.quorum_address)
-            if config.data_dir not in self._log_dir_paths:
-                nursery.start_soon(self._watch_data_dir)
+            # A worker whose data directory is one of several log directories lives without it.
+            if config.is_controller or config.data_dir not in self._log_dir_paths:
+                nursery.start_soon(self._watch_data_dir, storage)
             if log_dirs is not None:
                 self.worker_role = WorkerRole(
                     config,
@@ -190,14 +191,16 @@ class Node:
             return ()
         return self.config.log_dirs or (self.config.data_dir,)
 
-    async def _watch_data_dir(self) -> None:
+    async def _watch_data_dir(self, storage: Storage) -> None:
         """Raise StorageError when the data directory is removed; of log directories, see `LogDirs`.
 
         What is written to it from then on, such as votes, is lost at the next start.
         """
+        disk = self._runtime.disk
+        watch = DirWatch(disk, storage.data_dir, storage.identity)
         while True:
             await sleep(self._runtime.clock, DATA_DIR_LOOK_S)
-            if (error := removal_error(self._runtime.disk, self.config.data_dir)) is not None:
+            if (error := await disk.run(watch.look)) is not None:
                 raise error
 
     async def _open_log_dirs(self, storage: Storage) -> "LogDirs":

@@ -84,7 +84,6 @@ class BackgroundTasks:
                 (self._retain, configs.integer("log.retention.check.interval.ms")),
                 (self._remove_segments, REMOVAL_LOOK_MS),
                 (self._folders.remove_due, REMOVAL_LOOK_MS),
-                (self._log_dirs.probe, PROBE_LOOK_MS),
                 (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (
                     self._expire_producers,
@@ -96,14 +95,18 @@ class BackgroundTasks:
                     configs.integer("replica.high.watermark.checkpoint.interval.ms"),
                 ),
             ):
-                nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
+                name = duty.__name__.strip("_")
+                nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty, name)
+            for log_dir in self._log_dirs:  # a disk that hangs holds up no other one
+                for each in self._log_dirs.look_for, self._log_dirs.probe:
+                    name = f"{each.__name__} {log_dir.path}"
+                    nursery.start_soon(self._every, PROBE_LOOK_MS, partial(each, log_dir), name)
             nursery.start_soon(self.cleaner.run)
             nursery.start_soon(self._full_dirs.run)
 
-    async def _every(self, period_ms: int, duty: Duty) -> None:
+    async def _every(self, period_ms: int, duty: Duty, task: str) -> None:
         while True:
             await sleep(self._clock, period_ms / 1000)
-            task = duty.__name__.strip("_")
             try:
                 await duty()
             except StorageError as error:

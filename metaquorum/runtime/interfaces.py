@@ -100,6 +100,10 @@ class FileLock(Protocol):
     def release(self) -> None: ...
 
 
+# What tells a folder from another one that replaces it at the same path: see `Disk.identity`.
+Identity: TypeAlias = tuple[int, int]
+
+
 # Bytes of records that are written outside of worker threads, unless such writes wait, too.
 SMALL_WRITE_BYTES: Final = 64 << 10
 
@@ -136,6 +140,13 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def is_dir(self, path: str) -> bool: ...
+
+    def identity(self, path: str) -> Identity:
+        """Return what tells a folder from every other folder of this machine, with any path.
+
+        It is the same for all processes, and as long as the folder exists. Another folder may get
+        it once the folder is removed and no process has a lock in it (`lock`).
+        """
 
     def size(self, path: str) -> int: ...
 
@@ -174,7 +185,10 @@ class Disk(Protocol):
         """
 
     def lock(self, path: str) -> FileLock:
-        """Lock the file at `path`. Raises BlockingIOError if another process holds the lock."""
+        """Lock the file at `path`. Raises BlockingIOError if another process holds the lock.
+
+        Until its release, no other folder gets the identity of the file's folder.
+        """
 
     def free_bytes(self, path: str) -> int: ...
 

@@ -32,6 +32,7 @@ from metaquorum.runtime.interfaces import (
     Connection,
     File,
     FileLock,
+    Identity,
     Listener,
     Runtime,
 )
@@ -200,13 +201,12 @@ def _counts_all_pages(fd: int, size: int, position: int) -> bool:
 
 
 class RealFileLock:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, folder_fd: int) -> None:
+        self._fds = [fd, folder_fd]
 
     def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 @functools.cache
@@ -315,6 +315,10 @@ class RealDisk:
     def is_dir(self, path: str) -> bool:
         return os.path.isdir(path)
 
+    def identity(self, path: str) -> Identity:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+
     def size(self, path: str) -> int:
         return os.stat(path).st_size
 
@@ -359,13 +363,20 @@ class RealDisk:
             return ""
 
     def lock(self, path: str) -> FileLock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        # File systems give the inode number of a removed folder to the next one; not if it is open.
+        folder_fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        except BaseException:
+            os.close(folder_fd)
+            raise
+        lock = RealFileLock(fd, folder_fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
-            os.close(fd)
+            lock.release()
             raise
-        return RealFileLock(fd)
+        return lock
 
     def free_bytes(self, path: str) -> int:
         return shutil.disk_usage(path).free

@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from metaquorum.metadata.ids import new_topic_id
-from metaquorum.runtime.interfaces import Disk, FileLock, StorageError, write_atomically
+from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError, write_atomically
 from wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
@@ -66,11 +66,18 @@ class Storage:
     """A locked data directory of this node."""
 
     def __init__(
-        self, data_dir: str, properties: MetaProperties, lock: FileLock, *, is_new: bool
+        self,
+        data_dir: str,
+        properties: MetaProperties,
+        lock: FileLock,
+        identity: Identity,
+        *,
+        is_new: bool,
     ) -> None:
         self.data_dir: Final = data_dir
         self.metadata_dir: Final = os.path.join(data_dir, METADATA_DIR)
         self.properties: Final = properties
+        self.identity: Final = identity  # of the directory, for `DirWatch`
         self.is_new: Final = is_new  # whether it was formatted at this start
         self._lock = lock
 
@@ -97,6 +104,8 @@ def open_storage(
     disk fails.
     """
     try:
+        disk.make_dirs(data_dir)
+        identity = disk.identity(data_dir)  # whatever replaces it from now on is another one
         lock = _locked(disk, data_dir, owner)
     except (FileExistsError, NotADirectoryError) as error:
         raise StorageError(
@@ -127,7 +136,7 @@ def open_storage(
     except BaseException:
         lock.release()
         raise
-    return Storage(data_dir, properties, lock, is_new=is_new)
+    return Storage(data_dir, properties, lock, identity, is_new=is_new)
 
 
 def is_formatted(disk: Disk, data_dir: str) -> bool:
@@ -135,26 +144,64 @@ def is_formatted(disk: Disk, data_dir: str) -> bool:
     return disk.is_dir(data_dir) and META_PROPERTIES in disk.list(data_dir)
 
 
-def removal_error(disk: Disk, data_dir: str) -> StorageError | None:
-    """Return an error if a formatted directory was removed or unmounted; None otherwise.
+class DirWatch:
+    """Whether a directory in use is still the one at its path.
 
-    Writes to its open files succeed then, and are lost.
+    Reads and writes of its open files succeed without it, and what is written is lost at the next
+    start. A directory at the same path is another one if another image is mounted there, if it is
+    the mount point itself, or if it was created after the removal.
     """
-    try:
-        disk.size(os.path.join(data_dir, META_PROPERTIES))
-    except (FileNotFoundError, NotADirectoryError):
-        return StorageError(
-            f"{data_dir} was removed or unmounted while the node was running: restore it, and"
-            " restart the node",
-            data_dir,
-        )
-    except OSError:  # reads and writes of the directory report it
+
+    def __init__(self, disk: Disk, path: str, identity: Identity) -> None:
+        """Watch the directory at `path` that has `identity`.
+
+        The caller holds a lock in it: otherwise another directory could get the same identity.
+        """
+        self._disk = disk
+        self._path: Final = path
+        self._identity: Final = identity
+        self._was_unnamed = False  # whether the last look found no meta.properties
+
+    def removal(self) -> StorageError | None:
+        """Return an error if the directory is not at its path; None if it is.
+
+        None, too, if the disk does not tell: reads and writes report its failure.
+        """
+        try:
+            is_same = self._disk.identity(self._path) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return self._error(f"{self._path} was removed or unmounted")
+        except OSError:
+            return None
+        if is_same:
+            return None
+        return self._error(f"{self._path} was unmounted or replaced by another directory")
+
+    def look(self) -> StorageError | None:
+        """Return an error as `removal` does, and if the directory seems to have been emptied.
+
+        It does if it has no meta.properties in two looks: an editor may replace that file, and
+        without it the next start would refuse the directory. Blocking: call it in `Disk.run`.
+        """
+        if (error := self.removal()) is not None:
+            return error
+        was_unnamed, self._was_unnamed = self._was_unnamed, False
+        try:
+            self._disk.size(os.path.join(self._path, META_PROPERTIES))
+        except FileNotFoundError:
+            self._was_unnamed = True
+            if was_unnamed:
+                return self._error(f"{META_PROPERTIES} was removed from {self._path}")
+        except OSError:
+            return None
         return None
-    return None
+
+    def _error(self, what: str) -> StorageError:
+        advice = "restore it, and restart the node"
+        return StorageError(f"{what} while the node was running: {advice}", self._path)
 
 
 def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
-    disk.make_dirs(data_dir)
     path = os.path.join(data_dir, LOCK_FILE)
     try:
         lock = disk.lock(path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from metaquorum.runtime.interfaces import Buffer, File, FileLock
+from metaquorum.runtime.interfaces import Buffer, File, FileLock, Identity
 from simulations.kernel.network import os_error
 from simulations.kernel.process import MachineStopped, Process
 from simulations.kernel.storage import Folder, Inode, Storage
@@ -295,6 +295,10 @@ class ProcessDisk:
 
     def is_dir(self, path: str) -> bool:
         return self.exists(path) and isinstance(self.storage.find(path), Folder)
+
+    def identity(self, path: str) -> Identity:
+        self.process.check()
+        return self.storage.identity(path)
 
     def size(self, path: str) -> int:
         self.process.check()

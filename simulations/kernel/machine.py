@@ -155,7 +155,9 @@ class Machine:
     def lose_disk(self) -> None:
         """Replace the disk by an empty one. The machine must not be running."""
         assert self.process is None
-        self.storage = Storage(capacity_bytes=self.storage.capacity_bytes)
+        self.storage = Storage(
+            capacity_bytes=self.storage.capacity_bytes, medium=self.storage.medium + 1
+        )
         self.say("has a new disk")
 
     def put_back(self, image: Storage) -> None:
@@ -166,6 +168,7 @@ class Machine:
         )  # the boot id, which changes with each power loss
         image.capacity_bytes = self.storage.capacity_bytes
         image.images_put_back = self.storage.images_put_back + 1
+        image.medium = self.storage.medium + 1
         self.storage = image
         self.power_cuts.append(self._timeline.now)
         self.lost.append(image.lose_power(self._random))

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
+from metaquorum.runtime.interfaces import Identity
 from simulations.kernel.network import os_error
 
 PAGE_BYTES: Final = 512
@@ -117,9 +118,10 @@ def _apply(target: bytearray, changes: list[tuple[int, bytes | None]]) -> None:
 
 
 class Folder:
-    __slots__ = ("durable", "entries")
+    __slots__ = ("durable", "entries", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number  # no other folder of the medium has it, nor had it before
         self.entries: dict[str, Inode | Folder] = {}
         self.durable: dict[str, Inode | Folder] = {}
 
@@ -168,6 +170,9 @@ class Storage:
     power_cuts: int = 0
     # Number of times that the disk was put back to an older image.
     images_put_back: int = 0
+    # Number of times that the machine got another medium: an empty one, or an older image.
+    medium: int = 0
+    folders_made: int = 0
 
     def image(self) -> "Storage":
         """Copy the disk as a virtual machine's snapshot does: all written data, durable or not."""
@@ -191,6 +196,10 @@ class Storage:
         if not isinstance(node, Folder):
             raise os_error(errno.ENOTDIR, path)
         return node
+
+    def identity(self, path: str) -> Identity:
+        """Return the medium of a folder, and the folder's number there."""
+        return self.medium, self.folder(path).number
 
     def file(self, path: str) -> Inode:
         node = self.find(path)
@@ -248,7 +257,8 @@ class Storage:
         for name in _parts(path):
             node = folder.entries.get(name)
             if node is None:
-                node = Folder()
+                self.folders_made += 1
+                node = Folder(self.folders_made)
                 self._rename_nodes([(folder, name, node)])
             if not isinstance(node, Folder):
                 raise os_error(errno.ENOTDIR, path)

@@ -155,7 +155,9 @@ class _DirDiscovery:
                     f"{other.path} and {path} are the same log directory, or one is a copy of the "
                     f"other (directory id {uuid_to_text(directory_id)}); name only one of them"
                 )
-        log_dir = LogDir.open(disk, path, is_locked=True, max_open_files=self._max_open_files)
+        log_dir = LogDir.open(
+            disk, path, locked=storage.identity, max_open_files=self._max_open_files
+        )
         log_dir.directory_id = directory_id
         self.online.append(log_dir)
 

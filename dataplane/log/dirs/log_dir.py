@@ -56,7 +56,7 @@ from dataplane.log.segments.names import (
     stray_unique,
 )
 from dataplane.log.segments.segment import SegmentState
-from metaquorum.runtime.interfaces import Disk, FileLock, StorageError
+from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError
 from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID, Uuid
 
@@ -87,7 +87,14 @@ class NewPartition:
 class LogDir:
     """One log directory with its logs. Created by `LogDir.open`; call `load` first."""
 
-    def __init__(self, disk: Disk, path: str, lock: FileLock | None, max_open_files: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        lock: FileLock | None,
+        max_open_files: int,
+        identity: Identity,
+    ) -> None:
         self.path = path
         self.directory_id: Uuid = ZERO_UUID
         self.failure: StorageError | None = None  # why the whole directory is offline
@@ -105,7 +112,7 @@ class LogDir:
         self.is_new = False
         # Broker epoch of the last process whose writes are all here; -1 for none.
         self.previous_broker_epoch = -1
-        self.files = OpenFiles(disk, path, max_open_files)
+        self.files = OpenFiles(disk, path, max_open_files, identity)
         self._disk = disk
         self._lock = lock
         self._boot_markers = BootMarkers(disk, path)
@@ -119,22 +126,24 @@ class LogDir:
         disk: Disk,
         path: str,
         *,
-        is_locked: bool = False,
+        locked: Identity | None = None,
         max_open_files: int = MAX_OPEN_FILES,
     ) -> "LogDir":
         """Create the directory if it is missing, and lock it. Raises StorageError on failure.
 
-        `is_locked`: the caller already holds the lock, and keeps it.
+        `locked`: the caller holds the lock, and keeps it, in the directory with this identity.
         """
         with storage_errors("use", path):
             disk.make_dirs(path)
-        if is_locked:
-            log_dir = cls(disk, path, None, max_open_files)
+        if locked is not None:
+            log_dir = cls(disk, path, None, max_open_files, locked)
             with storage_errors("read", path):
                 log_dir.previous_broker_epoch = log_dir._boot_markers.intact_broker_epoch()
                 log_dir.is_new = log_dir._has_nothing()
             return log_dir
         lock_path = os.path.join(path, LOCK)
+        with storage_errors("use", path):
+            identity = disk.identity(path)
         try:
             lock = disk.lock(lock_path)
         except BlockingIOError:
@@ -144,7 +153,7 @@ class LogDir:
             ) from None
         except OSError as error:
             raise storage_error(error, "lock", lock_path) from error
-        return cls(disk, path, lock, max_open_files)
+        return cls(disk, path, lock, max_open_files, identity)
 
     def _path(self, *names: str) -> str:
         return os.path.join(self.path, *names)

@@ -41,7 +41,7 @@ from dataplane.log.segments.files import (
 )
 from dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
-from metaquorum.storage.data_dir import Storage, removal_error
+from metaquorum.storage.data_dir import Storage
 from wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
@@ -465,32 +465,34 @@ class LogDirs:
             await self._is_one_full.wait()
 
     def _dir_with(self, path: str) -> LogDir | None:
-        """Return the directory with the file or folder `path`: one may be in another."""
-        holding = [one for one in self._all if path.startswith(os.path.join(one.path, ""))]
+        """Return the directory that has the file or folder `path`, or is it; the inmost one."""
+        whole = os.path.join(path, "")
+        holding = [one for one in self._all if whole.startswith(os.path.join(one.path, ""))]
         return max(holding, key=lambda one: len(one.path), default=None)
 
-    async def probe(self) -> None:
-        """Write checkpoints to directories with read errors since the last call.
-
-        A directory that was removed or unmounted goes offline, and one in which the write fails.
-        Raises the first StorageError, after all were tried; a directory that is only full is probed
-        again by the next call.
-        """
-        for log_dir in list(self.online):
-            if (removal := removal_error(self._disk, log_dir.path)) is not None:
+    async def look_for(self, log_dir: LogDir) -> None:
+        """Take the directory offline if it was removed, unmounted or replaced."""
+        if log_dir.failure is None:
+            removal = await self._disk.run(log_dir.files.dir_watch.look)
+            if removal is not None:
                 self.fail(log_dir, removal)
-        suspects, self._suspects = self._suspects, {}
-        failures: list[StorageError] = []
-        for log_dir in suspects:
-            try:
-                if log_dir.failure is None:
-                    await self.checkpoint_one(log_dir)
-            except StorageError as error:
-                failures.append(error)
-                if log_dir.failure is None:
-                    self._suspects[log_dir] = None
-        if failures:
-            raise failures[0]
+
+    async def probe(self, log_dir: LogDir) -> None:
+        """Write checkpoints to the directory if it had read errors since the last call.
+
+        It goes offline if the write fails. Raises StorageError; a directory that is only full is
+        probed again by the next call.
+        """
+        if log_dir not in self._suspects:
+            return
+        del self._suspects[log_dir]
+        try:
+            if log_dir.failure is None:
+                await self.checkpoint_one(log_dir)
+        except StorageError:
+            if log_dir.failure is None:
+                self._suspects[log_dir] = None
+            raise
 
     def _unreadable(self, folder: str, error: StorageError) -> None:
         partition = parse_partition_folder(os.path.basename(folder))

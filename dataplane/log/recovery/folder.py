@@ -115,11 +115,11 @@ class LogFolder:
     def make(self, topic_id: bytes) -> None:
         """Create the folder with its partition.metadata, without a sync. Raises StorageError.
 
-        A log directory that was removed is not created again: it would look empty.
+        A log directory that was removed is not created again: it would look empty. One that was
+        unmounted gets no folder: its mount point is on another disk.
         """
-        parent = os.path.dirname(self.path)
-        if not self.files.disk.is_dir(parent):
-            raise DirectoryFailedError(f"{parent} was removed while the node was running", parent)
+        if (removal := self.files.dir_watch.removal()) is not None:
+            raise DirectoryFailedError(str(removal), self.path)
         with storage_errors("create", self.path):
             self.files.disk.make_dirs(self.path)
         self._is_new = self.exists = True

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
-from metaquorum.runtime.interfaces import Disk, File, StorageError
+from metaquorum.runtime.interfaces import Disk, File, Identity, StorageError
+from metaquorum.storage.data_dir import DirWatch
 
 MAX_OPEN_FILES: Final = 512
 # Open files of each log directory of many, unless the limit of the process permits fewer.
@@ -282,6 +283,7 @@ class OpenFiles:
     __slots__ = (
         "_open",
         "_shut",
+        "dir_watch",
         "disk",
         "max_open",
         "on_unreadable",
@@ -289,9 +291,21 @@ class OpenFiles:
         "sync_failure_marker",
     )
 
-    def __init__(self, disk: Disk, folder: str, max_open: int = MAX_OPEN_FILES) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        max_open: int = MAX_OPEN_FILES,
+        identity: Identity | None = None,
+    ) -> None:
+        """Share `max_open` descriptors among the logs of the log directory `folder`.
+
+        `identity`: that of the directory when it was locked; None: it is read now. Raises OSError.
+        """
         assert max_open > 0
         self.disk = disk
+        found = disk.identity(folder) if identity is None else identity
+        self.dir_watch = DirWatch(disk, folder, found)
         self.sync_failure_marker = SyncFailureMarker(disk, folder)
         self.max_open = max_open
         # Called with a log's folder if a `LogFile.reading` block fails to read one of its files.

@@ -186,13 +186,15 @@ async def test_a_log_is_not_created_in_a_directory_that_was_removed(tmp_path: Pa
         assert [one.path for one in worker.log_dirs.failed] == [f"{tmp_path}/a"]
 
 
-@pytest.mark.parametrize("name", ["data", "a"])
+@pytest.mark.parametrize(
+    ("name", "dirs"), [("data", ["a"]), ("a", ["a"]), ("data", ["data", "b"]), ("data", ["data"])]
+)
 @in_trio
 async def test_a_node_ends_if_its_data_directory_or_last_log_directory_is_removed(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, dirs: list[str]
 ) -> None:
     async def scenario() -> None:
-        folders = [tmp_path / "a"]
+        folders = [tmp_path / each for each in dirs]
         async with serving(tmp_path / "data", log_dirs=folders) as served:
             client = await served.connect()
             (tmp_path / name).rename(tmp_path / "aside")

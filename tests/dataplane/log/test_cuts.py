@@ -29,7 +29,8 @@ Story = Callable[[LogDir, PartitionLog, CrashDisk], Awaitable[None]]
 
 
 async def opened(disk: CrashDisk, config: LogConfig) -> LogDir:
-    log_dir = LogDir.open(disk, "/logs", is_locked=True)
+    disk.make_dirs("/logs")
+    log_dir = LogDir.open(disk, "/logs", locked=disk.identity("/logs"))
     await log_dir.load(lambda topic: config, 0)
     return log_dir
 

@@ -8,6 +8,7 @@ writes to a file, the last one perhaps partial; some of the changes to a folder)
 
 import errno
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 import trio
 
-from metaquorum.runtime.interfaces import Buffer, File, FileLock
+from metaquorum.runtime.interfaces import Buffer, File, FileLock, Identity
 
 T = TypeVar("T")
 SECTOR_BYTES = 512
@@ -165,6 +166,11 @@ class CrashDisk:
 
     def is_dir(self, path: str) -> bool:
         return path in self.folders
+
+    def identity(self, path: str) -> Identity:
+        if path not in self.folders:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        return 0, zlib.crc32(path.encode())  # no folder is removed here
 
     def size(self, path: str) -> int:
         return len(self.files[path].data)

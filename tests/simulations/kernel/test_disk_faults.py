@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from metaquorum.runtime.interfaces import Runtime
+from metaquorum.runtime.interfaces import Identity, Runtime
 from simulations.kernel.machine import Machine
+from simulations.kernel.storage import Storage
 from simulations.kernel.world import World
 
 DATA = b"0123456789"
@@ -86,6 +87,39 @@ def test_an_image_that_is_put_back_has_what_was_durable_when_it_was_made() -> No
         assert bytes(before.file("/a").data) == b"later56789"
         # After a restart, the machine's boot id differs from the one at the time of the image.
         assert machine.storage.power_cuts == before.power_cuts + 1
+
+    play(scenario)
+
+
+def test_a_folder_has_the_same_identity_until_it_or_the_disk_is_replaced() -> None:
+    async def scenario(world: World, machine: Machine) -> None:
+        async def look(runtime: Runtime) -> None:
+            seen.append(runtime.disk.identity("/a"))
+
+        async def make(runtime: Runtime) -> None:
+            runtime.disk.make_dirs("/a/b")
+            runtime.disk.sync_dir("/")
+            assert runtime.disk.identity("/a") != runtime.disk.identity("/a/b")
+            images.append(machine.storage.image())
+            await look(runtime)
+
+        async def replace(runtime: Runtime) -> None:
+            runtime.disk.remove_tree("/a")
+            await make(runtime)
+
+        seen: list[Identity] = []
+        images: list[Storage] = []
+        await run(machine, make)
+        await run(machine, look)
+        machine.power_cut()
+        await run(machine, look)
+        assert len(set(seen)) == 1
+        await run(machine, replace)
+        machine.put_back(images[0])
+        await run(machine, look)
+        machine.lose_disk()
+        await run(machine, make)
+        assert len(set(seen)) == 4
 
     play(scenario)
 

@@ -460,7 +460,7 @@ def test_damage_that_was_cut_off_is_known_until_the_quorum_has_been_told(tmp_pat
     """The process may end before it reports the damage, and the next one would find a valid log."""
 
     async def begin(broker_epoch: int) -> tuple[LogDir, list[bool]]:
-        log_dir = LogDir.open(RealDisk(), str(tmp_path), is_locked=True)
+        log_dir = LogDir.open(RealDisk(), str(tmp_path), locked=RealDisk().identity(str(tmp_path)))
         assert log_dir.previous_broker_epoch == broker_epoch - 1
         log_dir.note_start(broker_epoch)
         await log_dir.load(lambda topic: SMALL, 0)
@@ -658,8 +658,8 @@ def lives(seed: int, *programs: Program) -> None:
         machine = world.machine("one")
 
         async def run(runtime: Runtime) -> None:
-            open_storage(runtime.disk, "/logs", 1, runtime.random, owner="this test")
-            log_dir = LogDir.open(runtime.disk, "/logs", is_locked=True)
+            storage = open_storage(runtime.disk, "/logs", 1, runtime.random, owner="this test")
+            log_dir = LogDir.open(runtime.disk, "/logs", locked=storage.identity)
             await log_dir.load(lambda topic: SMALL, 0)
             await left.pop(0)(log_dir, machine)
 

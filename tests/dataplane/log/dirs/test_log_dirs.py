@@ -20,7 +20,7 @@ from dataplane.log.segments.files import DirectoryFailedError, UnreadableError, 
 from dataplane.log.segments.names import PARTITION_METADATA
 from metaquorum.runtime.interfaces import Runtime, StorageError
 from metaquorum.runtime.system import RealDisk
-from metaquorum.storage.data_dir import StorageIdentityError, open_storage
+from metaquorum.storage.data_dir import META_PROPERTIES, StorageIdentityError, open_storage
 from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
@@ -605,6 +605,78 @@ async def test_an_empty_directory_that_returns_makes_no_log_doubtful(
         assert _doubtful(dirs, ("t", 0), ("t", 1)) == [False, False]
 
 
+@in_trio
+async def test_a_failure_inside_of_another_directory_takes_that_one_offline(tmp_path: Path) -> None:
+    """One log directory may be mounted in another; the removed one is still within the other."""
+    outer, inner = tmp_path / "outer", tmp_path / "outer" / "disk2"
+    with opened(tmp_path / "data", outer, inner) as dirs:
+        await load(dirs)
+        await create(dirs, "t", 2)
+        shutil.rmtree(inner)
+        for log_dir in dirs:
+            for log in log_dir.partitions.values():
+                try:
+                    append_many(log, 1)
+                except StorageError as error:
+                    dirs.failed_at((log.topic, log.partition), error)
+        assert [one.path for one in dirs.failed] == [str(inner)]
+        assert dirs._dir_with(str(inner)) is dirs.failed[0]
+        assert dirs._dir_with(str(outer)) is dirs.online[0]
+
+
+@pytest.mark.parametrize("how", ["removed", "remade", "emptied", "swapped"])
+@in_trio
+async def test_a_directory_that_is_replaced_between_two_looks_goes_offline(
+    folders: tuple[Path, Path, Path], how: str
+) -> None:
+    """Another node may have formatted its successor at once: meta.properties exists then."""
+    data, a, b = folders
+    with opened(data, a, b) as dirs:
+        await load(dirs)
+        await create(dirs, "t", 2)
+        properties = (a / META_PROPERTIES).read_bytes()
+        if how == "swapped":
+            shutil.copytree(a, a.with_name("copy"))
+            a.rename(a.with_name("aside"))
+            a.with_name("copy").rename(a)
+        elif how == "emptied":
+            for name in a.iterdir():
+                name.unlink()
+        else:
+            shutil.rmtree(a)
+        if how == "remade":
+            a.mkdir()
+            (a / META_PROPERTIES).write_bytes(properties)
+        log = next(iter(dirs.online[0].partitions.values()))
+        if how != "emptied":
+            with pytest.raises(DirectoryFailedError, match=f"{a} was ") as caught:
+                append_many(log, 1)
+            assert caught.value.path == log.folder
+            assert not (a / "t-0").exists()
+        first = dirs.online[0]
+        for _ in range(1 + (how == "emptied")):
+            assert not dirs.failed
+            await dirs.look_for(first)
+        assert [one.path for one in dirs.failed] == [str(a)]
+        expected = "meta.properties was removed from" if how == "emptied" else f"{a} was "
+        assert expected in str(first.failure)
+
+
+@in_trio
+async def test_a_file_that_is_replaced_by_an_editor_is_no_removal(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    with opened(data, a, b) as dirs:
+        await load(dirs)
+        for _ in range(3):
+            (a / META_PROPERTIES).rename(a / "saved")
+            await dirs.look_for(dirs.online[0])
+            (a / "saved").rename(a / META_PROPERTIES)
+            await dirs.look_for(dirs.online[0])
+        assert not dirs.failed
+
+
 def image_of(folder: Path) -> Path:
     copy = folder.with_name(f"{folder.name}-image")
     shutil.copytree(folder, copy)
@@ -623,13 +695,14 @@ async def test_a_full_directory_is_probed_again_and_holds_up_no_other(
             dirs.failed_in(log_dir, UnreadableError("cannot read"))
         disk.fail("create", f"{a}/", errno.ENOSPC)
         with pytest.raises(StorageError, match=str(a)):
-            await dirs.probe()
+            await dirs.probe(dirs.online[0])
+        await dirs.probe(dirs.online[1])
         assert (b / "recovery-point-offset-checkpoint").exists()
         disk.refused.clear()
         with pytest.raises(StorageError, match=str(a)):
-            await dirs.probe()
+            await dirs.probe(dirs.online[0])
         assert len(disk.refused) == 1
         disk.faults.clear()
-        await dirs.probe()
+        await dirs.probe(dirs.online[0])
         assert (a / "recovery-point-offset-checkpoint").exists()
         assert not dirs.failed
