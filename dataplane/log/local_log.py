@@ -149,6 +149,11 @@ class LocalLog:
     # State
 
     @property
+    def files(self) -> OpenFiles:
+        """Descriptors that it shares with the other logs of its log directory."""
+        return self._files
+
+    @property
     def folder(self) -> str:
         return self._folder.path
 

@@ -67,8 +67,9 @@ class BackgroundTasks:
             self._retain_in,
             self._remove_in,
         )
-        # Two removals at a time would take the segments of one log from under each other.
-        self._removing: Final = trio.Lock()
+        # Two removals at a time would take the segments of one log from under each other. A disk
+        # that hangs holds up no other one.
+        self._removing: Final = {log_dir: trio.Lock() for log_dir in log_dirs}
         self._failing: FailingItems[str] = FailingItems()  # tasks, by name
         self._unremoved: FailingItems[Partition] = FailingItems()  # with files of deleted segments
 
@@ -82,8 +83,6 @@ class BackgroundTasks:
                     min(FLUSH_LOOK_MS, configs.integer("log.flush.scheduler.interval.ms")),
                 ),
                 (self._retain, configs.integer("log.retention.check.interval.ms")),
-                (self._remove_segments, REMOVAL_LOOK_MS),
-                (self._folders.remove_due, REMOVAL_LOOK_MS),
                 (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (
                     self._expire_producers,
@@ -98,9 +97,14 @@ class BackgroundTasks:
                 name = duty.__name__.strip("_")
                 nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty, name)
             for log_dir in self._log_dirs:  # a disk that hangs holds up no other one
-                for each in self._log_dirs.look_for, self._log_dirs.probe:
-                    name = f"{each.__name__} {log_dir.path}"
-                    nursery.start_soon(self._every, PROBE_LOOK_MS, partial(each, log_dir), name)
+                for each, period_ms in (
+                    (self._log_dirs.look_for, PROBE_LOOK_MS),
+                    (self._log_dirs.probe, PROBE_LOOK_MS),
+                    (self._remove_segments, REMOVAL_LOOK_MS),
+                    (self._folders.remove_due, REMOVAL_LOOK_MS),
+                ):
+                    name = f"{each.__name__.strip('_')} {log_dir.path}"
+                    nursery.start_soon(self._every, period_ms, partial(each, log_dir), name)
             nursery.start_soon(self.cleaner.run)
             nursery.start_soon(self._full_dirs.run)
 
@@ -171,10 +175,9 @@ class BackgroundTasks:
 
     async def _remove_in(self, log_dir: LogDir) -> None:
         """Remove what was deleted in one directory, without waiting for its delay."""
-        logs = set(log_dir.partitions.values())
-        self._worker.pending_deletes.expedite(logs.__contains__)
-        await self._remove_segments()
-        await self._folders.remove_due()
+        self._worker.pending_deletes.expedite(log_dir.files)
+        await self._remove_segments(log_dir)
+        await self._folders.remove_due(log_dir)
 
     async def _retain_one(self, partition: Partition) -> None:
         if partition.appending.locked():
@@ -214,14 +217,14 @@ class BackgroundTasks:
             log.info("%s: retention advanced the log start offset to %d", partition, start)
         return plog
 
-    async def _remove_segments(self) -> None:
+    async def _remove_segments(self, log_dir: LogDir) -> None:
         """Remove files of deleted segments; those that fail are tried again after their delay."""
-        async with self._removing:
-            await self._remove_due_segments()
+        async with self._removing[log_dir]:
+            await self._remove_due_segments(log_dir)
 
-    async def _remove_due_segments(self) -> None:
+    async def _remove_due_segments(self, log_dir: LogDir) -> None:
         pending = self._worker.pending_deletes
-        for partition, segments in pending.take_due():
+        for partition, segments in pending.take_due(log_dir.files):
             plog = partition.log
             failed, error = await self._disk.run(partial(plog.remove_deleted, segments))
             if error is None:

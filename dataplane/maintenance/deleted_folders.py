@@ -30,33 +30,37 @@ class DeletedFolders:
         self._log_dirs = log_dirs
         self._delay_ms = delay_ms
         # With the monotonic time of their removal. One entry for each call that found any.
-        self._waiting: list[tuple[float, LogDir, list[str]]] = []
-        self._removing: Final = trio.Lock()  # no folder is removed by two calls at a time
+        self._waiting: Final[dict[LogDir, list[tuple[float, list[str]]]]] = {}
+        # No folder is removed by two calls at a time. A disk that hangs holds up no other one.
+        self._removing: Final = {log_dir: trio.Lock() for log_dir in log_dirs}
         self._failing: FailingItems[_Folder] = FailingItems()
 
-    async def remove_due(self) -> None:
-        """Remove the folders whose delay, or whose back-off after a failure, has passed."""
-        async with self._removing:
-            await self._remove_due()
+    async def remove_due(self, log_dir: LogDir) -> None:
+        """Remove the folders of one directory whose delay, or back-off after a failure, has passed.
 
-    async def _remove_due(self) -> None:
+        A call waits for the end of an earlier one for the same directory.
+        """
+        async with self._removing[log_dir]:
+            if names := self._take_due(log_dir):
+                await self._remove(log_dir, names)
+
+    def _take_due(self, log_dir: LogDir) -> list[str]:
         now = self._clock.monotonic()
-        for log_dir in self._log_dirs.online:
+        waiting = self._waiting.pop(log_dir, [])
+        if log_dir.failure is None:
             log_dir.expire_strays(self._clock.now_ms())
             if deleted := log_dir.take_deleted():
-                self._waiting.append((now + self._delay_ms() / 1000, log_dir, deleted))
-        due: dict[LogDir, list[str]] = {}
-        waiting, self._waiting = self._waiting, []
-        for row in waiting:
-            at, log_dir, names = row
+                waiting.append((now + self._delay_ms() / 1000, deleted))
+        due: list[str] = []
+        left: list[tuple[float, list[str]]] = []
+        for at, names in waiting:
             if at <= now or log_dir in self._log_dirs.full:
-                due.setdefault(log_dir, []).extend(names)
+                due += names
             else:
-                self._waiting.append(row)
-        for log_dir, name in self._failing.due(now):
-            due.setdefault(log_dir, []).append(name)
-        for log_dir, names in due.items():
-            await self._remove(log_dir, names)
+                left.append((at, names))
+        if left:
+            self._waiting[log_dir] = left
+        return due + [name for one, name in self._failing.due(now) if one is log_dir]
 
     async def _remove(self, log_dir: LogDir, names: list[str]) -> None:
         try:

@@ -17,6 +17,8 @@ from functools import partial
 from math import inf
 from typing import Final
 
+import trio
+
 from dataplane.instruments.failing_items import FailingItems
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.dirs.log_dirs import LogDirs
@@ -57,17 +59,29 @@ class FullDirs:
         # Directories that were full, and since when they are not. One that is soon full again keeps
         # its back-off: a few bytes may be free, too few for a batch.
         self._had_room_at: dict[LogDir, float] = {}
+        self._busy: set[LogDir] = set()  # with a task in `_try`
 
     async def run(self) -> None:
-        """Free space whenever a directory is full, until cancelled."""
-        while True:
-            await self._log_dirs.wait_full()
-            for log_dir in list(self._log_dirs.full):
-                try:
-                    await self._free(log_dir)
-                except (StorageError, OSError) as error:
-                    log.debug("cannot free space in %s: %s", log_dir.path, error)
-            await sleep(self._clock, FULL_LOOK_S)
+        """Free space whenever a directory is full, until cancelled.
+
+        Each directory has a task of its own: a disk that hangs holds up no other one.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._log_dirs.wait_full()
+                for log_dir in self._log_dirs.full:
+                    if log_dir not in self._busy:
+                        self._busy.add(log_dir)
+                        nursery.start_soon(self._try, log_dir)
+                await sleep(self._clock, FULL_LOOK_S)
+
+    async def _try(self, log_dir: LogDir) -> None:
+        try:
+            await self._free(log_dir)
+        except (StorageError, OSError) as error:
+            log.debug("cannot free space in %s: %s", log_dir.path, error)
+        finally:
+            self._busy.discard(log_dir)
 
     async def _free(self, log_dir: LogDir) -> None:
         had_room_at = self._had_room_at.pop(log_dir, inf)

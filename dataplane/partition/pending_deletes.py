@@ -2,15 +2,19 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.files import OpenFiles
 from dataplane.partition.partition import Partition
 from metaquorum.runtime import Clock
 
+_Row: TypeAlias = tuple[float, int, Partition, PartitionLog, int]
+
 
 class PendingDeletes:
-    """Queue of deleted segments by due time, earliest first.
+    """Queues of deleted segments by due time, earliest first; one for each log directory.
 
     The delay is one of the monotonic clock: a wall clock that is put forward would remove files
     that are being read, and one that is set back would keep them on a full disk.
@@ -18,7 +22,7 @@ class PendingDeletes:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queue: list[tuple[float, int, Partition, PartitionLog, int]] = []
+        self._queues: dict[OpenFiles, list[_Row]] = {}
         self._number = itertools.count()
 
     def add(self, partition: Partition, plog: PartitionLog, segments: int) -> None:
@@ -28,23 +32,23 @@ class PendingDeletes:
         """
         due = self._clock.monotonic() + partition.config.file_delete_delay_ms / 1000
         row = (due, next(self._number), partition, plog, segments)
-        heapq.heappush(self._queue, row)
+        heapq.heappush(self._queues.setdefault(plog.files, []), row)
 
-    def expedite(self, concerns: Callable[[PartitionLog], bool]) -> None:
-        """Make the segments of all logs for which `concerns` returns True due: space is needed."""
+    def expedite(self, files: OpenFiles) -> None:
+        """Make all segments in the directory with these files due: space is needed."""
         now = self._clock.monotonic()
-        self._queue = [
-            (min(row[0], now) if concerns(row[3]) else row[0], *row[1:]) for row in self._queue
-        ]
-        heapq.heapify(self._queue)
+        queue = self._queues.get(files, [])
+        queue[:] = [(min(row[0], now), *row[1:]) for row in queue]
+        heapq.heapify(queue)
 
-    def take_due(self) -> Iterator[tuple[Partition, int]]:
-        """Yield the due partitions with their number of segments, each once.
+    def take_due(self, files: OpenFiles) -> Iterator[tuple[Partition, int]]:
+        """Yield the due partitions of the directory with their number of segments, each once.
 
         Segments of a log that was moved to another directory are removed with its folder.
         """
         now = self._clock.monotonic()
-        while self._queue and self._queue[0][0] <= now:
-            _, _, partition, plog, segments = heapq.heappop(self._queue)
+        queue = self._queues.get(files, [])
+        while queue and queue[0][0] <= now:
+            _, _, partition, plog, segments = heapq.heappop(queue)
             if partition.log is plog:
                 yield partition, segments

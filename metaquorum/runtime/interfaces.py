@@ -100,7 +100,7 @@ class FileLock(Protocol):
     def release(self) -> None: ...
 
 
-# What tells a folder from another one that replaces it at the same path: see `Disk.identity`.
+# Device and number of a folder, which differ from those of its successors: see `Disk.identity`.
 Identity: TypeAlias = tuple[int, int]
 
 
@@ -142,10 +142,10 @@ class Disk(Protocol):
     def is_dir(self, path: str) -> bool: ...
 
     def identity(self, path: str) -> Identity:
-        """Return what tells a folder from every other folder of this machine, with any path.
+        """Return two numbers that no other folder of this machine has, at any path.
 
-        It is the same for all processes, and as long as the folder exists. Another folder may get
-        it once the folder is removed and no process has a lock in it (`lock`).
+        All processes see the same, as long as the folder exists. Another folder may get them once
+        the folder is removed and no process has a lock in it (`lock`).
         """
 
     def size(self, path: str) -> int: ...

@@ -77,7 +77,7 @@ class Storage:
         self.data_dir: Final = data_dir
         self.metadata_dir: Final = os.path.join(data_dir, METADATA_DIR)
         self.properties: Final = properties
-        self.identity: Final = identity  # of the directory, for `DirWatch`
+        self.identity: Final = identity  # input of `DirWatch`
         self.is_new: Final = is_new  # whether it was formatted at this start
         self._lock = lock
 
@@ -105,7 +105,7 @@ def open_storage(
     """
     try:
         disk.make_dirs(data_dir)
-        identity = disk.identity(data_dir)  # whatever replaces it from now on is another one
+        identity = disk.identity(data_dir)  # first: a later one could be a successor's
         lock = _locked(disk, data_dir, owner)
     except (FileExistsError, NotADirectoryError) as error:
         raise StorageError(
@@ -165,7 +165,7 @@ class DirWatch:
     def removal(self) -> StorageError | None:
         """Return an error if the directory is not at its path; None if it is.
 
-        None, too, if the disk does not tell: reads and writes report its failure.
+        None, too, if the disk fails: reads and writes report that.
         """
         try:
             is_same = self._disk.identity(self._path) == self._identity

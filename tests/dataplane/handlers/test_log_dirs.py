@@ -3,6 +3,7 @@
 import errno
 import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import trio
 
 from dataplane.node import NodeError
 from metaquorum.runtime import File
+from metaquorum.runtime.interfaces import Identity
 from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import (
     FaultyDisk,
@@ -323,3 +325,62 @@ async def test_what_lies_in_an_absent_directory_is_not_begun_anew_in_another(
         await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
         assert served.worker.replica_manager.log_dirs.log(("t", 1)) is None
     assert not (tmp_path / "a" / "t-1").exists()
+
+
+class HangingDisk(FaultyDisk):
+    """A disk whose calls in worker threads do not return for one directory, until `go_on`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = str(path)
+        self.go_on = threading.Event()
+        self.hanging = 0
+
+    def _hang(self, path: str) -> None:
+        if path == self._path and threading.current_thread() is not threading.main_thread():
+            self.hanging += 1
+            self.go_on.wait()
+
+    def identity(self, path: str) -> Identity:
+        self._hang(path)
+        return super().identity(path)
+
+    def free_bytes(self, path: str) -> int:
+        self._hang(path)
+        return super().free_bytes(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._hang(path)
+        super().sync_dir(path)
+
+
+@in_trio
+async def test_a_disk_that_hangs_holds_up_no_duty_of_another_one(tmp_path: Path) -> None:
+    (a, b) = tmp_path / "a", tmp_path / "b"
+    disk = HangingDisk(a)
+    disk.go_on.set()
+    delays = {"log_segment_delete_delay_ms": 1000}
+    async with two_dirs(tmp_path, disk, **delays) as (served, client):
+        dirs = served.worker.replica_manager.log_dirs
+        await client.create("old", 2)
+        for index in range(2):
+            await client.produce("old", batch_of(b"x"), partition=index)
+        assert await client.delete("old") == 0
+        disk.go_on.clear()
+        try:
+            disk.fail("write", ".log", errno.ENOSPC)
+            for index in range(2):
+                await client.produce("t", batch_of(b"x"), partition=index, error=OFFLINE)
+            assert len(dirs.full) == 2
+            disk.faults.clear()
+            with trio.fail_after(20):
+                while dirs.online[1] in dirs.full or any(b.glob("old-*")):
+                    await trio.sleep(0.05)
+                assert dirs.online[0] in dirs.full
+                assert disk.hanging >= 2
+                b.rename(tmp_path / "aside")
+                while not dirs.failed:
+                    await trio.sleep(0.05)
+        finally:
+            disk.go_on.set()
+        assert [one.path for one in dirs.failed] == [str(b)]

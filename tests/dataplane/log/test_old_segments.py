@@ -151,10 +151,11 @@ async def test_a_deletion_of_many_segments_removes_few_files_per_step(tmp_path: 
 def test_segments_of_a_log_that_was_replaced_are_left_to_its_folder() -> None:
     """The partition has another log by the time at which the deletion ends."""
     old: Any
-    old, new = object(), object()
+    files: Any = object()
+    old, new = SimpleNamespace(files=files), SimpleNamespace(files=files)
     partition: Any = SimpleNamespace(log=new, config=SimpleNamespace(file_delete_delay_ms=0))
     clock: Any = SimpleNamespace(monotonic=lambda: 0.0)
     pending = PendingDeletes(clock)
     pending.add(partition, old, 3)
     pending.add(partition, new, 2)
-    assert list(pending.take_due()) == [(partition, 2)]
+    assert list(pending.take_due(files)) == [(partition, 2)]
